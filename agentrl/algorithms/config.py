@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from agentrl.algorithms.contradictions import contradictions
 from agentrl.algorithms.correction_config import (
     CorrectionName,
     GateConfig,
@@ -34,7 +35,6 @@ from agentrl.algorithms.estimator_config import (
 )
 from agentrl.algorithms.recipes import (
     BINARY_KL,
-    DUAL_CLIPPED,
     RECIPES,
     TO_ENGINE,
     Estimator,
@@ -46,9 +46,6 @@ from agentrl.config import ImportPath, Section, Spelling, chosen, renamed
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-_WITHOUT_OPD_ONLY = {"ppo": "trains a critic on them", "remax": "plays a baseline for them"}
-_WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
 def _needs_correction(off_policy_by: str) -> str:
@@ -224,7 +221,7 @@ class AlgorithmConfig(Section):
         if self.use_rollout_logprobs is not None:
             return not self.use_rollout_logprobs
         is_older = is_async and self.advantage_estimator not in TO_ENGINE
-        return self._compares or self.needs_statistics or is_older
+        return self.compares_with_engine or self.needs_statistics or is_older
 
     @property
     def compares(self) -> bool:
@@ -249,7 +246,7 @@ class AlgorithmConfig(Section):
         return bool(in_advantages or in_statistics or self.self_normalize_correction or is_partial)
 
     @property
-    def _compares(self) -> bool:
+    def compares_with_engine(self) -> bool:
         """Whether a correction compares the engine's logprobs with the trainer's."""
         return self.correction in COMPARING or self.gate.statistic != "none"
 
@@ -258,7 +255,11 @@ class AlgorithmConfig(Section):
         """Whether something corrects for older weights, be it the ratio of the loss to the engine."""
         is_ratio_to_engine = not self.rescores(is_async=True) and self.recipe.objective != "reinforce"
         has_own_loss = self.custom_loss_function_path is not None
-        return self.correction != "none" or self._compares or (is_ratio_to_engine and not has_own_loss)
+        return (
+            self.correction != "none"
+            or self.compares_with_engine
+            or (is_ratio_to_engine and not has_own_loss)
+        )
 
     def check_rollouts(self, group_size: int | None, *, off_policy_by: str) -> None:
         """Check that the algorithm can be applied to groups of this size, and to tokens of this age.
@@ -290,11 +291,16 @@ class AlgorithmConfig(Section):
                 "batch, and there is only one; set num_steps_per_rollout or ppo_epochs to 2 or more."
             )
 
-    def check_teacher(self, privileged_context_path: str | None, temperature: float) -> None:
+    def check_teacher(
+        self, privileged_context_path: str | None, temperature: float, *, is_renormalised: bool
+    ) -> None:
         """Check that the teacher can score what is played with these settings.
 
+        is_renormalised: the policy's logprobs are over the tokens that top-p and top-k kept.
+
         Raises:
-            ValueError: it would read what the policy reads, or is served and tokens have another temperature.
+            ValueError: it would read what the policy reads; or it is served, and the tokens are of another
+                temperature or renormalised, which no server does.
         """
         if not self.use_opd:
             return
@@ -308,6 +314,12 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "opd_teacher_url: servers give logprobs of prompts at temperature 1, and rollout_temperature "
                 f"is {temperature:g}; sample at 1, or load the teacher (opd_teacher_load)."
+            )
+        if self.opd.teacher_url is not None and is_renormalised:
+            raise ValueError(
+                "opd_teacher_url: servers give logprobs of all tokens, and replay_sampling_mask renormalises "
+                "the policy's over those that were kept; load the teacher (opd_teacher_load), or sample with "
+                "rollout_top_p = 1 and rollout_top_k = 0."
             )
 
     @property
@@ -332,73 +344,7 @@ class AlgorithmConfig(Section):
         return without_effect(self)
 
     @model_validator(mode="after")
-    def _correction_has_two_to_compare(self) -> AlgorithmConfig:
-        if self._compares and self.use_rollout_logprobs:
-            name = f"correction = {self.correction}" if self.correction in COMPARING else "a gate"
-            raise ValueError(
-                f"{name} compares the engine's logprobs with the trainer's, and "
-                "use_rollout_logprobs takes the engine's for both; leave one out."
-            )
-        if self.needs_statistics and self.use_rollout_logprobs:
-            name = "otb" if self.advantage_estimator == "otb" else "entropy_control = top_entropy"
-            raise ValueError(
-                f"{name} needs what the trainer computes of its own distributions, and use_rollout_logprobs "
-                "leaves that pass out; leave one out."
-            )
-        if self.entropy_control == "kl_cov" and self.custom_loss_function_path is not None:
-            raise ValueError(
-                "entropy_control = kl_cov is a part of the policy loss, which custom_loss_function_path "
-                "replaces; leave one out."
-            )
-        if self.correction == "opsm" and self.custom_loss_function_path is not None:
-            raise ValueError(
-                "correction = opsm is a part of the policy loss, which custom_loss_function_path replaces; "
-                "leave one out."
-            )
-        return self
-
-    @model_validator(mode="after")
     def _settings_belong_together(self) -> AlgorithmConfig:
-        name = self.advantage_estimator
-        if self.kl_coef and self.use_kl_loss:
-            raise ValueError("kl_coef puts the penalty in the reward, use_kl_loss in the loss; choose one.")
-        if self.credit_level == "turn" and name not in ("rloo", "gspo", "cispo"):
-            raise ValueError(
-                f"credit_level = turn compares a turn with those of the other siblings, which `{name}` does "
-                "not; choose rloo, gspo or cispo."
-            )
-        if name == "gigpo" and self.scale_rewards == "batch":
-            raise ValueError(
-                "gigpo divides by the standard deviation of a group, and of the turns of a state, or not at "
-                "all; choose scale_rewards = group or none."
-            )
-        if name == "rae" and self.hierarchy.reward_shares:
-            raise ValueError(
-                "rae has a baseline for each agent, from its own rewards, which hierarchy_reward_shares does "
-                "not change; leave it out, or choose another advantage_estimator."
-            )
-        if name == "gdpo" and self.hierarchy.reward_shares:
-            raise ValueError(
-                "gdpo compares each reward by its name, and hierarchy_reward_shares changes only their sum; "
-                "leave one out."
-            )
-        if self.normalize_advantages is False and name in _WHITENED:
-            raise ValueError(
-                f"`{name}` is made of whitened advantages; leave normalize_advantages out, or choose another "
-                "advantage_estimator."
-            )
-        if self.kl_target is not None and self.use_kl_loss and not self.kl_loss_coef:
-            raise ValueError("kl_target adapts the penalty by factors, from kl_loss_coef on; set it above 0.")
-        if self.use_opd and self.opd.num_teachers != 1:
-            raise ValueError(
-                "use_opd needs one teacher: opd_teacher_load (a directory), opd_teacher_url (a server), or "
-                "opd_teacher (self or reference); name one of them."
-            )
-        if self.use_opd and self.opd.only and name in _WITHOUT_OPD_ONLY:
-            raise ValueError(
-                f"opd_only leaves the rewards out, and `{name}` {_WITHOUT_OPD_ONLY[name]}; choose another "
-                "advantage_estimator."
-            )
-        if self.eps_clip_c is not None and RECIPES[name].objective not in DUAL_CLIPPED:
-            raise ValueError(f"{name} has no dual clip; leave out eps_clip_c.")
+        for sentence in contradictions(self):
+            raise ValueError(sentence)
         return self

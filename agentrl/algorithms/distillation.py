@@ -14,7 +14,7 @@ https://arxiv.org/abs/2601.19897.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -26,6 +26,7 @@ from agentrl.types import (
     AGENT,
     NO_VERSION,
     Author,
+    Extra,
     FloatArray,
     IntArray,
     Message,
@@ -33,6 +34,7 @@ from agentrl.types import (
     Sample,
     Task,
     Text,
+    joined_extras,
 )
 
 N = TypeVar("N", bound=np.generic)
@@ -109,7 +111,13 @@ def teachers_row(sample: Sample) -> Sample:
         turns=row(world(int(sample.turns[0])), sample.turns),
         temperatures=row(world(1), sample.temperatures),
         rollout_id=sample.rollout_id,
+        # Where the policy renormalises over what was kept, its teacher does, too.
+        extras=joined_extras([(len(ids), {}), (len(sample) - start, _from(start, sample.extras))]),
     )
+
+
+def _from(start: int, extras: Mapping[str, Extra]) -> dict[str, Extra]:
+    return {name: extra.take(np.arange(start, len(extra))) for name, extra in extras.items()}
 
 
 def check_rows(samples: Sequence[Sample], rows: Sequence[Sample], max_tokens: int) -> None:

@@ -312,13 +312,9 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _an_engine_without_weights_gets_every_version(self) -> RunConfig:
+    def _the_engine_serves_the_rollouts(self) -> RunConfig:
         if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
             raise ValueError(EVERY_VERSION)
-        return self
-
-    @model_validator(mode="after")
-    def _the_engine_reports_what_it_keeps(self) -> RunConfig:
         cuts.check(self.rollout, self.engine)
         return self
 
@@ -328,9 +324,13 @@ class RunConfig(Section):
         # A journal is checked when it is opened.
         if rollout.num_rollout > 0 and rollout.replay is None and not rollout.debug_rollout_only:
             self.algorithm.check_rollouts(rollout.n_samples_per_prompt, off_policy_by=rollout.off_policy_by)
-            self.algorithm.check_teacher(rollout.privileged_context_path, rollout.rollout_temperature)
+            self.algorithm.check_teacher(
+                rollout.privileged_context_path,
+                rollout.rollout_temperature,
+                is_renormalised=self.replays_sampling_mask,
+            )
         if rollout.num_rollout > 0 and not rollout.debug_rollout_only:
-            self.algorithm.check_steps(self.rollout.num_steps_per_rollout * self.algorithm.ppo_epochs)
+            self.algorithm.check_steps(rollout.num_steps_per_rollout * self.algorithm.ppo_epochs)
         return self
 
 

@@ -17,7 +17,7 @@ from agentrl.algorithms.distillation import (
     teachers_row,
 )
 from agentrl.errors import UserError
-from agentrl.types import NO_VERSION, Author, Image, Message, RolloutId, Sample, Task, Text
+from agentrl.types import NO_VERSION, Author, Extra, Image, Message, RolloutId, Sample, Task, Text
 
 W, P = Author.WORLD, Author.POLICY
 
@@ -95,6 +95,12 @@ def test_without_a_privileged_prompt_the_teacher_reads_what_the_policy_reads():
     assert first_sampled(silent) == 2
     assert teachers_row(silent).token_ids.tolist() == [1, 2, 3]
     assert aligned([silent], [np.ones(3, dtype=np.float32)])[0].tolist() == [0, 0]
+
+
+def test_the_teachers_row_keeps_what_top_p_and_top_k_kept():
+    kept = Extra.of_lists([np.array(ids, np.int32) for ids in ([], [], [102, 7], [103])])
+    row = teachers_row(row_of([W, W, P, P], [1, 2, 3], extras={"kept_ids": kept}))
+    assert [ids.tolist() for ids in row.extras["kept_ids"].lists()] == [[], [], [], [102, 7], [103]]
 
 
 def test_a_row_that_is_too_long_is_one_sentence_and_the_policys_own_is_not():

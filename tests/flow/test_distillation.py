@@ -113,9 +113,13 @@ def test_a_privileged_text_that_leaves_no_room_ends_the_run_with_a_sentence(tmp_
             {"use_opd": True, "opd_teacher_url": "http://127.0.0.1:9", "rollout_temperature": 0.5},
             "servers give logprobs of prompts at temperature 1",
         ),
+        (
+            {"use_opd": True, "opd_teacher_url": "http://127.0.0.1:9", "rollout_top_k": 5},
+            "servers give logprobs of all tokens, and replay_sampling_mask renormalises",
+        ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_played(tmp_path, settings, sentence):
+def test_a_teacher_that_cannot_score_is_refused_before_anything_is_played(tmp_path, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         train("Bandit", tmp_path, "x", **{**SMALL, **settings})
     assert not (tmp_path / "x" / "metrics.jsonl").exists()
