@@ -182,20 +182,31 @@ class BetaNormalized:
         return penalised(tokens.spread(outcomes), self.kl, tokens, scores)
 
 
+_MAX_SIZE = 1e8
+"""Of a Beta distribution, alpha + beta: above it, rounding of its logarithms shows in the density."""
+
+
 def _beta_of(means: Floats) -> tuple[float, float]:
     """The parameters by which BNPO normalises, from the mean rewards of groups."""
     if len(means) < 2 or np.all(means == means[0]):
         return 1.0, 1.0
     mean = float(means.mean())
-    size = mean * (1.0 - mean) / float(means.var(ddof=1)) - 1.0
+    size = min(mean * (1.0 - mean) / float(means.var(ddof=1)) - 1.0, _MAX_SIZE)
     return max(1.0 + size * mean / 3.0, 1.0), max(1.0 + size * (1.0 - mean) / 3.0, 1.0)
 
 
 def _beta_density(p: float, alpha: float, beta: float) -> float:
     """The density of Beta(alpha, beta) at p, both at least 1; at least 1e-6."""
     log_norm = math.lgamma(alpha + beta) - math.lgamma(alpha) - math.lgamma(beta)
-    density = math.exp(log_norm) * math.pow(p, alpha - 1.0) * math.pow(1.0 - p, beta - 1.0)
-    return max(density, 1e-6)
+    # Only the sum of the logarithms is bounded: means that are nearly equal make alpha and beta huge.
+    return max(math.exp(log_norm + _times_log(alpha - 1.0, p) + _times_log(beta - 1.0, 1.0 - p)), 1e-6)
+
+
+def _times_log(x: float, y: float) -> float:
+    """x log y for x >= 0 and y in [0, 1]; 0 where x is 0."""
+    if x == 0.0:
+        return 0.0
+    return x * math.log(y) if y > 0.0 else -math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def naive(drawn: Batch) -> dict[str, float]:
     a = b = 0.0
     if len(set(means)) > 1:
         mean = fmean(means)
-        size = mean * (1 - mean) / variance(means) - 1
+        size = min(mean * (1 - mean) / variance(means) - 1, 1e8)
         a, b = size * mean, size * (1 - mean)
     shape = torch.tensor([max(1 + a / 3, 1), max(1 + b / 3, 1)], dtype=torch.float64)
     density = Beta(*shape, validate_args=False)
@@ -75,6 +75,17 @@ def test_where_groups_cannot_be_compared_nothing_is_normalised():
     for drawn in (alone, alike):
         plain = drawn.credit(GroupRelative(dr_grpo)).advantages
         assert close(drawn.credit(BetaNormalized()).advantages, plain)
+
+
+@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6, 1e-9, 1e-14])
+def test_means_that_are_nearly_equal_give_finite_advantages(gap):
+    groups = [[EpisodeSpec((1,), 0.5 + n * gap), EpisodeSpec((2,), 0.25)] for n in range(4)]
+    drawn = batch(*groups)
+    arrays, expected = drawn.credit(BetaNormalized()).advantages, naive(drawn)
+    for id, tokens in walk(drawn.samples).items():
+        for token in tokens:
+            actual = float(arrays[token.sample][token.position])
+            assert actual == pytest.approx(expected[id.episode], rel=1e-4, abs=1e-9)
 
 
 def test_a_penalty_is_subtracted_as_from_any_other():

@@ -63,6 +63,15 @@ OTHERS = {
     "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
     "icepop": {**TALKATIVE, "use_icepop": True},
     "opsm": {**TALKATIVE, "use_opsm": True},
+    "a greedy baseline, tokens without a gradient": {
+        **{**TALKATIVE, "advantage_estimator": "remax"},
+        **{"entropy_control": "clip_cov", "entropy_target": 0.3},
+    },
+    "penalties that are adapted": {
+        **{**TALKATIVE, "kl_coef": 0.1, "kl_target": 0.1},
+        **{"entropy_control": "kl_cov", "ppo_epochs": 2, "advantage_estimator": "vespo"},
+    },
+    "uncertain tokens": {**TALKATIVE, "entropy_control": "top_entropy"},
     "states": {**TALKATIVE, "advantage_estimator": "gigpo"},
     "evaluations beside training": {**TALKATIVE, "async_eval": True},
     "two agents": {"env": "RockPaperScissors-v0"},
