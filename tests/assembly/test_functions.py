@@ -99,7 +99,7 @@ def test_every_filter_is_imported_once_and_tried_out():
     assert filters.choose is None
     assert my_functions.calls
     assert chosen_by("first").choose is my_functions.first
-    assert filters_of() == (None, None, None)
+    assert filters_of() == (None, None, None, None)
 
 
 @pytest.mark.parametrize("setting", FILTERS)

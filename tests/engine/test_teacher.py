@@ -187,6 +187,7 @@ async def test_a_server_is_checked_before_it_gets_a_token():
         await ServedTeacher(urls=(url,)).check("a", [1])
 
 
+@pytest.mark.full
 async def test_a_server_that_is_killed_in_the_middle_is_waited_for_and_then_given_up(tmp_path):
     save_tiny(tmp_path / "model", context_len=1024)
     server = Served(tmp_path)
