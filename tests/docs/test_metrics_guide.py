@@ -71,7 +71,9 @@ OTHERS = {
         **{**TALKATIVE, "kl_coef": 0.1, "kl_target": 0.1},
         **{"entropy_control": "kl_cov", "ppo_epochs": 2, "advantage_estimator": "vespo"},
     },
-    "uncertain tokens": {**TALKATIVE, "entropy_control": "top_entropy"},
+    "uncertain tokens, a baseline by role": {
+        **{**TALKATIVE, "entropy_control": "top_entropy", "advantage_estimator": "rae"},
+    },
     "states": {**TALKATIVE, "advantage_estimator": "gigpo"},
     "evaluations beside training": {**TALKATIVE, "async_eval": True},
     "two agents": {"env": "RockPaperScissors-v0"},
