@@ -201,6 +201,7 @@ async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder:
     await subject.engine.close()
 
 
+@pytest.mark.full
 async def test_a_commit_that_nobody_waited_for_is_not_reported_as_lost(tmp_path: Path, folder: Path) -> None:
     process, reported = EngineProcess(tmp_path / "engine"), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -218,6 +219,7 @@ async def test_a_commit_that_nobody_waited_for_is_not_reported_as_lost(tmp_path:
     process.end()
 
 
+@pytest.mark.full
 async def test_the_thread_of_updates_ends_the_process_with_the_cause_of_its_failure(
     tmp_path: Path, folder: Path
 ) -> None:

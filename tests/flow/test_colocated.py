@@ -69,6 +69,7 @@ def test_episodes_in_flight_stop_in_the_trainers_turn_and_go_on_after_it(tmp_pat
     assert max(map(len, episodes)) == 1 + partial_rollout
 
 
+@pytest.mark.full
 def test_the_time_of_groups_does_not_go_on_in_the_trainers_turn(tmp_path, monkeypatch):
     update, limit_s = RankTrainer.update, 2.0
 
