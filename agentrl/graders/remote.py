@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, GradingError, ToolError
 from agentrl.graders.answer import tail
 from agentrl.retrying import Backoff, Retrying, StatusError, body_of, failure_kind
 from agentrl.tools import Shared
-from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.http import AllowedAddresses, bearer
 from agentrl.tools.search.batching import Batcher
 from agentrl.types import JSON, Task
 
@@ -105,14 +105,7 @@ class RemoteGrader:
             raise GradingError(error.kind, error.detail) from error
 
     def _headers(self) -> dict[str, str]:
-        if self.key_env is None:
-            return {}
-        key = os.environ.get(self.key_env, "")
-        if not (key and key.isascii() and key.isprintable() and key == key.strip()):
-            raise ConfigError(
-                f"the environment variable {self.key_env} holds no key; set it to the key alone."
-            )
-        return {"authorization": f"Bearer {key}"}
+        return {} if self.key_env is None else bearer(os.environ.get(self.key_env, ""), self.key_env)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Score]:

@@ -49,6 +49,17 @@ def origin_of(url: httpx2.URL) -> Origin | None:
     return Origin(url.scheme, host, _PORTS[url.scheme] if url.port is None else url.port)
 
 
+def bearer(key: str, key_env: str) -> dict[str, str]:
+    """The header that sends a key. key_env: the environment variable that holds it.
+
+    Raises:
+        ConfigError: it cannot be sent in a header; the message does not show it.
+    """
+    if not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(f"the environment variable {key_env} holds no key; set it to the key alone.")
+    return {"authorization": f"Bearer {key}"}
+
+
 class AllowedAddresses:
     """The origins that a run's tools may reach: `AllowedAddresses("http://127.0.0.1:8000")`.
 

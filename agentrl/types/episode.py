@@ -90,8 +90,8 @@ class TurnTokens:
     world_ids: int32 [number of the world's tokens]. completion: the tokens that were sampled after them.
     prompt_crc32: CRC-32 of the complete prompt that the engine received, its ids as int32; None = nothing was
     sampled, or it was not recorded.
-    privileged_ids: of a turn that begins a trajectory: its `world_ids` as a teacher reads them, who knows
-    more (`privileged_context_path`); None = the same.
+    privileged_ids: of a turn that begins a trajectory: its `world_ids` as a teacher reads them, which
+    hold more (`privileged_context_path`); None = the same.
     """
 
     world_ids: IntArray

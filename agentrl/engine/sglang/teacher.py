@@ -29,7 +29,7 @@ from agentrl.engine.sglang import wire
 from agentrl.errors import ConfigError, EngineError, TeacherError, ToolError, all_of
 from agentrl.protocols import Trainer
 from agentrl.retrying import BUSY, Backoff, Retrying, StatusError, body_of
-from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.http import AllowedAddresses, bearer
 from agentrl.types import JSON, FloatArray, IntArray, Sample
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -211,15 +211,7 @@ class ServedTeacher:
         return http
 
     def _headers(self) -> dict[str, str]:
-        if self.key_env is None:
-            return {}
-        key = os.environ.get(self.key_env, "")
-        if not (key and key.isascii() and key.isprintable() and key == key.strip()):
-            raise ConfigError(
-                f"opd_teacher_key_env: the environment variable {self.key_env} holds no key; set it to the "
-                "key alone."
-            )
-        return {"authorization": f"Bearer {key}"}
+        return {} if self.key_env is None else bearer(os.environ.get(self.key_env, ""), self.key_env)
 
 
 def _request(prompt: dict[str, JSON], start: int) -> bytes:

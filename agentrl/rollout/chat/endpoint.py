@@ -19,7 +19,7 @@ from agentrl.retrying import Backoff, Retrying, StatusError, body_of
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_context_overflow, read_reply
-from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.http import AllowedAddresses, bearer
 from agentrl.types import JSON, Finish, Message
 
 _BUSY = frozenset({408, 429, *range(500, 600)})
@@ -71,11 +71,7 @@ class ChatEndpoint:
             raise ConfigError(
                 "A chat endpoint needs a timeout_s above 0, attempts and max_requests of at least 1."
             )
-        key = "none" if self.key is None else self.key
-        if not (key.isascii() and key.isprintable() and key and key == key.strip()):
-            raise ConfigError(
-                f"The environment variable {self.key_env} holds no key; set it to the key alone."
-            )
+        self._headers()
         AllowedAddresses(self.url)
 
     def address(self, path: str) -> httpx2.URL:
@@ -83,12 +79,16 @@ class ChatEndpoint:
         url = httpx2.URL(self.url)
         return url.copy_with(path=f"{url.path.rstrip('/')}/{path}", fragment=None)
 
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else bearer(self.key, self.key_env)
+
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[ChatClient]:
         """Hold connections open for many turns."""
-        headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         allowed = AllowedAddresses(self.url)
-        async with allowed.client(timeout_s=None, max_connections=self.max_requests, headers=headers) as http:
+        async with allowed.client(
+            timeout_s=None, max_connections=self.max_requests, headers=self._headers()
+        ) as http:
             http.timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
             http.follow_redirects = False
             yield ChatClient(self, http)
