@@ -255,3 +255,12 @@ def test_a_folder_without_results_of_a_benchmark_is_not_touched(tmp_path):
     with pytest.raises(RunExistsError, match="not a benchmark's"):
         cached_result(tmp_path, {}, never)
     assert (tmp_path / "mine").exists()
+
+
+def test_the_recipe_of_dapo_is_the_arm_of_that_name():
+    arm = next(arm for arm in variants() if arm.name == "dapo")
+    weighting, (low, high) = RECIPES["grpo"].weighting, RECIPES["grpo"].eps
+    written = {"advantage_estimator": "grpo", "loss_weighting": weighting, "eps_clip": low}
+    settings = {**arm.settings, **written, "eps_clip_high": high, "num_steps_per_rollout": 1}
+    by_flags = load_config("examples/hop_search/run.toml", {**settings, "name": "quickstart-dapo"})
+    assert load_config("examples/hop_search/dapo.toml", {}) == by_flags
