@@ -152,6 +152,8 @@ class CheckpointSection(Section):
     """The newest checkpoints that are kept (count)."""
     metric_for_best_model: str | None = None
     """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, too."""
+    max_restarts: Annotated[int, Field(ge=0)] = 0
+    """How often a run whose engine or trainer has died resumes by itself from its last checkpoint (count)."""
 
 
 class RunConfig(Section):
@@ -342,7 +344,7 @@ SFT_SETTINGS = frozenset(
         *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
-        *("eval_interval", "save_interval", "save_total_limit"),
+        *("eval_interval", "save_interval", "save_total_limit", "max_restarts"),
     }
 )
 """The settings that have an effect in `agentrl sft`."""

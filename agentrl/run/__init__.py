@@ -19,7 +19,7 @@ from agentrl.processes import print_stacks_on_signal
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
 from agentrl.run.results import TrainResult
-from agentrl.run.resuming import attempt_at, start_of
+from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.summary import (
     idle_sentence,
     results_written,
@@ -47,9 +47,22 @@ def train(
         NoSignalError: the run has ended, since nothing that it played gave a gradient; it is all recorded.
     """
     start = start_of(run, settings, resume=resume)
-    config, folder = start.config, start.folder
     print_stacks_on_signal()
     console = RunConsole(quiet=quiet)
+    finished = with_restarts(start, console, partial(_attempt, console=console))
+    show(finished)
+    reports = {
+        milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
+        for milestone in finished.progress.milestones
+    }
+    records = finished.records
+    diagnoses = tuple(records.diagnoses.made)
+    return TrainResult(start.folder.path, start.config.env.env, reports, records.watch.stages, diagnoses)
+
+
+def _attempt(start: RunStart, console: RunConsole) -> TrainingRun:
+    """One attempt at the run, to its end."""
+    config, folder = start.config, start.folder
     with launched_processes(config) as launch, attempt_at(start, console) as begun:
         for warning in (*config.warnings, *start.warnings):
             console.line(f"Warning: {warning}")
@@ -67,14 +80,7 @@ def train(
         if finished.is_idle:
             show_files(finished.records)
             raise NoSignalError(idle_sentence(finished))
-    show(finished)
-    reports = {
-        milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
-        for milestone in finished.progress.milestones
-    }
-    records = finished.records
-    diagnoses = tuple(records.diagnoses.made)
-    return TrainResult(folder.path, config.env.env, reports, records.watch.stages, diagnoses)
+    return finished
 
 
 async def _built_and_played(config: RunConfig, records: Records, launch: Start) -> TrainingRun:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
+from agentrl.assembly.ranks import launcher_env_of
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError, TrainerError
 from agentrl.extras import require
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
@@ -42,7 +44,7 @@ MAY_CHANGE = frozenset(
             "inline",
             "replay",
         ),
-        *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
+        *("save_interval", "save_total_limit", "metric_for_best_model", "max_restarts", "prompt_data"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
         *("log_model_config", "profile_step", "memory_snapshot_step", "hang_warning_s"),
         *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
@@ -55,6 +57,8 @@ MAY_CHANGE = frozenset(
 """Settings that may change when a run resumes: how long it takes, what it reports, where it is served."""
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,31 @@ def start_of(
         return RunStart(config, folder, True, _changes(read_run(folder.path, kind), config, folder.path))
     folder.check_free(config)
     return RunStart(config, folder, False, {})
+
+
+def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:
+    """Make attempts at a run until one ends with a result; each but the first resumes.
+
+    An attempt whose engine or trainer died is followed by another one, `max_restarts` times at most. All
+    processes of an attempt have ended when it raises.
+
+    Raises:
+        ConfigError: a launcher such as torchrun started this process's ranks: they end with the attempt.
+        EngineError, TrainerError: of the last attempt.
+    """
+    limit = start.config.checkpoint.max_restarts
+    if limit and launcher_env_of(start.config) is not None:
+        raise ConfigError(
+            f"max_restarts = {limit} has no effect under a launcher such as torchrun, whose ranks end with a "
+            "failure; drop it, and have the launcher restart the command with --resume."
+        )
+    for number in range(limit):
+        try:
+            return attempt(start)
+        except (EngineError, TrainerError) as error:
+            console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number + 1} of {limit}).")
+            start = replace(start, resumes=True, changes={})
+    return attempt(start)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from agentrl.interrupts import run_until_signal
 from agentrl.observe.history import Ending
 from agentrl.run.parts import Records
 from agentrl.run.results import SftResult
-from agentrl.run.resuming import attempt_at, start_of
+from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.sft_training import SftRun, data_paths
 from agentrl.run.summary import records_of, results_written, show_files, stopped
 from agentrl.trainer.launch.launched import LaunchedRanks
@@ -40,29 +40,36 @@ def sft(
     # Before a folder is made for the run.
     paths = data_paths(config)
     start = start_of(run, settings, resume=resume, kind=SftConfig)
-    folder, console = start.folder, RunConsole(quiet=quiet)
-    with launched_ranks(config) as launched, attempt_at(start, console) as begun:
-        for line in (*(f"Warning: {warning}" for warning in start.warnings), *listed_inactive(config)):
-            console.line(line)
-        try:
-            with rare_collections():
-                finished = run_until_signal(
-                    _run(config, paths, Records.opened(config, folder, console, begun), launched)
-                )
-        except (KeyboardInterrupt, SystemExit):
-            for line in stopped(folder, "sft"):
-                console.line(line)
-            raise
+    console = RunConsole(quiet=quiet)
+    finished = with_restarts(start, console, partial(_attempt, paths=paths, console=console))
     _show(finished)
     imitated = finished.imitated
     return SftResult(
-        folder.path,
+        start.folder.path,
         finished.steps,
         finished.losses,
         len(imitated.units),
         dict(imitated.left_out),
         tuple(finished.records.diagnoses.made),
     )
+
+
+def _attempt(start: RunStart, paths: tuple[str, ...], console: RunConsole) -> SftRun:
+    """One attempt at the run, to its end."""
+    config, folder = start.config, start.folder
+    assert isinstance(config, SftConfig), "it was read as one"
+    with launched_ranks(config) as launched, attempt_at(start, console) as begun:
+        for line in (*(f"Warning: {warning}" for warning in start.warnings), *listed_inactive(config)):
+            console.line(line)
+        try:
+            with rare_collections():
+                return run_until_signal(
+                    _run(config, paths, Records.opened(config, folder, console, begun), launched)
+                )
+        except (KeyboardInterrupt, SystemExit):
+            for line in stopped(folder, "sft"):
+                console.line(line)
+            raise
 
 
 async def _run(

@@ -76,9 +76,10 @@ ELSEWHERE = {
     "wandb_project",
     "wandb_group",
     "wandb_mode",
+    "max_restarts",
     *MegatronConfig.model_fields,
 }
-"""Shown by tests of processes, of trackers and of Megatron."""
+"""Shown by tests of processes, of trackers, of restarts and of Megatron."""
 
 
 def test_every_setting_of_sft_is_here():
