@@ -95,6 +95,8 @@ def embedded_subject(architecture: str, deterministic: bool = False) -> Subject:
 HTTP_CAPS = EngineCaps(private_caches=False, weight_updates=False, releases_memory=False)
 """Over HTTP no session is closed, and the policy has no sink."""
 
+# The router drops a field that SGLang does not know.
+ROUTED_CAPS = replace(HTTP_CAPS, kept_ids=False, kept_ids_of_top_p=False)
 SGLANG_CAPS = replace(HTTP_CAPS, seeds=False, kept_ids_of_top_p=False)
 """SGLang samples without regard to seeds, reports k likeliest tokens at most, and has one cache for all."""
 

@@ -20,7 +20,7 @@ from tests.engine.serving import (
     sglang_command,
     sglang_python,
 )
-from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subject, tiny
+from tests.engine.subjects import HTTP_CAPS, ROUTED_CAPS, SGLANG_CAPS, logits_of, remote_subject, tiny
 
 CONTEXT_LEN = 256
 SGLANG_CONTEXT_LEN = 2048
@@ -120,5 +120,5 @@ async def test_the_embedded_engine_serves_behind_the_router_of_sglang(tmp_path: 
         running(command, address, "/health_generate", tmp_path / "server.log") as worker,
         router(worker, tmp_path / "router.log") as url,
     ):
-        for check in checked(HTTP_CAPS):
-            await keeps(check, url, HTTP_CAPS, CONTEXT_LEN)
+        for check in checked(ROUTED_CAPS):
+            await keeps(check, url, ROUTED_CAPS, CONTEXT_LEN)

@@ -187,6 +187,7 @@ WRONG = [
     ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, "`rid`"),
     ({"input_ids": [1], "return_logprob": True, "logprob_start_len": -2}, "`logprob_start_len` is -2"),
     ({"input_ids": [1], "image_data": "x"}, "does not do `image_data`"),
+    ({"input_ids": [1], "top_logprobs_num": 2}, "a router has dropped that: send requests to the server"),
     ({"input_ids": [1], "stream": "yes"}, "`stream`"),
 ]
 

@@ -52,6 +52,11 @@ _UNSUPPORTED = (
     *("custom_logit_processor", "top_logprobs_num", "token_ids_logprob", "return_hidden_states"),
 )
 
+_REMEDIES = {
+    "top_logprobs_num": "leave it out. Where it came with `return_kept_ids`, a router has dropped that: send "
+    "requests to the server itself, or train with replay_sampling_mask = false"
+}
+
 
 class RefusedError(Exception):
     """An invalid or unsupported request; the message is for the client."""
@@ -212,7 +217,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     replaced = {"top_logprobs_num"} if parsed.return_kept_ids else set()
     for name in set(_UNSUPPORTED) - replaced:
         if extra.get(name) not in (None, 0, False, "", []):
-            raise RefusedError(f"This server does not do `{name}`; leave it out.")
+            raise RefusedError(f"This server does not do `{name}`; {_REMEDIES.get(name, 'leave it out')}.")
     prompts, single = await _prompts(parsed, codec, limits)
     rules = _each("sampling_params", parsed.sampling_params or _Rules(), len(prompts))
     if len({rule.n or 1 for rule in rules}) > 1:
