@@ -26,6 +26,7 @@
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
         EngineDiedError         the embedded engine's process has died; a UserError, too
+      ClusterError              a process on a machine of the cluster raised an exception, or has gone
       TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its message is the result of the call; scored
 
@@ -38,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import sysconfig
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
@@ -199,6 +200,21 @@ class EngineDiedError(EngineError, UserError):
     """The process of the embedded engine has died: the run cannot go on."""
 
 
+class ClusterError(AgentRLError):
+    """A process on a machine of the cluster raised an exception (its type and message), or has gone.
+
+    at_s: when it raised, in seconds since 1970. is_gone: the process has ended; the message says how.
+    """
+
+    def __init__(self, message: str, *, at_s: float = 0.0, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.at_s = at_s
+        self.is_gone = is_gone
+
+    def __reduce__(self) -> tuple[Callable[..., ClusterError], tuple[str, float, bool]]:
+        return _cluster_error, (str(self), self.at_s, self.is_gone)
+
+
 class TrainerError(AgentRLError):
     """A process of the trainer failed, and with it all others: the run cannot go on."""
 
@@ -216,6 +232,10 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
     def __init__(self, sentence: str, kind: str = "tool") -> None:
         super().__init__(sentence)
         self.kind = kind
+
+
+def _cluster_error(message: str, at_s: float, is_gone: bool) -> ClusterError:
+    return ClusterError(message, at_s=at_s, is_gone=is_gone)
 
 
 def stage(name: str, timeout_s: float | None, what: str = "") -> Stage:
