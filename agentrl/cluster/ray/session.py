@@ -11,22 +11,19 @@ import json
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray.head import LOOPBACK, own_head
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 
-LOOPBACK = "127.0.0.1"
 _OF_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the process of `ray job submit`, and RAY_ADDRESS with it."""
 _ADDRESS = "RAY_ADDRESS"
-_LOGS = "ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,44 +112,31 @@ def passed_on(names: Sequence[str], environment: Mapping[str, str]) -> dict[str,
 
 @contextmanager
 def _own(folder: Path, namespace: str) -> Iterator[None]:
-    """A Ray on this machine alone, for the block; its logs are in `folder`/ray afterwards."""
-    # Ray's sockets need a short path.
-    session = Path(tempfile.mkdtemp(prefix="agentrl-ray-"))
-    logs = folder / _LOGS
-    settings = {
-        # Read when Ray is imported: bind to the loopback address, not to that of the network.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    try:
-        with _environment(settings):
-            import ray
+    """A Ray on this machine alone, for the block; its logs are in `folder`/ray."""
+    with own_head(folder / "ray") as head, _environment(head.variables):
+        import ray
 
-            if ray.is_initialized():
-                raise ConfigError(
-                    "this process is connected to a Ray cluster already, and a run with cluster = ray starts "
-                    "one of its own; give ray_address, or call ray.shutdown() first."
-                )
-            try:
-                ray.init(
-                    "local",
-                    namespace=namespace,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address=LOOPBACK,
-                    _temp_dir=str(session),
-                )
-                _check_loopback()
-                _link(logs, session)
-                yield
-            finally:
-                ray.shutdown()
-    finally:
-        _keep_logs(logs)
-        shutil.rmtree(session, ignore_errors=True)
+        if ray.is_initialized():
+            raise ConfigError(
+                "this process is connected to a Ray cluster already, and a run with cluster = ray starts one "
+                "of its own; give ray_address, or call ray.shutdown() first."
+            )
+        if ray.util.get_node_ip_address() != LOOPBACK:
+            raise ConfigError(
+                "Ray was imported before the run, so it cannot stay on the loopback address; do not import "
+                "ray in this process, or start a cluster and give ray_address."
+            )
+        try:
+            ray.init(
+                head.address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=LOOPBACK,
+            )
+            yield
+        finally:
+            ray.shutdown()
 
 
 @contextmanager
@@ -177,17 +161,6 @@ def _attached(address: str, namespace: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _check_loopback() -> None:
-    """Raise where Ray was imported before this module could have it bind to the loopback address."""
-    import ray
-
-    if ray.util.get_node_ip_address() != LOOPBACK:
-        raise ConfigError(
-            "Ray was imported before the run, and would listen on the network; do not import ray in this "
-            "process, or start a cluster and give ray_address."
-        )
-
-
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """These variables in the environment, for the block."""
@@ -201,29 +174,3 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _link(logs: Path, session: Path) -> None:
-    """Have `logs` lead to those of the running session."""
-    folder = next(session.glob("session_*/logs"), None)
-    _remove(logs)
-    if folder is not None:
-        logs.parent.mkdir(parents=True, exist_ok=True)
-        logs.symlink_to(folder)
-
-
-def _keep_logs(logs: Path) -> None:
-    """Replace the link by what it led to."""
-    if not logs.is_symlink():
-        return
-    target = logs.resolve()
-    _remove(logs)
-    if target.is_dir():
-        shutil.copytree(target, logs, symlinks=True, ignore_dangling_symlinks=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
