@@ -142,6 +142,10 @@ class RemoteObject:
         """Begin a call of a method now, whatever else the object does; it must be safe in another thread."""
         return PendingCall(self, self._actor.control("aside", method, *args))
 
+    def print_stacks(self) -> None:
+        """Have the process print the stacks of its threads into its log now."""
+        self._actor.control("print_stacks")
+
     def end(self) -> None:
         """Kill the process without waiting; any thread may do that. Pending calls then raise ClusterError."""
         self._actor.kill()

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 _PREFIX = "agentrl-ray-"
 _START_S = 120.0
 _POLL_S = 0.05
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 _LAST_LINES = 5
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -47,7 +49,8 @@ class ObjectHost:
     """
 
     def __init__(self, settings: HostSettings) -> None:
-        os.environ.update({"OMP_NUM_THREADS": "1"} | dict(settings.environment))
+        os.environ.update(settings.environment)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._log = settings.log or Path(tempfile.gettempdir()) / f"{settings.name}-{os.getpid()}.log"
         _write_output_to(self._log)
         print_stacks_on_signal()
@@ -56,6 +59,10 @@ class ObjectHost:
     def identity(self) -> Identity:
         """This process."""
         return Identity(os.getpid(), socket.gethostname(), str(self._log))
+
+    def print_stacks(self) -> None:
+        """Print the stacks of all threads of this process into its log."""
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     def create(self, target: str, *args: object) -> None:
         """Make the object. target: its class, or a function that makes it, as `package.module:name`."""
@@ -108,11 +115,15 @@ class _Reported:
 
 
 def _write_output_to(log: Path) -> None:
-    """Write standard output and errors to a file, a line at a time."""
+    """Write standard output and errors to a file, with nothing left in a buffer when this process is killed."""
     with log.open("ab", buffering=0) as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115
+    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
     logging.basicConfig(format="%(name)s: %(message)s", force=True)
     logging.getLogger("agentrl").setLevel(logging.INFO)
+
+
+def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
