@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +81,7 @@ def test_seats_are_those_of_equal_bundles_in_the_order_of_machines_and_devices(
     order = [seat.node for seat in seats_of_ranks]
     # The driver's machine first, then by address, 10.0.0.9 before 10.0.0.11.
     assert order == sorted(order, key=lambda node: (node != "n1", int(node[1:])))
-    for one, two in zip(seats_of_ranks, seats_of_ranks[1:], strict=False):
+    for one, two in pairwise(seats_of_ranks):
         if one.bundle == two.bundle and one.devices:
             assert int(one.devices[0]) < int(two.devices[0])
 

@@ -115,7 +115,7 @@ class _Reported:
 
 
 def _write_output_to(log: Path) -> None:
-    """Write standard output and errors to a file, with nothing left in a buffer when this process is killed."""
+    """Write standard output and errors to a file; nothing is left in a buffer when this process is killed."""
     with log.open("ab", buffering=0) as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +60,10 @@ def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConfigError: nothing answers at the address; or a Ray of its own did not start.
+        ConfigError: nothing answers at the address; a Ray of its own did not start; or see `checked`.
     """
-    require("cluster = ray", "ray")
     address = address_of(config, environment)
-    passed = passed_on(config.ray_env_vars, environment)
+    passed = checked(config, environment)
     namespace = f"agentrl-{secrets.token_hex(8)}"
     start = _own(folder, namespace) if address is None else _attached(address, namespace)
     with start:
@@ -94,12 +93,15 @@ def is_job(environment: Mapping[str, str]) -> bool:
     return isinstance(job, dict) and "job_submission_id" in job.get("metadata", {})
 
 
-def passed_on(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environment` that are named, or match a pattern such as `NCCL_*`.
+def checked(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the run's processes get, once what can be known without a cluster is checked.
 
     Raises:
+        MissingExtraError: Ray is not installed.
         ConfigError: a variable that is named is not set.
     """
+    require("cluster = ray", "ray")
+    names = config.ray_env_vars
     for name in names:
         if "*" not in name and name not in environment:
             raise ConfigError(f"ray_env_vars names {name}, which is not set; set it, or leave it out.")
