@@ -106,9 +106,8 @@ class RemoteObject:
         self._identity: Identity | None = None
         self._mirror: LogMirror | None = None
 
-    @property
-    def identity(self) -> Identity:
-        """Its process; waits until it is up.
+    def identify(self) -> Identity:
+        """Its process; waits until it is up, and has its log copied from then on.
 
         Raises:
             ClusterError: it did not start.

@@ -90,7 +90,8 @@ def is_job(environment: Mapping[str, str]) -> bool:
         job = json.loads(environment.get(_OF_JOB, "{}"))
     except ValueError:
         return False
-    return isinstance(job, dict) and "job_submission_id" in job.get("metadata", {})
+    metadata = job.get("metadata") if isinstance(job, dict) else None
+    return isinstance(metadata, dict) and "job_submission_id" in metadata
 
 
 def checked(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, str]:

@@ -65,7 +65,7 @@ class RayRanks:
     @property
     def pids(self) -> list[int]:
         """The processes on their machines, in the order of the ranks."""
-        return [rank.identity.pid for rank in self._ranks]
+        return [rank.identify().pid for rank in self._ranks]
 
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
@@ -78,6 +78,7 @@ class RayRanks:
             raise ValueError(f"the plan is for {plan.world_size} ranks, and there are {len(self._ranks)}")
         message = put(pickled_plan(plan))
         self._check()
+        self._identify()
         self._results([rank.call_shared("begin", message) for rank in self._ranks])
 
     def call(self, method: str, *args: object) -> list[object]:
@@ -154,6 +155,14 @@ class RayRanks:
         unread, self._unread = self._unread, []
         self._results(unread)
 
+    def _identify(self) -> None:
+        """Get to know every process while it is alive: its number, and where its log is."""
+        for rank in self._ranks:
+            try:
+                rank.identify()
+            except ClusterError as error:
+                self._fail(rank, error, [])
+
     def _results(self, calls: Sequence[PendingCall]) -> list[object]:
         """What the calls return. All are watched: any rank may fail, and the others then wait for it."""
         results: dict[PendingCall, object] = {}
@@ -162,7 +171,7 @@ class RayRanks:
                 try:
                     results[call] = call.result()
                 except ClusterError as error:
-                    self._fail(call, error, [other for other in waiting if other is not call])
+                    self._fail(call.of, error, [other for other in waiting if other is not call])
         return [results[call] for call in calls]
 
     def _first_result(self, on_the_way: deque[PendingCall]) -> object:
@@ -173,15 +182,15 @@ class RayRanks:
                 try:
                     result = call.result()
                 except ClusterError as error:
-                    self._fail(call, error, [other for other in watched if other is not call])
+                    self._fail(call.of, error, [other for other in watched if other is not call])
                 if call is on_the_way[0]:
                     on_the_way.popleft()
                     return result
                 self._unread.remove(call)
 
-    def _fail(self, call: PendingCall, error: ClusterError, others: Sequence[PendingCall]) -> NoReturn:
-        """End all ranks, and name the first that failed."""
-        errors = {call.of: error}
+    def _fail(self, rank: RemoteObject, error: ClusterError, others: Sequence[PendingCall]) -> NoReturn:
+        """End all ranks, and name the first that failed. others: calls of other ranks that are pending."""
+        errors = {rank: error}
         waiting, deadline = list(others), time.monotonic() + _FAILURE_WAIT_S
         # A rank may have failed only because it waited for one that was killed, which reports nothing.
         while waiting and not any(error.is_gone for error in errors.values()):
@@ -197,8 +206,8 @@ class RayRanks:
         culprit = min(errors, key=lambda rank: (not errors[rank].is_gone, errors[rank].at_s))
         self._failure = self._sentence(culprit, errors[culprit])
         self._unread = []
-        for rank in self._ranks:
-            rank.close()
+        for member in self._ranks:
+            member.close()
         raise TrainerError(self._failure)
 
     def _sentence(self, rank: RemoteObject, error: ClusterError) -> str:
