@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ def own_head(folder: Path) -> Iterator[Head]:
         # Read where Ray is imported: it binds to the loopback address, not to the network's.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": _token(),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Settings of the user's other clusters.
         "RAY_ADDRESS": "",
@@ -97,6 +98,12 @@ def _started(session: Path, variables: dict[str, str], log: Path) -> Iterator[su
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@cache
+def _token() -> str:
+    """The token of this process's clusters: Ray reads it once, at the first connection."""
+    return secrets.token_hex(32)
 
 
 def _address(session: Path, process: subprocess.Popen[bytes], log: Path) -> str:
