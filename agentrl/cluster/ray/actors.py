@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _LAST_LINES = 8
-_POLL_S = 0.2
-_NODE_DEATH_S = 2.0
 
 
 class Shared:
@@ -164,12 +162,8 @@ class RemoteObject:
 
     def end_reason(self, error: Exception) -> str:
         """How it ended, after an error of Ray that says that it has."""
-        deadline = time.monotonic() + _NODE_DEATH_S
-        while time.monotonic() < deadline and type(error).__name__ == "ActorUnavailableError":
-            if not self._node_is_alive():
-                break
-            time.sleep(_POLL_S)
-        if not self._node_is_alive():
+        # Ray counts a machine as alive for some seconds more.
+        if self._mirror is not None and not self._mirror.is_reachable():
             return "has gone with its machine"
         text = str(error)
         if "ray.kill" in text:
@@ -177,11 +171,6 @@ class RemoteObject:
         if "memory" in text and "OutOfMemory" in type(error).__name__:
             return "was ended by Ray, since its machine ran out of memory"
         return "was killed, or crashed"
-
-    def _node_is_alive(self) -> bool:
-        import ray
-
-        return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.seat.node)
 
 
 def _first_line(error: BaseException) -> str:
