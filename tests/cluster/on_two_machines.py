@@ -140,16 +140,17 @@ async def lost(folder: Path, address: str) -> dict[str, object]:
     from agentrl.errors import TrainerError
     from agentrl.trainer.ranks import RankTrainer
     from tests.cluster.test_ray_ranks import WaitsFor
+    from tests.trainer.test_roles import with_returns
     from tests.trainer.tiny import batch
 
     with ranks_on_both(folder, address) as ranks:
         plan = plan_of(folder, WaitsFor(folder / "begun", folder / "never"))
         trainer = await RankTrainer.started(ranks, plan)
         near = ranks.pids[0]
-        updating = asyncio.create_task(trainer.update(batch()))
+        updating = asyncio.create_task(trainer.update(with_returns(batch())))
         # The critic's first step goes before it.
         await asyncio.wait_for(updating, 600)
-        updating = asyncio.create_task(trainer.update(batch()))
+        updating = asyncio.create_task(trainer.update(with_returns(batch())))
         while not (folder / "begun").exists():
             await asyncio.sleep(0.05)
         kill_far_machine()
