@@ -51,8 +51,7 @@ async def test_a_rank_on_ray_learns_bit_for_bit_what_is_learned_inline(model, ra
     assert await learned(trainer) == inline
 
 
-async def test_buckets_arrive_in_order_and_few_at_a_time(model, ranks):
-    """Each is read only while at most two more are on their way, and their memory is freed."""
+async def test_buckets_arrive_in_order(model, ranks):
     trainer = await RankTrainer.started(ranks, plan_over(model))
     trainer._bucket_bytes = 2048
     inline = await RankTrainer.started(InlineRank(), plan_over(model))
