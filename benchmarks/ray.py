@@ -17,18 +17,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.placement import RankNeeds, layout_of
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, connected
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import Ranks
-from agentrl.types import JSON, Credit, Sample, Scores, TrainBatch
+from agentrl.types import JSON, TrainBatch
+from benchmarks import idle
 from benchmarks.compare import figures_of, interleaved
+from benchmarks.idle import IdlePlan, arrays_of
 from benchmarks.machine import machine
 from benchmarks.stall import Stall, batch_of
 
@@ -58,30 +57,6 @@ class Section(Protocol):
 
     async def __call__(self, cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
         """The section: `summary`, and whatever shows every repeat."""
-
-
-class IdlePlan:
-    """A plan of one rank whose worker only receives."""
-
-    world_size = 1
-
-    @contextmanager
-    def worker(self, place: RankPlace) -> Iterator[IdleWorker]:
-        """The worker."""
-        del place
-        yield IdleWorker()
-
-
-class IdleWorker:
-    """Receives a batch."""
-
-    def take(self, batch: TrainBatch) -> int:
-        """The number of its samples."""
-        return len(batch.samples)
-
-    def num_views(self, batch: TrainBatch) -> int:
-        """How many arrays of its samples are memory of the object store, rather than copies (count)."""
-        return sum(not array.flags.owndata for sample in batch.samples for array in arrays_of(sample))
 
 
 async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
@@ -177,9 +152,9 @@ async def _call_seconds(cluster: Cluster, batch: TrainBatch, bench: RayBench) ->
 def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
     folder = cluster.folder / side
     ranks: Ranks = (
-        Processes(1, folder, preloaded=__name__)
+        Processes(1, folder, preloaded=idle.__name__)
         if side == LOCAL
-        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=__name__)
+        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=idle.__name__)
     )
     try:
         ranks.begin(IdlePlan())
@@ -188,18 +163,5 @@ def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
         ranks.close()
 
 
-def arrays_of(sample: Sample) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """The arrays of a sample."""
-    return [
-        *(sample.token_ids, sample.author, sample.loss_mask, sample.logprobs, sample.versions),
-        *(sample.turns, sample.temperatures),
-    ]
-
-
 def _batch(episodes: int, tokens: int) -> TrainBatch:
-    batch = batch_of(Stall(samples=episodes, tokens=tokens))
-    return TrainBatch(
-        batch.samples,
-        Scores(tuple(sample.logprobs for sample in batch.samples)),
-        Credit(batch.credit.advantages, batch.credit.weights),
-    )
+    return batch_of(Stall(samples=episodes, tokens=tokens))

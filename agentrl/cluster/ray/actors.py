@@ -168,8 +168,11 @@ class RemoteObject:
         text = str(error)
         if "ray.kill" in text:
             return "was ended by the run"
-        if "memory" in text and "OutOfMemory" in type(error).__name__:
+        if "low on memory" in text or "OutOfMemory" in type(error).__name__:
             return "was ended by Ray, since its machine ran out of memory"
+        if "creation task" in text:
+            lines = [line for line in text.splitlines() if line.strip()]
+            return f"did not start: {lines[-1].strip()}"
         return "was killed, or crashed"
 
 
