@@ -78,6 +78,7 @@ reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks suite --json
+	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks security --json
 	$(BIN)/python -m benchmarks grading --json

@@ -26,6 +26,7 @@
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
         EngineDiedError         the embedded engine's process has died; a UserError, too
+      ClusterError              a process on a machine of the cluster raised an exception, or has gone
       TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its message is the result of the call; scored
 
@@ -197,6 +198,20 @@ class EngineUnavailableError(EngineError):
 
 class EngineDiedError(EngineError, UserError):
     """The process of the embedded engine has died: the run cannot go on."""
+
+
+class ClusterError(AgentRLError):
+    """A process on a machine of the cluster raised an exception (its type and message), or has gone.
+
+    at_s: when it raised, in seconds since 1970. is_gone: the process has ended; the message says how.
+    """
+
+    def __init__(self, message: str, at_s: float = 0.0, is_gone: bool = False) -> None:
+        super().__init__(message, at_s, is_gone)
+        self.message, self.at_s, self.is_gone = message, at_s, is_gone
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class TrainerError(AgentRLError):

@@ -2,158 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.assembly import cuts
+from agentrl.assembly.sections import (
+    CheckpointSection,
+    EnvSection,
+    ModelSection,
+    RunSection,
+    SftSection,
+    WarmStartSection,
+)
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, leaves
-from agentrl.data.config import COLUMNS, DataConfig, PathList
+from agentrl.data.config import COLUMNS, DataConfig
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
+from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, EvalSection, RolloutConfig
+from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import COLOCATION, EVERY_VERSION, TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 
 Command = Literal["train", "sft"]
-
-
-class RunSection(Section):
-    """The run itself."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    """The run's folder below output_dir; left out, the environment's id and the seed. SFT appends -sft."""
-    output_dir: str = "runs"
-    """Folder of all runs."""
-    seed: int = 0
-    """Seed of everything: weights, order of tasks, worlds, sampling."""
-    num_threads: Count | None = None
-    """Threads of torch (count); left out, 1 for models under 20 million parameters (more are slower there),
-    else every core."""
-    inline: bool = False
-    """Decode and train in the run's own process, for debuggers (the embedded engine and the torch trainer);
-    each step then blocks replies and deadlines."""
-    use_tensorboard: bool = True
-    """Write TensorBoard events in addition to metrics.jsonl."""
-
-
-class EnvSection(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice):
-    """The environment of the training."""
-
-    env: str = "HopSearch-v0"
-    """Id of the environment (`agentrl envs list`), or package.module:Class."""
-    env_kwargs: EnvArguments = Field(default_factory=dict)
-    """Arguments of the environment's constructor (a table; as a flag: JSON). A secret is the name of an
-    environment variable: "$NAME"."""
-    train_split: str = "train"
-    """Split whose tasks RL plays; of a folder of prompt_data, the split whose files it plays."""
-
-
-class ModelSection(Section):
-    """The policy: an existing model, or a new small one for this environment."""
-
-    hf_checkpoint: str | None = None
-    """Hugging Face model directory to start from; left out, a fresh model of the shape below."""
-    num_layers: Count = 3
-    """Transformer layers of a fresh model (count)."""
-    hidden_size: Count = 128
-    """Width of a fresh model (dimensions)."""
-    ffn_hidden_size: Count = 384
-    """Inner width of its feed-forward blocks (dimensions)."""
-    num_attention_heads: Count = 2
-    """Its attention heads (count)."""
-    num_query_groups: Count = 2
-    """Its key and value heads (count)."""
-    kv_channels: Annotated[int, Field(ge=2, multiple_of=2)] = 64
-    """Size of one head (dimensions, an even number)."""
-    rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
-    """Base of its rotary position encoding."""
-    vocab_size: Annotated[int, Field(ge=64)] = 512
-    """Most tokens of the tokenizer that is trained for it on the environment's own text (count)."""
-
-    @property
-    def inactive(self) -> dict[str, str]:
-        """The shape, where an existing model is used."""
-        shape = () if self.hf_checkpoint is None else set(ModelSection.model_fields) - {"hf_checkpoint"}
-        return dict.fromkeys(shape, "with hf_checkpoint, whose shape it has; drop that")
-
-    @model_validator(mode="after")
-    def _heads_share_groups_evenly(self) -> ModelSection:
-        if self.num_attention_heads % self.num_query_groups:
-            raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_query_groups "
-                f"({self.num_query_groups}); change one of them."
-            )
-        return self
-
-
-class WarmStartSection(Section):
-    """A short supervised start on the environment's demonstrations."""
-
-    warm_start_steps: Annotated[int, Field(ge=0)] = 0
-    """Supervised steps before RL (count; 0 = none)."""
-    warm_start_batch_size: Count = 64
-    """Demonstrations in each of them (count)."""
-    warm_start_lr: Annotated[float, Field(gt=0)] = 3e-3
-    """Peak learning rate of the warm start; it follows a cosine down to 0."""
-    warm_start_split: str = "train"
-    """Split whose tasks are demonstrated."""
-    num_demonstrations: Count | None = None
-    """Episodes that the demonstrator plays; the steps go through them in a shuffled order (count).
-    Left out, as many as the steps take, so that none is seen twice."""
-
-    @property
-    def inactive(self) -> dict[str, str]:
-        """All else, where there is no warm start."""
-        others = () if self.warm_start_steps else set(WarmStartSection.model_fields) - {"warm_start_steps"}
-        return dict.fromkeys(others, "without warm_start_steps; add it")
-
-    @property
-    def demonstrations(self) -> int:
-        """Episodes that the demonstrator plays, derived where it was left out."""
-        return self.num_demonstrations or self.warm_start_steps * self.warm_start_batch_size
-
-
-class SftSection(Section):
-    """Supervised fine-tuning (`agentrl sft`): on conversations, or on episodes that a run has played."""
-
-    sft_data: PathList = None
-    """What is imitated: files of conversations (.jsonl, .json, .parquet, .arrow, or a folder), folders of
-    runs or files of their journals (.jsonl.gz); `path@[0:100]` = some of a path; several as a list (as a
-    flag: JSON)."""
-    messages_key: str = "messages"
-    """Column of the messages, in the form of OpenAI's API; the assistant's are trained, except those with
-    weight = 0 or step_loss_mask = 0."""
-    tools_key: str | None = None
-    """Column of the tool schemas on offer; left out, `tools` where a row has it, else the environment's."""
-    min_reward: float | None = None
-    """Least reward of an episode that is imitated; left out, every completed episode is."""
-    num_epoch: Count = 1
-    """How often each conversation or episode is trained on (count)."""
-    sft_batch_size: Count = 32
-    """Conversations or episodes in one optimizer step (count)."""
-    sft_lr: Annotated[float, Field(gt=0.0)] | None = None
-    """Peak learning rate of SFT; left out, lr. How it rises and falls is the trainer's."""
-    eval_sft_data: PathList = None
-    """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
-
-
-class CheckpointSection(Section):
-    """What a run goes on from after an interruption (`agentrl train RUN --resume`; sft likewise)."""
-
-    save_interval: Count = 10
-    """RL iterations, or optimizer steps of SFT, between checkpoints (count); one is also written when the run
-    ends or is stopped."""
-    save_total_limit: Count = 2
-    """The newest checkpoints that are kept (count)."""
-    metric_for_best_model: str | None = None
-    """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, too."""
-    max_restarts: Annotated[int, Field(ge=0)] = 0
-    """How often a run whose engine or trainer has died resumes by itself from its last checkpoint (count)."""
 
 
 class RunConfig(Section):
@@ -173,6 +48,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     megatron: MegatronConfig = MegatronConfig()
+    cluster: ClusterConfig = ClusterConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -200,6 +76,7 @@ class RunConfig(Section):
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
         own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
+        own |= self._inactive_cluster
         plays = self.rollout.replay is None
         if plays and not self.rollout.off_policy_by:
             own["accept_bias"] = "without max_staleness above 0; raise it"
@@ -266,7 +143,7 @@ class RunConfig(Section):
         if not self.rollout.debug_rollout_only:
             return set()
         names = {*EvalSection.model_fields, "metric_for_best_model", *WarmStartSection.model_fields}
-        names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields}
+        names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields, *ClusterConfig.model_fields}
         names |= {"profile_step", "memory_snapshot_step"}
         names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
         # The servers compute in the dtype that is trained in.
@@ -291,6 +168,12 @@ class RunConfig(Section):
         return {"inline": processes} if self.engine.engine == "sglang" else {}
 
     @property
+    def _inactive_cluster(self) -> dict[str, str]:
+        if self.cluster.cluster == "ray" and self.trainer.trainer != "megatron":
+            return {"num_gpus_per_rank": "without trainer = megatron; choose it"}
+        return {}
+
+    @property
     def _inactive_engine(self) -> dict[str, str]:
         """An engine of evaluations alone, where the weights of the other stay, or none can start."""
         if not self.evaluates_beside:
@@ -311,6 +194,14 @@ class RunConfig(Section):
     def _megatron_supports_the_optimizer(self) -> RunConfig:
         if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
             raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_on_ray_are_processes(self) -> RunConfig:
+        if self.cluster.cluster == "ray" and self.run.inline:
+            raise ValueError(
+                "inline = true trains in the run's own process, and cluster = ray in others; drop one."
+            )
         return self
 
     @model_validator(mode="after")
@@ -342,6 +233,7 @@ SFT_SETTINGS = frozenset(
         *(*RunSection.model_fields, *ModelSection.model_fields),
         *(*SftSection.model_fields, *RenderingConfig.model_fields),
         *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
+        *ClusterConfig.model_fields,
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
         *("eval_interval", "save_interval", "save_total_limit", "max_restarts"),

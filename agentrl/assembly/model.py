@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.memory import FP32, Memory, check_machine
+from agentrl.assembly.sections import ModelSection
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights, write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters

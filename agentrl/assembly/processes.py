@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
+from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.ranks import launched_ranks
 from agentrl.assembly.trainer import TrainerFactory
@@ -29,8 +30,16 @@ class RunProcesses(NamedTuple):
     eval_engine: EngineProcess | None = None
 
 
-Start: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[RunProcesses]]
-"""Starts the processes of a run; the folders, of the engine and of the trainer, are for their output."""
+class Start(Protocol):
+    """Starts the processes of a run. The folders, of the engine and of the trainer, are for their output.
+
+    cluster: has a seat for each rank; None = they are child processes.
+    """
+
+    def __call__(
+        self, engine_folder: Path, trainer_folder: Path, *, cluster: RunCluster | None = None
+    ) -> AbstractAsyncContextManager[RunProcesses]:
+        """The processes, until the end of the block."""
 
 
 @contextmanager
@@ -47,19 +56,24 @@ def launched_processes(config: RunConfig) -> Iterator[Start]:
 
 @asynccontextmanager
 async def run_processes(
-    config: RunConfig, engine_folder: Path, trainer_folder: Path, *, launched: LaunchedRanks | None = None
+    config: RunConfig,
+    engine_folder: Path,
+    trainer_folder: Path,
+    *,
+    launched: LaunchedRanks | None = None,
+    cluster: RunCluster | None = None,
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
     The engines' processes start at once, and import torch while the world is built. The folders are for their
-    output. launched: Megatron's ranks that a launcher started.
+    output. launched: Megatron's ranks that a launcher started. cluster: as of `Start`.
     """
     embedded = config.engine.engine == "embedded" and config.rollout.replay is None
     hosted = embedded and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
     is_second = hosted and config.has_eval_engine
     eval_engine = EngineProcess(engine_folder / EVAL_ENGINE) if is_second else None
-    trainers = TrainerFactory(config, trainer_folder, launched)
+    trainers = TrainerFactory(config, trainer_folder, launched, cluster)
     try:
         yield RunProcesses(trainers, engine, eval_engine)
     finally:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agentrl.assembly.config import RunConfig
+from agentrl.cluster.ray.session import checked
 from agentrl.errors import ConfigError
 from agentrl.trainer.launch.launcher_env import LauncherEnv, launcher_env
 
@@ -19,9 +20,16 @@ def launcher_env_of(config: RunConfig) -> LauncherEnv | None:
     """This process's rank; None where no launcher started any, or the trainer has no ranks.
 
     Raises:
-        ConfigError: the environment is incomplete, or contradicts the layout.
+        ConfigError: the environment is incomplete, or contradicts the layout; or cluster = ray.
     """
     if config.trainer.trainer != "megatron" or config.rollout.debug_rollout_only:
+        return None
+    if config.cluster.cluster == "ray":
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError(
+                "cluster = ray starts all ranks itself, and WORLD_SIZE is in the environment; start this "
+                "command once, without a launcher, or leave cluster = ray out."
+            )
         return None
     return launcher_env(config.megatron, os.environ)
 
@@ -59,6 +67,9 @@ def launched_ranks(config: RunConfig) -> Iterator[LaunchedRanks | None]:
         UserError: this process is a rank, not the run; or the others did not connect.
         TrainerError: a rank disconnected before all were connected.
     """
+    if config.cluster.cluster == "ray":
+        # Before a folder is made for the run.
+        checked(config.cluster, os.environ)
     env = launcher_env_of(config)
     if env is None:
         yield None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -37,13 +38,15 @@ from agentrl.types import ScoreRole
 class TrainerFactory:
     """Builds the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. The warm start
-    and RL share the torch trainer's rank; with `inline` it is this process.
+    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. cluster: has a
+    seat for each rank; None = they are child processes. The warm start and RL share the torch trainer's rank;
+    with `inline` it is this process.
     """
 
     config: RunConfig
     folder: Path
     launched: LaunchedRanks | None = None
+    cluster: RunCluster | None = None
     _torch: Ranks | None = None
     _started: list[Ranks] = field(default_factory=list)
 
@@ -112,7 +115,7 @@ class TrainerFactory:
             return await RankTrainer.started(self._torch_rank(), plan)
         # The warm start is over: the memory of its rank is free for others.
         await self.close()
-        ranks = Processes(plan.world_size, self.folder, preloaded=megatron.WORKER, launched=self.launched)
+        ranks = self._processes(plan.world_size, self.folder, megatron.WORKER, self.launched)
         self._started.append(ranks)
         return await RankTrainer.started(ranks, plan)
 
@@ -166,9 +169,16 @@ class TrainerFactory:
             inline = self.config.run.inline
             serves_rl = self.config.trainer.trainer == "torch"
             folder = self.folder if serves_rl else self.folder / "warm-start"
-            self._torch = InlineRank() if inline else Processes(1, folder, preloaded=torch_plan.WORKER)
+            self._torch = InlineRank() if inline else self._processes(1, folder, torch_plan.WORKER)
             self._started.append(self._torch)
         return self._torch
+
+    def _processes(
+        self, world_size: int, folder: Path, preloaded: str, launched: LaunchedRanks | None = None
+    ) -> Ranks:
+        if self.cluster is not None:
+            return self.cluster.ranks(world_size, folder, preloaded=preloaded)
+        return Processes(world_size, folder, preloaded=preloaded, launched=launched)
 
 
 def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
@@ -198,15 +208,17 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
             trainer asks for more memory than this machine has.
         ModelLoadError: Megatron does not train such a model.
     """
+    is_here = config.cluster.cluster == "local"
     if config.trainer.trainer != "megatron":
-        check_machine(
-            "the torch trainer",
-            learned_memory(source.config, config.trainer),
-            "take a smaller model, or trainer = megatron on GPUs",
-        )
+        if is_here:
+            check_machine(
+                "the torch trainer",
+                learned_memory(source.config, config.trainer),
+                "take a smaller model, or trainer = megatron on GPUs",
+            )
         return
     require("trainer = megatron", "megatron")
-    if launcher_env_of(config) is None:
+    if launcher_env_of(config) is None and is_here:
         check_gpus(config.megatron.world_size)
     check_layout(shape_of(source.config), config.megatron)
 

@@ -9,9 +9,10 @@ from statistics import fmean
 import rich_click as click
 
 import agentrl
-from agentrl.assembly.config import RunConfig, SftSection
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
 from agentrl.assembly.ranks import served_as_rank
+from agentrl.assembly.sections import SftSection
 from agentrl.cli.dry_run import show_dry_run
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.errors import ConfigError

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.cluster import run_cluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
@@ -88,11 +90,12 @@ async def _built_and_played(config: RunConfig, records: Records, launch: Start) 
     # A replay serves nothing; arguments of its environment that name a model still need an address.
     engine = config.engine if config.rollout.replay is None else EngineConfig()
     unserved = dict.fromkeys(config.engine.sglang_models.keys() - engine.sglang_models.keys(), UNSERVED)
-    async with (
-        records.monitor,
-        served_models(engine, folder.engine, records.console.line) as served,
-        launch(folder.engine, folder.trainer) as processes,
-    ):
+    async with AsyncExitStack() as stack:
+        # Ray ends with the thread that starts it, so it blocks this one.
+        cluster = stack.enter_context(run_cluster(config, folder.path))
+        await stack.enter_async_context(records.monitor)
+        served = await stack.enter_async_context(served_models(engine, folder.engine, records.console.line))
+        processes = await stack.enter_async_context(launch(folder.engine, folder.trainer, cluster=cluster))
         addresses = {**unserved, **served}
         run = await TrainingRun.build(config, records, addresses, processes)
         if config.observe.log_model_config:

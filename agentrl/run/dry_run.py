@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from agentrl.assembly.cluster import cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
@@ -35,6 +36,7 @@ from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.checkpoints.tensors import TensorFiles, num_parameters
+from agentrl.cluster.ray.session import checked
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
@@ -91,6 +93,8 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     else:
         folder.check_free(config)
     launcher_env_of(config)
+    if config.cluster.cluster == "ray":
+        checked(config.cluster, os.environ)
     return run_until_signal(_validated(config, folder))
 
 
@@ -121,7 +125,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
     servers = await check_servers(config, source.directory.absolute())
     memory = _memory(config, source, env)
-    _check_fits(memory)
+    _check_fits(memory, is_elsewhere=config.cluster.ray_address is not None)
     sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
@@ -129,6 +133,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "model": _model_facts(config, source),
         "memory": {name: _parts(part) for name, part in memory.items()},
         "servers": dict(servers.commands),
+        "cluster": cluster_facts(config, num_gpus=num_gpus()),
         "gpus": _gpu_facts(config, servers),
         "disk": _disk_facts(config, folder, source, memory),
     }
@@ -281,20 +286,23 @@ def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Me
     return memory
 
 
-def _check_fits(memory: Mapping[str, Memory]) -> None:
+def _check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool) -> None:
     """Check the parts that are known exactly against the memory of a GPU, and of this machine.
+
+    is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
 
     Raises:
         ConfigError: they do not fit.
     """
     ranks = next((part for name, part in memory.items() if "ranks" in name), None)
-    gpus = present_gpus()
+    gpus = () if is_elsewhere else present_gpus()
     if ranks is not None and gpus and ranks.exact > min(gpu.memory for gpu in gpus):
         raise ConfigError(
             f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
             f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
         )
-    local = sum(part.exact for name, part in memory.items() if "ranks" not in name)
+    elsewhere = ("ranks", "trainer") if is_elsewhere else ("ranks",)
+    local = sum(part.exact for name, part in memory.items() if not any(word in name for word in elsewhere))
     machine = machine_memory()
     if local > machine:
         raise ConfigError(

@@ -12,8 +12,9 @@ from typing import TypeVar
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.assembly.ranks import launcher_env_of
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ConfigError, EngineError, TrainerError
+from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
 from agentrl.extras import require
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
@@ -51,10 +52,11 @@ MAY_CHANGE = frozenset(
         *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
         "adaptive_concurrency",
+        *ClusterConfig.model_fields,
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }
 )
-"""Settings that may change when a run resumes: how long it takes, what it reports, where it is served."""
+"""Settings that may change when a run resumes: how long it takes, what it reports, where it computes."""
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
 
@@ -124,12 +126,12 @@ def start_of(
 def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:
     """Make attempts at a run until one ends with a result; each but the first resumes.
 
-    An attempt whose engine or trainer died is followed by another one, `max_restarts` times at most. All
-    processes of an attempt have ended when it raises.
+    An attempt whose engine, trainer or machines died is followed by another one, `max_restarts` times at
+    most. All processes of an attempt have ended when it raises.
 
     Raises:
         ConfigError: a launcher such as torchrun started this process's ranks: they end with the attempt.
-        EngineError, TrainerError: of the last attempt.
+        EngineError, TrainerError, ClusterError: of the last attempt.
     """
     limit = start.config.checkpoint.max_restarts
     if limit and launcher_env_of(start.config) is not None:
@@ -140,7 +142,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
     for number in range(limit):
         try:
             return attempt(start)
-        except (EngineError, TrainerError) as error:
+        except (EngineError, TrainerError, ClusterError) as error:
             console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number + 1} of {limit}).")
             start = replace(start, resumes=True, changes={})
     return attempt(start)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from agentrl.assembly.cluster import run_cluster
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.ranks import launched_ranks
@@ -75,16 +76,21 @@ def _attempt(start: RunStart, paths: tuple[str, ...], console: RunConsole) -> Sf
 async def _run(
     config: SftConfig, paths: tuple[str, ...], records: Records, launched: LaunchedRanks | None
 ) -> SftRun:
-    trainers = TrainerFactory(config, records.folder.trainer, launched)
+    folder = records.folder
     try:
-        async with records.monitor:
-            run = await SftRun.build(config, paths, records, trainers)
-            with results_written(partial(_write_results, run), records.console.line):
-                await run.train()
+        # Ray ends with the thread that starts it, so it blocks this one.
+        with run_cluster(config, folder.path) as cluster:
+            trainers = TrainerFactory(config, folder.trainer, launched, cluster)
+            try:
+                async with records.monitor:
+                    run = await SftRun.build(config, paths, records, trainers)
+                    with results_written(partial(_write_results, run), records.console.line):
+                        await run.train()
+            finally:
+                await trainers.close()
     finally:
         await records.journal.close()
         records.metrics.close()
-        await trainers.close()
     return run
 
 

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl.algorithms.samples import samples_of
-from agentrl.assembly.config import SftConfig, SftSection
+from agentrl.assembly.config import SftConfig
+from agentrl.assembly.sections import SftSection
 from agentrl.checkpoints.source import ModelSource, open_tokenizer
 from agentrl.data.conversations import Dialogue, Dialogues
 from agentrl.data.files import SlicedPath

@@ -8,7 +8,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly import memory as module
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.memory import (
     Memory,
     Networks,
@@ -19,6 +18,7 @@ from agentrl.assembly.memory import (
 )
 from agentrl.assembly.model import fresh_parameters, fresh_source
 from agentrl.assembly.policy import check_cache
+from agentrl.assembly.sections import ModelSection
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Chat

@@ -9,10 +9,10 @@ import json
 import pytest
 
 import agentrl
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.load import load_config
 from agentrl.assembly.model import fresh_source
 from agentrl.assembly.policy import build_renderer
+from agentrl.assembly.sections import ModelSection
 from agentrl.envs import ScriptedAgent
 from agentrl.rendering.config import RenderingConfig
 from agentrl.run.demonstrations import demonstrate

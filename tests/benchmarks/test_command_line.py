@@ -13,7 +13,18 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("algorithms", "async", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
-    *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "security"),
+    *(
+        "grading",
+        "journal",
+        "megatron",
+        "peers",
+        "python",
+        "quickstart",
+        "ray",
+        "refill",
+        "search",
+        "security",
+    ),
     *("stall", "suite", "tools", "update", "view", "worlds"),
 }
 

@@ -26,6 +26,7 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train]": "likewise",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
+    "pip install .[train,ray]": "the Makefile installs the extra",
     "pip install agentrl[agentdojo]": "it downloads the clients of model vendors; the tests run without them",
     "pip install --no-deps agentdojo==0.1.35": "the Makefile does it",
     "pip install deepdiff docstring-parser email-validator pyyaml": "likewise",

@@ -6,9 +6,9 @@ import json
 import random
 
 import agentrl
-from agentrl.assembly.config import SftSection
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.sections import SftSection
 from agentrl.checkpoints.source import open_source
 from agentrl.rendering.config import RenderingConfig
 from agentrl.run.sft_data import SftReader

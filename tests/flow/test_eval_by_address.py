@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from agentrl import UserError, evaluate, make
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.model import fresh_source
+from agentrl.assembly.sections import ModelSection
 from agentrl.assembly.serve import codec_of
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source

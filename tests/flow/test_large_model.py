@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.model import fresh_source
+from agentrl.assembly.sections import ModelSection
 from agentrl.checkpoints.fresh import draw_weights
 from tests.engine.serving import ROOT, sglang_python
 from tests.flow.runs import HEARING

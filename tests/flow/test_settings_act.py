@@ -143,6 +143,7 @@ CHANGES = {
     "colocate": Change(True),
     "offload_rollout": Change(True),
     "offload_train": Change(True),
+    "cluster": Change("ray", {"inline": False, "enable_deterministic_inference": True, "num_rollout": 1}),
     "engine": Change("sglang", {"sglang_url": "http://127.0.0.1:1"}),
     "max_slots": Change(1),
     "enable_deterministic_inference": Change(True),

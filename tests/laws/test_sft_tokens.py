@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl import Env, Limits, Message, Step, Task, call, play, say
 from agentrl.algorithms.samples import samples_of
-from agentrl.assembly.config import SftSection
+from agentrl.assembly.sections import SftSection
 from agentrl.envs import Chat
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.rendering.template import TemplateRenderer

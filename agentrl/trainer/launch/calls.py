@@ -1,7 +1,7 @@
-"""A rank's end of the pipe to its driver.
+"""The calls that a rank serves, and a rank's end of the pipe to its driver.
 
-The first message holds the rank's number and the address of the rendezvous. Every later one is a call, until
-the pipe is closed: the rank begins a plan, or calls a method of that plan's worker.
+On a pipe, the first message holds the rank's number and the address of the rendezvous. Every later one is a
+call, until the pipe is closed: the rank begins a plan, or calls a method of that plan's worker.
 """
 
 from __future__ import annotations
@@ -19,6 +19,29 @@ BEGIN = "begin"
 """The call that sends a rank a new plan, in place of a method of its worker."""
 
 
+class RankCalls:
+    """The calls of one rank, wherever they come from: of its plan, and of the worker of that plan."""
+
+    def __init__(self, place: RankPlace) -> None:
+        self._place = place
+        self._stack = ExitStack()
+        self._worker: object = None
+
+    def begin(self, plan: RankPlan) -> None:
+        """Build the worker of a plan; the networks of the plan before are freed first."""
+        self.close()
+        self._worker = self._stack.enter_context(plan.worker(self._place))
+
+    def call(self, method: str, *args: object) -> object:
+        """Call a method of the worker."""
+        return getattr(self._worker, method)(*args)
+
+    def close(self) -> None:
+        """Close the worker."""
+        self._worker = None
+        self._stack.close()
+
+
 def serve(pipe: Connection, local_rank: int, preloaded: str) -> None:
     """Run as a rank until the driver closes the pipe. local_rank: its number among the ranks of its machine.
 
@@ -29,20 +52,17 @@ def serve(pipe: Connection, local_rank: int, preloaded: str) -> None:
     """
     importlib.import_module(preloaded)
     rank, rendezvous = pipe.recv()
-    place = RankPlace(rank, local_rank, rendezvous)
     with ExitStack() as stack:
-        worker: object = None
+        calls = RankCalls(RankPlace(rank, local_rank, rendezvous))
+        stack.callback(calls.close)
         while (call := _next_call(pipe)) is not None:
             method, args = call
             if method == BEGIN:
-                # The networks of the plan before are freed first.
-                worker = None
-                stack.close()
                 (plan,) = cast(tuple[RankPlan], args)
-                worker = stack.enter_context(plan.worker(place))
+                calls.begin(plan)
                 pipe.send(None)
                 continue
-            reply = getattr(worker, method)(*args)
+            reply = calls.call(method, *args)
             pipe.send(send_buckets(pipe, reply) if isinstance(reply, Generator) else reply)
 
 

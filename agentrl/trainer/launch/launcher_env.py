@@ -39,8 +39,8 @@ def launcher_env(layout: MegatronConfig, environment: Mapping[str, str]) -> Laun
     if count < 2:
         if layout.actor_num_nodes > 1:
             raise ConfigError(
-                f"actor_num_nodes = {layout.actor_num_nodes} needs a launcher that starts this command for "
-                "every rank, such as torchrun (docs/megatron.md, `Several machines`); start it with one."
+                f"actor_num_nodes = {layout.actor_num_nodes} needs cluster = ray, or a launcher that starts "
+                "this command for every rank, such as torchrun (docs/megatron.md, `Several machines`)."
             )
         return None
     if count != layout.world_size:

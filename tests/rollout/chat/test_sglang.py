@@ -9,8 +9,8 @@ import pytest
 
 import agentrl
 from agentrl import Limits, Message, Step, Task, ToolCall, play
-from agentrl.assembly.config import ModelSection
 from agentrl.assembly.model import fresh_source
+from agentrl.assembly.sections import ModelSection
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.envs import Chat
 from agentrl.errors import ConfigError

@@ -1,0 +1,87 @@
+"""The cluster of a run: from the configuration to the reserved places of its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.assembly.config import RunConfig
+from agentrl.cluster.placement import Layout, RankNeeds, described, layout_of
+from agentrl.cluster.ray.placement import RayPlacement, placed
+from agentrl.cluster.ray.session import RaySession, cluster_address, connected
+from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.types import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class RunCluster:
+    """A Ray cluster with a seat for every process of the run."""
+
+    session: RaySession
+    placement: RayPlacement
+
+    def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
+        """Start ranks; those that were started before in these seats have ended. See `RayRanks`."""
+        return RayRanks(self.session, self.placement, world_size, folder, preloaded=preloaded)
+
+
+@contextmanager
+def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
+    """The cluster, for the block; None where the run is on this machine alone, or places nothing.
+
+    It blocks until Ray is up and has room for the run. folder: of the run, for the logs of a Ray of its own.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: no cluster answers, or it has no room for the run.
+    """
+    if config.cluster.cluster == "local" or not num_ranks(config):
+        yield None
+        return
+    with connected(config.cluster, folder, os.environ) as session:
+        layout = run_layout(config, has_gpus=session.has_gpus)
+        placement = placed(session, layout, config.cluster.placement_timeout_s)
+        try:
+            yield RunCluster(session, placement)
+        finally:
+            placement.remove()
+
+
+def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
+    """The bundles and the slots of the run. has_gpus: whether any machine of the cluster has a GPU."""
+    megatron = config.megatron
+    nodes, per_node, gpus = 1, 1, 0
+    if config.trainer.trainer == "megatron":
+        nodes, per_node = megatron.actor_num_nodes, megatron.actor_num_gpus_per_node
+        chosen = config.cluster.num_gpus_per_rank
+        gpus = int(has_gpus) if chosen is None else chosen
+    ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus)
+    return layout_of(ranks, (), colocate=config.trainer.colocate)
+
+
+def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
+    """What the run would place, and where; no cluster is asked. num_gpus: of this machine (count)."""
+    if config.cluster.cluster == "local" or not num_ranks(config):
+        return {}
+    address = cluster_address(config.cluster, os.environ)
+    # Of another cluster only the settings are known.
+    has_gpus = bool(num_gpus) if address is None else config.trainer.trainer == "megatron"
+    layout = run_layout(config, has_gpus=has_gpus)
+    where = "a Ray of its own on this machine" if address is None else f"the Ray cluster at {address}"
+    return {
+        "where": where,
+        "reserves": described(layout.bundles),
+        "ranks": [f"rank {n} in bundle {slot.bundle}" for n, slot in enumerate(layout.ranks)],
+    }
+
+
+def num_ranks(config: RunConfig) -> int:
+    """Ranks of the run's trainer (count); 0 = nothing is trained."""
+    if config.command == "train":
+        trains = config.rollout.num_rollout or config.warm_start.warm_start_steps
+        if config.rollout.debug_rollout_only or not trains:
+            return 0
+    return config.megatron.world_size if config.trainer.trainer == "megatron" else 1

@@ -1,0 +1,177 @@
+"""The bundles that a run needs, and which of them each rank and each server gets. Knows nothing of Ray.
+
+A bundle is CPUs and GPUs of one machine; Ray reserves all bundles of a run, or none. The ranks that belong on
+one machine share a bundle, and so no rank talks to its neighbour over the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import NamedTuple
+
+
+class Bundle(NamedTuple):
+    """A reservation on one machine: CPUs and GPUs (counts)."""
+
+    cpus: float
+    gpus: int
+
+
+class RankNeeds(NamedTuple):
+    """The trainer's ranks: `per_node` on each of `nodes` machines; what each takes (counts)."""
+
+    nodes: int
+    per_node: int
+    cpus: float
+    gpus: int
+
+
+class ServerNeeds(NamedTuple):
+    """One server, on one machine: what it takes (counts)."""
+
+    cpus: float
+    gpus: int
+
+
+class Slot(NamedTuple):
+    """The part of a bundle that one process gets. gpus: positions among those of the bundle."""
+
+    bundle: int
+    gpus: tuple[int, ...]
+
+
+class PlacedBundle(NamedTuple):
+    """Where a bundle is. node: Ray's id; host: its address. devices: its GPUs, as CUDA numbers them there."""
+
+    node: str
+    host: str
+    devices: tuple[str, ...]
+
+
+class Seat(NamedTuple):
+    """Where one process runs. bundle: the number of its bundle in the placement group.
+
+    devices: its GPUs, in the form of CUDA_VISIBLE_DEVICES; empty = none.
+    """
+
+    bundle: int
+    node: str
+    host: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The bundles of a run, those of the ranks first; the slot of every rank and every server."""
+
+    bundles: tuple[Bundle, ...]
+    ranks: tuple[Slot, ...]
+    servers: tuple[Slot, ...]
+
+    def seats(
+        self, placed: Sequence[PlacedBundle], driver_node: str
+    ) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
+        """The seats of the ranks and of the servers, once the bundles are placed.
+
+        Equal bundles are interchangeable: they are taken node by node, the driver's node first, and on a node
+        by their first device. So neighbouring ranks are on one machine, and rank 0 is near the driver.
+        """
+        order = self._order(placed, driver_node)
+
+        def seat(slot: Slot) -> Seat:
+            bundle = order[slot.bundle]
+            where = placed[bundle]
+            devices = sorted(where.devices, key=_natural)
+            return Seat(
+                bundle, where.node, where.host, tuple(devices[n] for n in slot.gpus if n < len(devices))
+            )
+
+        return tuple(map(seat, self.ranks)), tuple(map(seat, self.servers))
+
+    def _order(self, placed: Sequence[PlacedBundle], driver_node: str) -> dict[int, int]:
+        """Which placed bundle each bundle of the layout is."""
+        num_of_ranks = len({slot.bundle for slot in self.ranks})
+        order: dict[int, int] = {}
+        kinds: dict[tuple[Bundle, bool], list[int]] = {}
+        for number, bundle in enumerate(self.bundles):
+            kinds.setdefault((bundle, number < num_of_ranks), []).append(number)
+        for numbers in kinds.values():
+            by_place = sorted(numbers, key=lambda number: _place_key(placed[number], driver_node))
+            order |= dict(zip(numbers, by_place, strict=True))
+        return order
+
+
+def layout_of(ranks: RankNeeds | None, servers: Sequence[ServerNeeds], *, colocate: bool) -> Layout:
+    """The bundles for the ranks and the servers of a run. ranks: None = nothing is trained.
+
+    colocate: a server takes GPUs of one of the ranks' bundles, each GPU of it for at most one server; one
+    that finds no room there, or takes no GPU, gets a bundle of its own, as all do without `colocate`.
+    """
+    slots_of_ranks: list[Slot] = []
+    shared = [0] * (ranks.nodes if ranks is not None and colocate else 0)
+    if ranks is not None:
+        for bundle in range(ranks.nodes):
+            for number in range(ranks.per_node):
+                gpus = range(number * ranks.gpus, (number + 1) * ranks.gpus)
+                slots_of_ranks.append(Slot(bundle, tuple(gpus)))
+    room = ranks.per_node * ranks.gpus if ranks is not None else 0
+    cpus_of_shared = [0.0] * len(shared)
+    own: list[Bundle] = []
+    num_of_ranks = ranks.nodes if ranks is not None else 0
+    slots_of_servers: list[Slot] = []
+    for server in servers:
+        fits = (n for n, taken in enumerate(shared) if server.gpus and taken + server.gpus <= room)
+        home = next(fits, None)
+        if home is None:
+            slots_of_servers.append(Slot(num_of_ranks + len(own), tuple(range(server.gpus))))
+            own.append(Bundle(server.cpus, server.gpus))
+            continue
+        slots_of_servers.append(Slot(home, tuple(range(shared[home], shared[home] + server.gpus))))
+        shared[home] += server.gpus
+        cpus_of_shared[home] += server.cpus
+    bundles: list[Bundle] = []
+    if ranks is not None:
+        # All alike, so that they are interchangeable.
+        cpus = ranks.per_node * ranks.cpus + max(cpus_of_shared, default=0.0)
+        bundles = [Bundle(cpus, room)] * ranks.nodes
+    return Layout((*bundles, *own), tuple(slots_of_ranks), tuple(slots_of_servers))
+
+
+def described(bundles: Sequence[Bundle]) -> str:
+    """The bundles in words: `2 x (4 CPUs, 4 GPUs) + 1 CPU`."""
+    counts: dict[Bundle, int] = {}
+    for bundle in bundles:
+        counts[bundle] = counts.get(bundle, 0) + 1
+    return " + ".join(
+        _resources(bundle) if count == 1 else f"{count} x ({_resources(bundle)})"
+        for bundle, count in counts.items()
+    )
+
+
+def _resources(bundle: Bundle) -> str:
+    cpus = f"{bundle.cpus:g} CPU{'' if bundle.cpus == 1 else 's'}"
+    return f"{cpus}, {bundle.gpus} GPU{'' if bundle.gpus == 1 else 's'}" if bundle.gpus else cpus
+
+
+def _place_key(
+    place: PlacedBundle, driver_node: str
+) -> tuple[bool, tuple[int, int, str], str, list[tuple[int, int, str]]]:
+    first = min(place.devices, key=_natural, default="")
+    return place.node != driver_node, _address(place.host), place.node, _natural(first)
+
+
+def _address(host: str) -> tuple[int, int, str]:
+    """Addresses in the order of their numbers, names after them."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return 9, 0, host
+    return address.version, int(address), ""
+
+
+def _natural(device: str) -> list[tuple[int, int, str]]:
+    """Sorts `2` before `10`, and `GPU-...` by its text."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", device)]

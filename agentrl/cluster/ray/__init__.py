@@ -1,0 +1,1 @@
+"""Ray: the only modules of the package that import it."""

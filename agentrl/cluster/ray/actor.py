@@ -1,0 +1,85 @@
+"""An actor of Ray: a process with an object of a class, and calls of its methods by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+
+_CONTROL = "control"
+_CONTROL_THREADS = 2
+
+
+class _Method(Protocol):
+    def remote(self, *args: object) -> ObjectRef[object]: ...
+
+    def options(self, *, concurrency_group: str) -> _Method: ...
+
+
+class Actor:
+    """Starts an object of `kind`, a class of a module, and takes no CPU of the cluster beyond its bundle's.
+
+    Calls run one after the other, in their order; those with `control` in threads of their own, meanwhile.
+    """
+
+    def __init__(
+        self,
+        kind: type[object],
+        *args: object,
+        strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy,
+    ) -> None:
+        import ray
+
+        remote = cast(Callable[..., Callable[[type[object]], _ActorClass]], ray.remote)
+        actor_class = remote(num_cpus=0, max_restarts=0, concurrency_groups={_CONTROL: _CONTROL_THREADS})(
+            kind
+        )
+        self._handle = actor_class.options(scheduling_strategy=strategy).remote(*args)
+
+    def call(self, method: str, *args: object) -> ObjectRef[object]:
+        """Begin a call after all earlier ones. An argument that is a reference arrives as its value."""
+        return self._method(method).remote(*args)
+
+    def control(self, method: str, *args: object) -> ObjectRef[object]:
+        """Begin a call now."""
+        return self._method(method).options(concurrency_group=_CONTROL).remote(*args)
+
+    def kill(self) -> None:
+        """End the process, whatever it does; any thread may call this."""
+        import ray
+
+        ray.kill(self._handle)
+
+    def _method(self, name: str) -> _Method:
+        method: _Method = getattr(self._handle, name)
+        return method
+
+
+class _ActorClass(Protocol):
+    def options(
+        self, *, scheduling_strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy
+    ) -> _ActorClass: ...
+
+    def remote(self, *args: object) -> ActorHandle[object]: ...
+
+
+def in_bundle(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStrategy:
+    """Has an actor start in a bundle of a placement group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+
+def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """Has an actor start on a machine."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)

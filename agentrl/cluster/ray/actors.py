@@ -1,0 +1,180 @@
+"""Objects in processes that Ray starts in the bundles of a placement: the driver's side.
+
+Calls of one object run in the order in which they are made. What `put` returns is in the object store once,
+and reaches any number of objects by reference; arrays in it are read in place, and cannot be written to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.cluster.placement import Seat
+from agentrl.cluster.ray.actor import Actor, in_bundle
+from agentrl.cluster.ray.host import HostSettings, Identity, ObjectHost
+from agentrl.cluster.ray.logs import LogMirror
+from agentrl.cluster.ray.session import RaySession
+from agentrl.errors import ClusterError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.util.placement_group import PlacementGroup
+
+_LAST_LINES = 8
+
+
+class Shared:
+    """Arguments in the object store."""
+
+    def __init__(self, ref: ObjectRef[tuple[object, ...]]) -> None:
+        self.ref = ref
+
+
+def put(*args: object) -> Shared:
+    """Arguments of a call of several objects, copied once."""
+    import ray
+
+    return Shared(ray.put(args))
+
+
+class PendingCall:
+    """A call that has begun, of an object."""
+
+    def __init__(self, of: RemoteObject, ref: ObjectRef[object]) -> None:
+        self.of = of
+        self.ref = ref
+
+    def result(self) -> object:
+        """What the method returned; waits for it.
+
+        Raises:
+            ClusterError: the method raised an exception, or the process or its machine has gone.
+        """
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return ray.get(self.ref)
+        except RayTaskError as error:
+            if isinstance(error.cause, ClusterError):
+                raise ClusterError(str(error.cause), at_s=error.cause.at_s) from None
+            raise ClusterError(_first_line(error.cause or error), at_s=time.time()) from None
+        except RayError as error:
+            raise ClusterError(self.of.end_reason(error), is_gone=True) from None
+
+
+def completed(calls: Sequence[PendingCall], timeout_s: float | None = None) -> list[PendingCall]:
+    """Those of the calls that have ended, well or not; waits for the first. [] = none in time."""
+    import ray
+
+    done, _ = ray.wait([call.ref for call in calls], num_returns=1, timeout=timeout_s, fetch_local=False)
+    return [call for call in calls if call.ref in done]
+
+
+class RemoteObject:
+    """An object in a process of its own, in a seat of a placement, until `close` or the end of this process.
+
+    log: its output, here on this machine; that of another machine is copied every moment. environment:
+    variables of the process, over those that the run passes on. The constructor does not wait, and `create`
+    does not either: start all objects first.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        group: PlacementGroup,
+        seat: Seat,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.seat, self.log, self._session = seat, log, session
+        is_here = seat.node == session.node
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(seat.devices)} if seat.devices else {}
+        settings = HostSettings(
+            f"{session.namespace}-{log.stem}",
+            log.resolve() if is_here else None,
+            {**session.environment, **devices, **(environment or {})},
+        )
+        self._actor = Actor(ObjectHost, settings, strategy=in_bundle(group, seat.bundle))
+        self._is_here = is_here
+        self._identity: Identity | None = None
+        self._mirror: LogMirror | None = None
+
+    def identify(self) -> Identity:
+        """Its process; waits until it is up, and has its log copied from then on.
+
+        Raises:
+            ClusterError: it did not start.
+        """
+        if self._identity is None:
+            identity = PendingCall(self, self._actor.control("identity")).result()
+            assert isinstance(identity, Identity), identity
+            self._identity = identity
+            if not self._is_here:
+                self._mirror = LogMirror(self.seat.node, identity.log, self.log)
+        return self._identity
+
+    @property
+    def where(self) -> str:
+        """Its process and its machine, for an error message."""
+        return f"process {self._identity.pid if self._identity else '?'} on {self.seat.host}"
+
+    def create(self, target: str, *args: object) -> PendingCall:
+        """Begin to make the object. target: its class or a function, as `package.module:name`."""
+        return PendingCall(self, self._actor.call("create", target, *args))
+
+    def call(self, method: str, *args: object) -> PendingCall:
+        """Begin a call of a method, after all earlier ones."""
+        return PendingCall(self, self._actor.call("call", method, args))
+
+    def call_shared(self, method: str, args: Shared) -> PendingCall:
+        """Begin a call with arguments that are in the object store."""
+        return PendingCall(self, self._actor.call("call", method, args.ref))
+
+    def aside(self, method: str, *args: object) -> PendingCall:
+        """Begin a call of a method now, whatever else the object does; it must be safe in another thread."""
+        return PendingCall(self, self._actor.control("aside", method, *args))
+
+    def print_stacks(self) -> None:
+        """Have the process print the stacks of its threads into its log now."""
+        self._actor.control("print_stacks")
+
+    def end(self) -> None:
+        """Kill the process without waiting; any thread may do that. Pending calls then raise ClusterError."""
+        self._actor.kill()
+
+    def close(self) -> None:
+        """Kill the process, and copy the rest of its log."""
+        self.end()
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def last_lines(self, count: int = _LAST_LINES) -> list[str]:
+        """The last lines of its log, as far as its machine can still be reached."""
+        if self._mirror is not None:
+            self._mirror.catch_up()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.strip()][-count:]
+
+    def end_reason(self, error: Exception) -> str:
+        """How it ended, after an error of Ray that says that it has."""
+        # Ray counts a machine as alive for some seconds more.
+        if self._mirror is not None and not self._mirror.is_reachable():
+            return "has gone with its machine"
+        text = str(error)
+        if "ray.kill" in text:
+            return "was ended by the run"
+        if "low on memory" in text or "OutOfMemory" in type(error).__name__:
+            return "was ended by Ray, since its machine ran out of memory"
+        if "creation task" in text:
+            lines = [line for line in text.splitlines() if line.strip()]
+            return f"did not start: {lines[-1].strip()}"
+        return "was killed, or crashed"
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

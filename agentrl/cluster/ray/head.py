@@ -1,0 +1,150 @@
+"""A Ray of this run's own: one machine, on the loopback address, for whoever has its token.
+
+It runs under a guard, in a process group of its own: it ends with this process, also where that is killed,
+and a signal to the run's group does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl import guard
+from agentrl.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+_PREFIX = "agentrl-ray-"
+_START_S = 120.0
+_POLL_S = 0.05
+_GRACE_S = 3.0
+_LAST_LINES = 5
+
+
+class Head(NamedTuple):
+    """A running Ray. variables: of each process that talks to it; the token among them is a secret."""
+
+    address: str
+    variables: dict[str, str]
+
+
+@contextmanager
+def own_head(folder: Path) -> Iterator[Head]:
+    """A Ray for the block. folder: has its logs while it runs, and afterwards.
+
+    waits for: its address. unblocked by: that, its end, or two minutes. on shutdown: all its processes end.
+
+    Raises:
+        ConfigError: it did not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale(folder / "logs")
+    # The sockets of Ray need a short path.
+    session = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    variables = {
+        # Read where Ray is imported: it binds to the loopback address, not to the network's.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": _token(),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Settings of the user's other clusters.
+        "RAY_ADDRESS": "",
+    }
+    log = folder / "head.log"
+    try:
+        with _started(session, variables, log) as process:
+            address = _address(session, process, log)
+            _link(folder / "logs", session)
+            yield Head(address, variables)
+    finally:
+        _keep_logs(folder / "logs")
+        shutil.rmtree(session, ignore_errors=True)
+
+
+@contextmanager
+def _started(session: Path, variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    options = {
+        "node-ip-address": LOOPBACK,
+        "port": "0",
+        "include-dashboard": "false",
+        "temp-dir": str(session),
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            guard.command(command, _GRACE_S),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_GRACE_S + guard.GIVE_UP_S + 1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@cache
+def _token() -> str:
+    """The token of this process's clusters: Ray reads it once, at the first connection."""
+    return secrets.token_hex(32)
+
+
+def _address(session: Path, process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address that the head writes when it is up."""
+    file, deadline = session / "ray_current_cluster", time.monotonic() + _START_S
+    while not (address := file.read_text().strip() if file.exists() else ""):
+        if process.poll() is not None or time.monotonic() > deadline:
+            how = "did not start in time" if process.poll() is None else "ended while it started"
+            lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            raise ConfigError(
+                f"the Ray of this run {how} (see {log}): {' | '.join(lines)}; mend that, or start a cluster "
+                "and give its ray_address."
+            )
+        time.sleep(_POLL_S)
+    return address
+
+
+def _remove_stale(logs: Path) -> None:
+    """Remove the logs of an earlier run in this folder, and the session of one that was killed."""
+    if logs.is_symlink() and (session := logs.resolve().parents[1]).name.startswith(_PREFIX):
+        shutil.rmtree(session, ignore_errors=True)
+    _remove(logs)
+
+
+def _link(logs: Path, session: Path) -> None:
+    """Have `logs` lead to those of the running session."""
+    for target in session.glob("session_2*/logs"):
+        logs.symlink_to(target)
+
+
+def _keep_logs(logs: Path) -> None:
+    """Replace the link by what it leads to."""
+    if logs.is_symlink():
+        target = logs.resolve()
+        _remove(logs)
+        if target.is_dir():
+            shutil.copytree(target, logs, symlinks=True, ignore_dangling_symlinks=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

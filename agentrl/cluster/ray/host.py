@@ -1,0 +1,129 @@
+"""The process of an actor: it holds one object, whose methods the driver calls."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from agentrl.errors import ClusterError
+from agentrl.processes import print_stacks_on_signal
+
+_MAX_ERROR_CHARS = 300
+
+
+class HostSettings(NamedTuple):
+    """log: file for the output of the process; None = one of its machine's own. name: of that file.
+
+    environment: variables that are set before anything is imported that reads them.
+    """
+
+    name: str
+    log: Path | None
+    environment: Mapping[str, str]
+
+
+class Identity(NamedTuple):
+    """The process on its machine. log: where its output is there."""
+
+    pid: int
+    machine: str
+    log: str
+
+
+class ObjectHost:
+    """The class of the actor. Calls of the object run one after the other; those of `aside` meanwhile.
+
+    An exception of the object is printed into the log, and raised as a ClusterError.
+    """
+
+    def __init__(self, settings: HostSettings) -> None:
+        os.environ.update(settings.environment)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._log = settings.log or Path(tempfile.gettempdir()) / f"{settings.name}-{os.getpid()}.log"
+        _write_output_to(self._log)
+        print_stacks_on_signal()
+        self._object: object = None
+
+    def identity(self) -> Identity:
+        """This process."""
+        return Identity(os.getpid(), socket.gethostname(), str(self._log))
+
+    def print_stacks(self) -> None:
+        """Print the stacks of all threads of this process into its log."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def create(self, target: str, *args: object) -> None:
+        """Make the object. target: its class, or a function that makes it, as `package.module:name`."""
+        with _Reported():
+            module, _, name = target.partition(":")
+            self._object = getattr(importlib.import_module(module), name)(*args)
+
+    def call(self, method: str, args: tuple[object, ...]) -> object:
+        """Call a method of the object."""
+        with _Reported():
+            return getattr(self._object, method)(*args)
+
+    def aside(self, method: str, *args: object) -> object:
+        """Call a method of the object while another call runs."""
+        with _Reported():
+            return getattr(self._object, method)(*args)
+
+
+class LogReader:
+    """The class of an actor that reads files of its machine for the driver."""
+
+    def read(self, path: str, offset: int, num_bytes: int) -> bytes:
+        """At most `num_bytes` of a file, from a byte on."""
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(num_bytes)
+
+    def remove(self, path: str) -> None:
+        """Delete a file."""
+        Path(path).unlink(missing_ok=True)
+
+
+class _Reported:
+    """Prints an exception of its block, and raises it as one that any process can read."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.flush()
+        first_line = next(iter(str(error).splitlines()), "")
+        reported = f"{type(error).__name__}: {first_line}"[:_MAX_ERROR_CHARS]
+        # The cause may be of a class that the driver cannot import.
+        raise ClusterError(reported, at_s=time.time()) from None
+
+
+def _write_output_to(log: Path) -> None:
+    """Write standard output and errors to a file; nothing is left in a buffer when this process is killed."""
+    with log.open("ab", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
+    logging.basicConfig(format="%(name)s: %(message)s", force=True)
+    logging.getLogger("agentrl").setLevel(logging.INFO)
+
+
+def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)

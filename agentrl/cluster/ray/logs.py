@@ -1,0 +1,80 @@
+"""The log of a process on another machine, copied into a file on this one.
+
+consumes: the file on that machine. waits for: half a second. unblocked by: `close`. on shutdown: what is left
+of the file is copied, where its machine still answers; then the file there is removed.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.cluster.ray.actor import Actor, on_node
+from agentrl.cluster.ray.host import LogReader
+
+_INTERVAL_S = 0.5
+_TIMEOUT_S = 5.0
+_PIECE_BYTES = 1 << 20
+
+
+class LogMirror:
+    """Copies `there`, a file on the machine `node`, to `here`, from now on."""
+
+    def __init__(self, node: str, there: str, here: Path) -> None:
+        self._reader = Actor(LogReader, strategy=on_node(node))
+        self._there, self._here, self._offset = there, here, 0
+        self._is_lost = False
+        self._copying = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="agentrl-log", daemon=True)
+        self._thread.start()
+
+    def catch_up(self) -> None:
+        """Copy all that the file has now; nothing where the machine does not answer."""
+        with self._copying, self._here.open("ab") as file:
+            while piece := self._read():
+                file.write(piece)
+                self._offset += len(piece)
+
+    def is_reachable(self) -> bool:
+        """Whether the machine answers; nothing is read any more from one that does not."""
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):
+            ray.get(self._reader.control("read", self._there, 0, 0), timeout=_TIMEOUT_S)
+            return True
+        self._is_lost = True
+        return False
+
+    def close(self) -> None:
+        """Copy the rest, and remove the file there."""
+        import ray
+        from ray.exceptions import RayError
+
+        self._closed.set()
+        self._thread.join()
+        self.catch_up()
+        with suppress(RayError):
+            if not self._is_lost:
+                ray.get(self._reader.call("remove", self._there), timeout=_TIMEOUT_S)
+        self._reader.kill()
+
+    def _read(self) -> bytes:
+        import ray
+        from ray.exceptions import RayError
+
+        if self._is_lost:
+            return b""
+        with suppress(RayError):
+            piece = ray.get(
+                self._reader.call("read", self._there, self._offset, _PIECE_BYTES), timeout=_TIMEOUT_S
+            )
+            assert isinstance(piece, bytes), piece
+            return piece
+        return b""
+
+    def _follow(self) -> None:
+        while not self._closed.wait(_INTERVAL_S):
+            self.catch_up()

@@ -1,0 +1,108 @@
+"""A layout's bundles, reserved in a Ray cluster: all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.cluster.placement import Bundle, Layout, PlacedBundle, Seat, described
+from agentrl.cluster.ray.actor import in_bundle
+from agentrl.cluster.ray.session import RaySession
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlacement:
+    """Reserved bundles, until this process disconnects. ranks, servers: where each of them runs."""
+
+    group: PlacementGroup
+    ranks: Sequence[Seat]
+    servers: Sequence[Seat]
+
+    def remove(self) -> None:
+        """Free the bundles; whatever still runs in them is killed."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(self.group)
+
+
+def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacement:
+    """Reserve the bundles of a layout, packed onto as few machines as hold them.
+
+    waits for: room in the cluster. unblocked by: that, or timeout_s.
+
+    Raises:
+        ConfigError: the cluster has no room for them, or got none in time.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    if session.is_own and not _fits(layout.bundles, session.nodes()):
+        # Waiting helps only where a cluster grows, or others leave it.
+        raise ConfigError(_unplaceable(session, layout, "it has"))
+    group = placement_group([_resources(bundle) for bundle in layout.bundles], strategy="PACK")
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise ConfigError(
+            _unplaceable(session, layout, f"after {timeout_s:g} s it still has no room: it has")
+        )
+    ranks, servers = layout.seats(_where(group, layout.bundles), session.node)
+    return RayPlacement(group, ranks, servers)
+
+
+def _resources(bundle: Bundle) -> dict[str, float]:
+    return {"CPU": bundle.cpus} | ({"GPU": bundle.gpus} if bundle.gpus else {})
+
+
+def _fits(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the one machine of a Ray of this run's own holds all bundles."""
+    (node,) = nodes
+    cpus, gpus = sum(bundle.cpus for bundle in bundles), sum(bundle.gpus for bundle in bundles)
+    return cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0)
+
+
+def _unplaceable(session: RaySession, layout: Layout, has: str) -> str:
+    nodes = [Bundle(node.get("CPU", 0), int(node.get("GPU", 0))) for node in session.nodes()]
+    advice = "add machines, lower num_cpus_per_rank, or take fewer ranks or servers"
+    return (
+        f"the Ray cluster cannot place this run: it asks for {described(layout.bundles)}, each part of that "
+        f"on one machine, and {has} {described(nodes) or 'no machine'}; {advice}."
+    )
+
+
+def _where(group: PlacementGroup, bundles: Sequence[Bundle]) -> list[PlacedBundle]:
+    """Where each bundle is; the GPUs of those that have any, as a process there sees them."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    hosts = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    devices = _devices(group, [number for number, bundle in enumerate(bundles) if bundle.gpus], bundles)
+    return [
+        PlacedBundle(nodes[number], hosts[nodes[number]], devices.get(number, ()))
+        for number in range(len(bundles))
+    ]
+
+
+def _devices(
+    group: PlacementGroup, numbers: Sequence[int], bundles: Sequence[Bundle]
+) -> dict[int, tuple[str, ...]]:
+    """The GPUs of these bundles, in the form of CUDA_VISIBLE_DEVICES."""
+    import ray
+
+    probe = ray.remote(_visible_devices)
+    probes = [
+        probe.options(num_cpus=0, num_gpus=bundles[number].gpus, scheduling_strategy=in_bundle(group, number))
+        for number in numbers
+    ]
+    return dict(zip(numbers, ray.get([start.remote() for start in probes]), strict=True))
+
+
+def _visible_devices() -> tuple[str, ...]:
+    """The GPUs that Ray has given this process."""
+    import ray
+
+    return tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])

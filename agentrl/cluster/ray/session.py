@@ -1,0 +1,179 @@
+"""The connection of this process to a Ray cluster: one of its own, or one that runs already.
+
+A Ray of its own listens on the loopback address and admits only who has its token, which is in the
+environment of its processes. It ends with the run; the kernel ends it where this process is killed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray.head import LOOPBACK, own_head
+from agentrl.errors import ConfigError
+from agentrl.extras import require
+
+_OF_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it for the process of `ray job submit`, and RAY_ADDRESS with it."""
+_ADDRESS = "RAY_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """A connected process. node, host: Ray's id and the address of this process's machine.
+
+    is_own: the cluster was started for this run, and can get no further machines. environment: the variables
+    that the run's processes get beyond those of their machine.
+    """
+
+    node: str
+    host: str
+    namespace: str
+    is_own: bool
+    environment: Mapping[str, str] = field(repr=False)
+
+    def nodes(self) -> list[Mapping[str, float]]:
+        """The resources of each machine that is alive."""
+        import ray
+
+        return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any machine has a GPU."""
+        return any(node.get("GPU", 0) > 0 for node in self.nodes())
+
+
+@contextmanager
+def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str]) -> Iterator[RaySession]:
+    """A connection for the block; a Ray of the run's own is started before and ended after it.
+
+    folder: of the run; the logs of a Ray of its own are below it. environment: of this process.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: nothing answers at the address; a Ray of its own did not start; or see `checked`.
+    """
+    address = cluster_address(config, environment)
+    passed = checked(config, environment)
+    namespace = f"agentrl-{secrets.token_hex(8)}"
+    start = _own(folder, namespace) if address is None else _attached(address, namespace)
+    with start:
+        import ray
+
+        context = ray.get_runtime_context()
+        host: str = ray.util.get_node_ip_address()
+        yield RaySession(context.get_node_id(), host, namespace, address is None, passed)
+
+
+def cluster_address(config: ClusterConfig, environment: Mapping[str, str]) -> str | None:
+    """The cluster to attach to; None = the run starts a Ray of its own.
+
+    RAY_ADDRESS counts only where `ray job submit` has set it: elsewhere it may be of another user's cluster.
+    """
+    if config.ray_address is not None:
+        return config.ray_address
+    return environment.get(_ADDRESS, "auto") if is_job(environment) else None
+
+
+def is_job(environment: Mapping[str, str]) -> bool:
+    """Whether this process was started by `ray job submit`."""
+    try:
+        job = json.loads(environment.get(_OF_JOB, "{}"))
+    except ValueError:
+        return False
+    metadata = job.get("metadata") if isinstance(job, dict) else None
+    return isinstance(metadata, dict) and "job_submission_id" in metadata
+
+
+def checked(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the run's processes get, once what can be known without a cluster is checked.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: a variable that is named is not set.
+    """
+    require("cluster = ray", "ray")
+    names = config.ray_env_vars
+    for name in names:
+        if "*" not in name and name not in environment:
+            raise ConfigError(f"ray_env_vars names {name}, which is not set; set it, or leave it out.")
+    return {
+        key: value
+        for key, value in environment.items()
+        if any(fnmatch.fnmatchcase(key, name) for name in names)
+    }
+
+
+@contextmanager
+def _own(folder: Path, namespace: str) -> Iterator[None]:
+    """A Ray on this machine alone, for the block; its logs are in `folder`/ray."""
+    with own_head(folder / "ray") as head, _environment(head.variables):
+        import ray
+
+        if ray.is_initialized():
+            raise ConfigError(
+                "this process is connected to a Ray cluster already, and a run with cluster = ray starts one "
+                "of its own; give ray_address, or call ray.shutdown() first."
+            )
+        if ray.util.get_node_ip_address() != LOOPBACK:
+            raise ConfigError(
+                "Ray was imported before the run, so it cannot stay on the loopback address; do not import "
+                "ray in this process, or start a cluster and give ray_address."
+            )
+        try:
+            ray.init(
+                head.address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=LOOPBACK,
+            )
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _attached(address: str, namespace: str) -> Iterator[None]:
+    """A connection to a cluster that runs already, for the block; one of this process is used as it is."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
+            "ray_address out."
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """These variables in the environment, for the block."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

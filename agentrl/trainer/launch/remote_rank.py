@@ -1,0 +1,87 @@
+"""A rank as an object in a process that Ray started: the other end of `RayRanks`."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Generator
+from typing import NamedTuple
+
+from agentrl.protocols import TensorSpec
+from agentrl.trainer.launch.calls import RankCalls
+from agentrl.trainer.launch.interfaces import use_interface_to
+from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
+from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
+
+
+class SentBucket(NamedTuple):
+    """A bucket on its way. bytes_B: uint8; whoever sends it copies them."""
+
+    tensors: tuple[TensorSpec, ...]
+    bytes_B: Bytes
+
+
+class StreamEnd(NamedTuple):
+    """What the method of the stream returned."""
+
+    returned: object
+
+
+class RemoteRank:
+    """The object. preloaded: the module with the worker. A stream gives one bucket a call."""
+
+    def __init__(self, place: RankPlace, preloaded: str) -> None:
+        if place.rendezvous is not None:
+            use_interface_to(place.rendezvous.host)
+        importlib.import_module(preloaded)
+        self._calls = RankCalls(place)
+        self._stream: Generator[Filled, None, object] | None = None
+        self._end = StreamEnd(None)
+        self._sent: Filled | None = None
+
+    def begin(self, plan: bytes) -> None:
+        """Build the worker of a pickled plan."""
+        loaded: RankPlan = pickle.loads(plan)
+        self._calls.begin(loaded)
+
+    def call(self, method: str, *args: object) -> object:
+        """Call a method of the worker; a stream of it runs to its end, and its buckets go nowhere."""
+        reply = self._calls.call(method, *args)
+        if not isinstance(reply, Generator):
+            return reply
+        self._stream = reply
+        return self.end_stream()
+
+    def begin_stream(self, method: str, *args: object) -> None:
+        """Begin a stream of the worker."""
+        stream = self._calls.call(method, *args)
+        assert isinstance(stream, Generator), f"{method} gives buckets"
+        self._stream = stream
+
+    def next_bucket(self) -> SentBucket | StreamEnd:
+        """The next bucket of the stream, or its end, however often that is asked for."""
+        self._give_back()
+        if self._stream is None:
+            return self._end
+        try:
+            self._sent = next(self._stream)
+        except StopIteration as end:
+            self._stream, self._end = None, StreamEnd(end.value)
+            return self._end
+        return SentBucket(*bucket_of(self._sent))
+
+    def end_stream(self) -> object:
+        """Run the stream to its end, without its buckets; what its method returned."""
+        while not isinstance(bucket := self.next_bucket(), StreamEnd):
+            pass
+        return bucket.returned
+
+    def close(self) -> None:
+        """Close the worker."""
+        self._calls.close()
+
+    def _give_back(self) -> None:
+        """Free the last bucket's buffer: its bytes were copied when it was sent."""
+        if self._sent is not None:
+            self._sent.pool.give_back(self._sent.buffer)
+            self._sent = None

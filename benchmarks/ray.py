@@ -1,0 +1,167 @@
+"""What Ray costs: calls of a trainer's rank on a Ray of one machine, against a rank that is a child process.
+
+The worker of both does nothing, and they take turns in every repeat. Each section is a function of
+`SECTIONS`; all of them share one Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol
+
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.placement import RankNeeds, layout_of
+from agentrl.cluster.ray.placement import RayPlacement, placed
+from agentrl.cluster.ray.session import RaySession, connected
+from agentrl.trainer.launch.processes import Processes
+from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.trainer.ranks import Ranks
+from agentrl.types import JSON, TrainBatch
+from benchmarks import idle
+from benchmarks.compare import figures_of, interleaved
+from benchmarks.idle import IdlePlan, arrays_of
+from benchmarks.machine import machine
+from benchmarks.stall import Stall, batch_of
+
+LOCAL, RAY = "local", "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class RayBench:
+    """episodes: of a step (count). tokens: of an episode; long_tokens: where the hand-off is measured."""
+
+    episodes: int = 256
+    tokens: int = 1024
+    long_tokens: int = 16_384
+    repeats: int = 7
+
+
+class Cluster(NamedTuple):
+    """What a section may use. folder: for logs."""
+
+    session: RaySession
+    placement: RayPlacement
+    folder: Path
+
+
+class Section(Protocol):
+    """Measures one thing, and returns its summary and its rows."""
+
+    async def __call__(self, cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
+        """The section: `summary`, and whatever shows every repeat."""
+
+
+async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
+    """How long a call with the batch of a step takes, on either side, where the worker does nothing."""
+    batch = _batch(bench.episodes, bench.tokens)
+    seconds = await _call_seconds(cluster, batch, bench)
+    figures = {side: figures_of([1000 * value for value in values]) for side, values in seconds.items()}
+    return {
+        "summary": {
+            "step_overhead_ms": figures[RAY].median - figures[LOCAL].median,
+            **{f"{side}_ms": one.median for side, one in figures.items()},
+        },
+        "ms": {side: one._asdict() for side, one in figures.items()},
+    }
+
+
+async def hand_off(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
+    """The rate at which the samples of a large batch reach the rank."""
+    batch = _batch(bench.episodes, bench.long_tokens)
+    gigabytes = sum(array.nbytes for sample in batch.samples for array in arrays_of(sample)) / 1e9
+    with _rank(cluster, RAY) as ranks:
+        num_arrays = sum(len(arrays_of(sample)) for sample in batch.samples)
+        share_of_views = int(str(ranks.call("num_views", batch)[0])) / num_arrays
+    seconds = await _call_seconds(cluster, batch, bench)
+    figures = {side: figures_of([gigabytes / value for value in values]) for side, values in seconds.items()}
+    return {
+        "summary": {
+            "hand_off_gb_per_s": figures[RAY].median,
+            "local_gb_per_s": figures[LOCAL].median,
+            "batch_gb": gigabytes,
+            "share_of_arrays_without_a_copy_in_the_rank": share_of_views,
+        },
+        "gb_per_s": {side: one._asdict() for side, one in figures.items()},
+    }
+
+
+SECTIONS: Mapping[str, Section] = {"step_overhead": step_overhead, "hand_off": hand_off}
+"""The sections by name; their summaries are joined."""
+
+
+def bench_ray(bench: RayBench | None = None) -> dict[str, JSON]:
+    """All sections.
+
+    Returns:
+        summary: of all sections. Each section by its name, with its repeats. settings: of runs and machine.
+    """
+    return asyncio.run(_bench(bench or RayBench()))
+
+
+async def _bench(bench: RayBench) -> dict[str, JSON]:
+    summary: dict[str, JSON] = {}
+    sections: dict[str, JSON] = {}
+    with TemporaryDirectory(prefix="agentrl-bench-") as temporary, _cluster(Path(temporary)) as cluster:
+        for name, section in SECTIONS.items():
+            measured = dict(await section(cluster, bench))
+            found = measured.pop("summary")
+            assert isinstance(found, dict), "every section has a summary"
+            summary |= found
+            sections[name] = measured
+    load = os.getloadavg()[0]
+    return {
+        "summary": {**summary, "load_average": load},
+        **sections,
+        "settings": {**asdict(bench), "ray": version("ray"), "baseline": LOCAL, **machine()},
+    }
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[Cluster]:
+    with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
+        placement = placed(session, layout_of(RankNeeds(1, 1, 0.5, 0), (), colocate=False), 60.0)
+        try:
+            yield Cluster(session, placement, folder)
+        finally:
+            placement.remove()
+
+
+async def _call_seconds(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[str, list[float]]:
+    """The duration of a call with this batch, by side and repeat."""
+    with _rank(cluster, LOCAL) as local, _rank(cluster, RAY) as on_ray:
+        sides = {LOCAL: local, RAY: on_ray}
+
+        async def seconds(ranks: Ranks) -> float:
+            began = time.perf_counter()
+            await ranks.run(ranks.call, "take", batch)
+            return time.perf_counter() - began
+
+        runs = {side: lambda ranks=ranks: seconds(ranks) for side, ranks in sides.items()}
+        return await interleaved(runs, repeats=bench.repeats)
+
+
+@contextmanager
+def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
+    folder = cluster.folder / side
+    ranks: Ranks = (
+        Processes(1, folder, preloaded=idle.__name__)
+        if side == LOCAL
+        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=idle.__name__)
+    )
+    try:
+        ranks.begin(IdlePlan())
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def _batch(episodes: int, tokens: int) -> TrainBatch:
+    return batch_of(Stall(samples=episodes, tokens=tokens))

@@ -1,0 +1,153 @@
+"""A Ray of the run's own is this machine's alone, asks for its token, and is gone with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray.session import checked, cluster_address, is_job
+from agentrl.errors import ConfigError
+
+JOB = json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {}})
+IN_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": JOB, "RAY_ADDRESS": "10.0.0.7:6379"}
+DRIVER = """
+import os, sys
+from pathlib import Path
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.placement import RankNeeds, layout_of
+from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.cluster.ray.placement import placed
+from agentrl.cluster.ray.session import connected
+
+folder = Path(sys.argv[1])
+with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
+    import ray
+    placement = placed(session, layout_of(RankNeeds(1, 1, 0.1, 0), (), colocate=False), 60)
+    busy = RemoteObject(session, placement.group, placement.ranks[0], folder / "rank-0.log")
+    busy.identify()
+    # It does not end by itself.
+    busy.create("time:sleep", 3600)
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+STRANGER = """
+import os, sys
+os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+import ray
+ray.init(sys.argv[1], _node_ip_address="127.0.0.1", log_to_driver=False)
+print("admitted")
+"""
+
+
+def test_an_address_in_the_environment_attaches_only_where_ray_submitted_the_job():
+    own, chosen = ClusterConfig(cluster="ray"), ClusterConfig(cluster="ray", ray_address="10.0.0.9:6379")
+    assert cluster_address(own, {}) is None
+    assert cluster_address(own, {"RAY_ADDRESS": "10.0.0.7:6379"}) is None
+    assert cluster_address(own, IN_JOB) == "10.0.0.7:6379"
+    assert cluster_address(chosen, IN_JOB) == "10.0.0.9:6379"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"metadata": {}}', '{"metadata": null}'])
+def test_what_is_no_job_of_ray_is_none(text):
+    assert not is_job({"RAY_JOB_CONFIG_JSON_ENV_VAR": text})
+
+
+def test_variables_are_passed_on_by_name_and_by_pattern_and_nothing_else():
+    environment = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0", "HF_HOME": "/hf", "TOKEN": "secret"}
+    config = ClusterConfig(cluster="ray", ray_env_vars=["NCCL_*", "HF_HOME"])
+    assert checked(config, environment) == {
+        name: value for name, value in environment.items() if name != "TOKEN"
+    }
+    with pytest.raises(ConfigError, match="ray_env_vars names HF_HOME, which is not set"):
+        checked(config, {})
+
+
+def descendants_of(session: int) -> set[int]:
+    """The processes whose command or environment names this run's folder of Ray, or that it started."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and session in ancestors(int(process.name)):
+            found.add(int(process.name))
+    return found
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process itself and its parents."""
+    chain = []
+    while pid > 1:
+        chain.append(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return []
+    return chain
+
+
+def listening(pids: set[int]) -> set[str]:
+    """The addresses that these processes listen on, as the kernel writes them."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(os.readlink(descriptor))
+            except OSError:
+                continue
+    rows = [
+        row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()
+    ]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_a_ray_of_the_runs_own_is_reachable_from_here_alone_and_ends_with_the_run(tmp_path, killed):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    try:
+        address = driver.stdout.readline().strip()
+        assert address.startswith("127.0.0.1:")
+        processes = descendants_of(driver.pid)
+        assert len(processes) > 4
+        loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+        assert listening(processes) <= loopback
+        refused = subprocess.run(
+            [sys.executable, "-c", STRANGER, address],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert refused.returncode != 0
+        assert "admitted" not in refused.stdout
+        assert "AUTH" in refused.stderr.upper()
+    finally:
+        if killed:
+            driver.send_signal(signal.SIGKILL)
+        driver.stdin.close()
+        driver.wait(120)
+        driver.stdout.close()
+    deadline = time.monotonic() + 60
+    while left := {pid for pid in processes if Path(f"/proc/{pid}").exists()}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    if not killed:
+        assert (tmp_path / "ray" / "logs" / "raylet.out").exists()
+        assert not (tmp_path / "ray" / "logs").is_symlink()
+    secrets = [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"RAY_AUTH_TOKEN" in path.read_bytes()
+    ]
+    assert secrets == []
