@@ -30,6 +30,22 @@ class PlayGroup(Protocol):
         """Start playing, or go on with a group that was stopped."""
 
 
+class Player(Protocol):
+    """Plays groups, and accounts for those that are cancelled."""
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in flight, so that they can go on later; None = they cannot."""
+
+    def play(
+        self, prompt: Prompt, version: int, begun: GroupInProgress | None = None
+    ) -> Coroutine[None, None, GroupOutcome]:
+        """Play a group, or go on with it; `version` is the policy's when it starts."""
+
+    def cancelled(self, prompt: Prompt) -> GroupOutcome:
+        """The outcome of a group whose `play` was cancelled."""
+
+
 class Rollouts(Protocol):
     """The batches of a run, in their order: played by a `Producer`, or read from a journal."""
 
