@@ -1,4 +1,4 @@
-"""What a simulation is told of episodes, engine, trainer and their sizes: the table [simulate]."""
+"""What a simulation takes for episodes, engine, trainer and their sizes: the table [simulate]."""
 
 from __future__ import annotations
 
@@ -151,7 +151,12 @@ class SizesSection(Section):
 
 
 class SimulateSection(EpisodesSection, EngineSection, TrainingSection, SizesSection):
-    """Everything that a simulation is told beside the settings of the run."""
+    """Everything that a simulation takes besides the settings of the run."""
+
+    iterations: Count = 30
+    """Iterations that are simulated, in place of num_rollout (count); those at both ends are not timed."""
+    simulation_seed: int = 0
+    """Seed of the episodes that are drawn."""
 
     @property
     def num_engines(self) -> int:

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.simulate.config import SimulateSection
 from agentrl.simulate.recorded import Interval, RecordedRun, TrainedBatch, mean_of, replicas_of
-from agentrl.simulate.workload import RecordedWorkload
+from agentrl.simulate.workload import GroupPlan, RecordedWorkload
 from agentrl.types import JSON
 
 Floats = npt.NDArray[np.float64]
@@ -56,6 +56,9 @@ def fitted(runs: Sequence[RecordedRun]) -> dict[str, JSON]:
     score_s = sum(batch.score_s / (1.0 + update.slowdown * batch.overlap) for batch in steps)
     publish_s = mean_of(span.seconds for run in runs for span in run.publishing[_WARM_UP:] or run.publishing)
     model: dict[str, JSON] = {
+        **_sizes(config),
+        **described([group for run in runs for group in run.groups]),
+        "failed_episodes_ratio": _failed_ratio(runs),
         "engine_slots": slots,
         "decode_step_s": float(step_s),
         "decode_request_s": float(each_s),
@@ -68,7 +71,7 @@ def fitted(runs: Sequence[RecordedRun]) -> dict[str, JSON]:
         "score_tok_per_s": float(min(num_tokens / max(score_s, 1e-9), _NEVER)),
         "train_slowdown": update.slowdown,
         "publish_s": float(publish_s),
-        "between_s": mean_of(b.between_s for b in steps if b.between_s is not None),
+        "between_s": mean_of(batch.between_s for batch in steps if batch.between_s is not None),
         # The time that a player takes for a turn is in the recorded time between two turns.
         "turn_cpu_s": 0.0,
     }
@@ -80,13 +83,46 @@ def fitted(runs: Sequence[RecordedRun]) -> dict[str, JSON]:
 def recorded_workload(runs: Sequence[RecordedRun], size: int, seed: int) -> RecordedWorkload:
     """The episodes of the runs. size: of a group (count)."""
     groups = [group for run in runs for group in run.groups]
-    attempts = sum(run.attempts for run in runs)
-    return RecordedWorkload(groups, size, seed, sum(run.failed for run in runs) / max(attempts, 1))
+    return RecordedWorkload(groups, size, seed, _failed_ratio(runs))
 
 
-def sized(config_gpus: int, section: SimulateSection) -> SimulateSection:
-    """The section, whose speeds are of a trainer on so many GPUs."""
-    return section.model_copy(update={"trainer_gpus": max(config_gpus, 1)})
+def _failed_ratio(runs: Sequence[RecordedRun]) -> float:
+    return sum(run.failed for run in runs) / max(sum(run.attempts for run in runs), 1)
+
+
+def described(groups: Sequence[GroupPlan]) -> dict[str, JSON]:
+    """The episodes in the numbers of [simulate]: medians and 0.95 quantiles."""
+    episodes = [episode for group in groups for episode in group.episodes if episode.turns]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    values = {
+        "turns": [float(len(episode.turns)) for episode in episodes],
+        "turn_len": [float(turn.sampled) for turn in turns],
+        "prompt_len": [float(episode.turns[0].world) for episode in episodes],
+        "reply_len": [float(turn.world) for episode in episodes for turn in episode.turns[1:]],
+        "env_s": [turn.then_s for turn in turns],
+    }
+    model: dict[str, JSON] = {}
+    for name, numbers in values.items():
+        least = 0.0 if name == "env_s" else 1.0
+        median, p95 = (float(np.quantile(numbers or [least], q)) for q in (0.5, 0.95))
+        model[name] = max(median, least)
+        # A lognormal time whose median is 0 is 0.
+        model[f"{name}_p95"] = max(p95, median, least) if median else least
+    model["filtered_ratio"] = mean_of(bool(group.reason) for group in groups)
+    model["idle_ratio"] = mean_of(group.is_idle for group in groups)
+    return model
+
+
+def _sizes(config: RunConfig) -> dict[str, JSON]:
+    """The sizes of the machines that a run had."""
+    engine_gpus = max(config.engine.num_policy_gpus // replicas_of(config), 1)
+    trainer_gpus = config.megatron.world_size if config.trainer.trainer == "megatron" else 1
+    return {
+        "engine_gpus": engine_gpus,
+        "rollout_gpus": engine_gpus * replicas_of(config),
+        "trainer_gpus": trainer_gpus,
+        "train_gpus": trainer_gpus,
+    }
 
 
 def _engine_fit(runs: Sequence[RecordedRun]) -> Fit:

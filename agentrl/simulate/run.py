@@ -136,7 +136,7 @@ class SimulatedRun:
 def simulate(
     rollout: RolloutConfig, section: SimulateSection, workload: Workload, *, passes: int = 1
 ) -> SimulatedRun:
-    """Simulate a run of `rollout.num_rollout` iterations; equal arguments give an equal result.
+    """Simulate a run of `section.iterations` iterations; equal arguments give an equal result.
 
     passes: over each batch (count).
 
@@ -144,6 +144,7 @@ def simulate(
         ConfigError: there are too few iterations for a steady one.
         WorldBrokenError, UserError: as of the producer of a real run.
     """
+    rollout = rollout.model_copy(update={"num_rollout": section.iterations})
     first, last = steady(rollout)
     program = _Simulation(rollout, section, workload, passes).run()
     iterations, simulation = run_in_virtual_time(program)
@@ -166,7 +167,7 @@ def steady(rollout: RolloutConfig) -> tuple[int, int]:
     first, last = ahead, rollout.num_rollout - ahead
     if last - first < 1:
         raise ConfigError(
-            f"num_rollout ({rollout.num_rollout}) must be at least {2 * ahead + 1} here: {ahead} iterations "
+            f"iterations ({rollout.num_rollout}) must be at least {2 * ahead + 1} here: {ahead} iterations "
             "at the begin and as many at the end are no steady ones; raise it."
         )
     return first, last
