@@ -64,7 +64,8 @@ class SimulatedPlayer:
     """Plays groups as `GroupPlayer` does, with the durations of a workload and of a model of engines.
 
     request_s: of a request outside of the engine. timeout_s: of a group (seconds). retries: of an episode
-    that fails (count). started, retried, broken, cancelled: groups, episodes, groups, groups (counts).
+    that fails (count). started, broken: groups. retried, cut: episodes that were played again, and those that
+    the timeout ended (counts).
     """
 
     workload: Workload
@@ -124,24 +125,23 @@ class SimulatedPlayer:
             if attempt:
                 self.retried += 1
                 plan = self.workload.retry(index, k, attempt)
-            session = f"g{index}-{k}-{attempt}"
+            session, done = f"g{index}-{k}-{attempt}", _Played()
+            is_cut = False
             try:
                 async with asyncio.timeout_at(None if math.isinf(ends_at_s) else ends_at_s):
-                    done = await self._episode(index, session, plan)
+                    await self._episode(index, session, plan, done)
             except TimeoutError:
+                is_cut = True
                 self.cut += 1
-                return True
             finally:
                 self.engines.close_session(session)
-            if not plan.fails:
+            if is_cut or not plan.fails:
                 _add(played, done)
                 return True
-            if now_s() >= ends_at_s:
-                return False
         return False
 
-    async def _episode(self, index: int, session: str, plan: EpisodePlan) -> _Played:
-        done = _Played()
+    async def _episode(self, index: int, session: str, plan: EpisodePlan, done: _Played) -> None:
+        """Take the turns of an episode, and add each to `done` when it has ended."""
         await asyncio.sleep(plan.reset_s)
         for turn in plan.turns:
             await self.workers.turn(index)
@@ -153,7 +153,6 @@ class SimulatedPlayer:
             done.num_tokens = prompt + turn.sampled
             done.num_turns += 1
             await asyncio.sleep(turn.then_s)
-        return done
 
 
 def _add(played: _Played, done: _Played) -> None:

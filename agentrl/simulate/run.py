@@ -204,9 +204,9 @@ class _Simulation:
             section, engines, rollout.num_steps_per_rollout * self._passes, self._passes
         )
         prompts = (Prompt(index, TASK, 0) for index in count())
-        producer = build_producer(
-            rollout, prompts.__next__, player, _any_groups, num_batches=rollout.num_rollout
-        )
+        choose = None if rollout.buffer_filter_path is None else _any_groups
+        number = rollout.num_rollout
+        producer = build_producer(rollout, prompts.__next__, player, choose, num_batches=number)
         turns = SharedDevices(engines, section.offload_s) if section.colocate else OwnDevices()
         cadence = Cadence(producer, Publishing.of(rollout), turns, now_s)
         try:

@@ -177,12 +177,19 @@ def test_over_sampling_drops_what_it_does_not_take():
     assert result.groups["trained"] == 30 * 4
     assert result.groups["dropped_over_sampled"] == 30 * 2
     assert result.steps_per_s > run(section, rollout_batch_size=4).steps_per_s
+    chosen = run(
+        section, over_sampling_batch_size=6, buffer_filter_path="agentrl.algorithms.filters:highest_std"
+    )
+    assert chosen.groups["dropped_not_chosen"] == 30 * 2
+    assert chosen.steps_per_s < result.steps_per_s
 
 
 def test_a_group_is_cut_after_its_time():
-    section = constant()
-    assert run(section, group_timeout_s=2.5).steps_per_s == pytest.approx(1 / (2.5 + 3 + 1), rel=0.5)
-    assert run(section, group_timeout_s=2.5).events["cut_episodes"] == 24 * 8
+    """After 2.5 s each episode has a turn of 20 + 10 tokens; its second one has not ended."""
+    result = run(constant(), group_timeout_s=2.5)
+    assert result.steps_per_s == pytest.approx(1 / (2.5 + 3 + 1), rel=1e-6)
+    assert result.events["cut_episodes"] == 24 * 8
+    assert result.figures["trained_tok_per_s"] == pytest.approx(8 * 30 / 6.5)
 
 
 def test_episodes_that_always_fail_end_the_run_as_in_a_real_one():
