@@ -78,10 +78,18 @@ def simulate_command(
     """
     gpus, staleness = flags.pop("gpus"), flags.pop("max_staleness")
     texts = {name: value for name, value in flags.items() if isinstance(value, str | bool)}
-    sweep = requested(run, flag_values(texts, SimulationFlags), folders, model)
+    settings = flag_values(texts, SimulationFlags)
+    compared = None if staleness is None else _counts(str(staleness))
+    if compared is not None:
+        settings["max_staleness"] = max(compared)
+    if gpus is not None and (ignored := sorted(set(settings) & {"rollout_gpus", "train_gpus", "colocate"})):
+        raise ConfigError(
+            f"{ignored[0]} has no effect with --gpus, which compares all splits; drop one of them."
+        )
+    sweep = requested(run, settings, folders, model)
     if saved is not None:
         save_model(sweep.section, Path(saved))
-    values = [sweep.rollout.max_staleness] if staleness is None else _counts(str(staleness))
+    values = compared or [sweep.rollout.max_staleness]
     rows = sweep.over_splits(gpus, values) if isinstance(gpus, int) else sweep.over_staleness(values)
     best = best_of(rows)
     if as_json:

@@ -124,8 +124,8 @@ class TrainingSection(Section):
 class SizesSection(Section):
     """How many of each there are, and what they share."""
 
-    rollout_gpus: Count = 1
-    """GPUs that play: engines of engine_gpus each (count)."""
+    rollout_gpus: Count | None = None
+    """GPUs that play: engines of engine_gpus each (count); left out, those of one engine."""
     train_gpus: Count = 1
     """GPUs that train (count)."""
     colocate: bool = False
@@ -159,15 +159,20 @@ class SimulateSection(EpisodesSection, EngineSection, TrainingSection, SizesSect
     """Seed of the episodes that are drawn."""
 
     @property
+    def playing_gpus(self) -> int:
+        """GPUs that play, derived where it was left out (count)."""
+        return self.engine_gpus if self.rollout_gpus is None else self.rollout_gpus
+
+    @property
     def num_engines(self) -> int:
         """Engines (count)."""
-        gpus = self.rollout_gpus + self.train_gpus if self.colocate else self.rollout_gpus
+        gpus = self.playing_gpus + self.train_gpus if self.colocate else self.playing_gpus
         return gpus // self.engine_gpus
 
     @property
     def trainer_speedup(self) -> float:
         """How many times as fast as measured the trainer is: each doubling gives 2 x trainer_scaling."""
-        gpus = self.rollout_gpus + self.train_gpus if self.colocate else self.train_gpus
+        gpus = self.playing_gpus + self.train_gpus if self.colocate else self.train_gpus
         doublings = math.log2(gpus / self.trainer_gpus)
         return float((2.0 * self.trainer_scaling) ** doublings)
 
@@ -175,7 +180,7 @@ class SimulateSection(EpisodesSection, EngineSection, TrainingSection, SizesSect
     def _an_engine_has_its_gpus(self) -> SimulateSection:
         if not self.num_engines:
             raise ValueError(
-                f"rollout_gpus ({self.rollout_gpus}) must be at least engine_gpus ({self.engine_gpus}): one "
+                f"rollout_gpus ({self.playing_gpus}) must be at least engine_gpus ({self.engine_gpus}): one "
                 "engine needs that many; change one of them."
             )
         return self

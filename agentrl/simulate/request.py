@@ -53,6 +53,8 @@ def requested(
     Raises:
         ConfigError: one of them is wrong, or has no effect.
     """
+    if folders and model is not None:
+        raise ConfigError("--from measures what --model gives; leave one of the two out.")
     config = load_run(run, {})
     if config.rollout.replay is not None or config.rollout.debug_rollout_only:
         raise ConfigError(
@@ -83,8 +85,6 @@ def save_model(section: SimulateSection, path: Path) -> None:
 
 def _section(flags: JSON, recorded: Sequence[RecordedRun], model: str | None) -> SimulateSection:
     assert isinstance(flags, dict), "the values of a section are a table"
-    if recorded and model is not None:
-        raise ConfigError("--from measures what --model gives; leave one of the two out.")
     drawn = sorted(set(flags) & set(EpisodesSection.model_fields))
     if recorded and drawn:
         raise ConfigError(

@@ -81,7 +81,7 @@ class Sweep(NamedTuple):
     def over_staleness(self, values: Sequence[int]) -> list[Row]:
         """One simulation for each value of max_staleness, with the sizes of the section."""
         section = self.section
-        sizes = Sizes(section.rollout_gpus, section.train_gpus, section.colocate)
+        sizes = Sizes(section.playing_gpus, section.train_gpus, section.colocate)
         return [self.row(sizes, value) for value in values]
 
     def over_splits(self, gpus: int, values: Sequence[int]) -> list[Row]:
