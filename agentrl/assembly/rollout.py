@@ -15,7 +15,8 @@ from agentrl.envs.contract import check_generate
 from agentrl.envs.generate import Generate, generating
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
-from agentrl.rollout.producer import EarlyEnd, Player, Producer, ProducerSettings
+from agentrl.rollout.player import Player
+from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
