@@ -100,6 +100,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json
 	$(BIN)/python -m benchmarks refill --json
+	$(BIN)/python -m benchmarks simulate --json
 	$(BIN)/python -m benchmarks async --json
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for its tests and for bench (2 GB)

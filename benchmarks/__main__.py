@@ -16,7 +16,14 @@ from agentrl.cli import run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
-from benchmarks.config import AlgorithmsBench, AsyncBench, AsyncPart, QuickstartBench, RefillBench
+from benchmarks.config import (
+    AlgorithmsBench,
+    AsyncBench,
+    AsyncPart,
+    QuickstartBench,
+    RefillBench,
+    SimulateBench,
+)
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 
@@ -147,6 +154,26 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     bench = parse(_Async, values, source="the flags").bench
     only = () if part is None else (part,)
     _print(bench_async(bench, only=only, on_event=partial(click.echo, err=True)), as_json)
+
+
+class _Simulate(Section):
+    bench: SimulateBench = SimulateBench()
+
+
+@config_flags(_Simulate)
+@cli.command("simulate")
+@_JSON
+def simulate_command(as_json: bool, **flags: str | bool | None) -> None:
+    """How well `agentrl simulate` predicts small real runs: steps/s and mean staleness, layout by layout.
+
+    Two other runs of each workload are measured, one synchronous and one asynchronous; the model that is
+    fitted to both predicts all layouts.
+    """
+    from benchmarks.simulate import bench_simulate
+
+    values = by_section(_Simulate, flag_values(flags, _Simulate))
+    bench = parse(_Simulate, values, source="the flags").bench
+    _print(bench_simulate(bench, on_event=partial(click.echo, err=True)), as_json)
 
 
 @cli.command("engines")

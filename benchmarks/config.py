@@ -98,3 +98,14 @@ class AsyncBench(Section):
     """When table and wall start no further run (minutes each); the next call goes on with those left out."""
     output_dir: str = "runs/bench-async"
     """Where the runs of table and wall are cached; finished ones are not run again (folder)."""
+
+
+class SimulateBench(Section):
+    """The runs that are predicted."""
+
+    repeats: Annotated[int, Field(ge=1)] = 3
+    """Runs of each layout, with seeds 0, 1, ... and measured runs of their own (count)."""
+    iterations: Annotated[int, Field(ge=12)] = 24
+    """RL iterations of each run (count); the first and the last few are not timed."""
+    simulations: Annotated[int, Field(ge=1)] = 5
+    """Simulations of each layout, over whose seeds a prediction is the mean (count)."""

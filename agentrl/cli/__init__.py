@@ -23,6 +23,7 @@ from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.sft import sft_command
+from agentrl.cli.simulate import simulate_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import rollout_command, train_command
 from agentrl.cli.view import view_command
@@ -45,13 +46,14 @@ def cli() -> None:
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
     several on several environments with `agentrl benchmark`, list the environments with `agentrl envs list`,
     the tools that can be added to them with `agentrl tools list`, and the graders of answers with `agentrl
-    graders list`. Read what agents did with `agentrl view`.
+    graders list`. Read what agents did with `agentrl view`, and size a run with `agentrl simulate`.
     """
 
 
 for command in (
     train_command,
     sft_command,
+    simulate_command,
     rollout_command,
     replay_command,
     evaluate_command,

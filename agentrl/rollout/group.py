@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -109,6 +109,11 @@ class GroupPlayer:
     privileged: PrivilegedContext | None = None
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in flight, so that they can go on later; None = they cannot."""
+        return None if self.episodes is None else self.episodes.stop
 
     async def play(self, prompt: Prompt, version: int, begun: GroupInProgress | None = None) -> GroupOutcome:
         """Play a group, or go on with it; `version` is the policy's when it starts.

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from agentrl.activity import TAKE, working
 from agentrl.algorithms.corrections import CorrectionWatch
@@ -24,9 +22,9 @@ from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError, stage
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
+from agentrl.rollout.cadence import Cadence, MovingReference, Publishing, Times
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
-from agentrl.run.cadence import MovingReference, Publishing
 from agentrl.run.colocation import Colocation
 from agentrl.run.credit import Credited, Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
@@ -80,28 +78,6 @@ class BatchInProgress:
         self.is_training = False
 
 
-class _Times(NamedTuple):
-    """When the phases of an iteration ended, by the loop's clock (seconds)."""
-
-    started: float
-    played: float
-    scored: float
-    updated: float
-    ended: float
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases, in their order."""
-        names = ("rollout", "log_probs", "actor_train", "update_weights")
-        return tuple(Phase(name, *span) for name, span in zip(names, pairwise(self), strict=True))
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The duration of each phase, and of the iteration."""
-        times = {f"perf/{phase.name}_time": phase.end_s - phase.start_s for phase in self.phases}
-        return times | {"perf/step_time": self.ended - self.started}
-
-
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The parts that an iteration uses.
@@ -144,46 +120,30 @@ class Loop:
         Raises:
             TokenLawError: a trajectory breaks a token law; nothing of the batch is trained on.
         """
-        started = self.clock()
-        with working(TAKE):
-            outcomes = self.in_progress.outcomes = await self.producer.take()
-        played = self.clock()
-        groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
-        removed = self.in_progress.removed = await self._removed(groups)
-        batch = self._checked(groups, removed)
-        staleness = self._staleness(groups)
-        # Episodes end only while the engine has its memory.
-        async with self._drained(self.colocation.offload_rollout):
-            async with self.colocation.training():
-                # The complete batch before any of its updates: the proximal policy is that of all its steps.
-                before = await self._crediting.before(batch)
-                scored = self.clock()
-                credited, reports = await self._trained(batch, before)
-                if self.moving is not None and self.moving.is_due(step):
-                    await self.trainer.move_reference(self.moving.share)
-                updated = self.clock()
-            published = await self._publish(step)
-        version = published.version if published else self.producer.version
-        self.producer.advance(step + 1, version=version, is_published=self.publishing.is_due(step))
-        times = _Times(started, played, scored, updated, self.clock())
+        training = _LoopTraining(self, step)
+        cadence = Cadence(self.producer, self.publishing, self.colocation, self.clock)
+        times, published = await cadence.iterate(step, training)
+        groups, reports, removed = training.groups, training.reports, self.in_progress.removed
         trained = [group for group in groups if group.id in self.in_progress.trained]
         dropped = [group for group in groups if group.id not in self.in_progress.trained]
-        metrics = rollout_metrics(outcomes, removed) | staleness | _averaged(reports) | credited.metrics
-        playing_s = (times.ended if self.overlaps else played) - started
-        metrics |= times.metrics | self.colocation.take_metrics()
+        metrics = rollout_metrics(training.outcomes, removed) | training.staleness | _averaged(reports)
+        phases = _phases(times)
+        metrics |= training.credited.metrics | _seconds(phases) | self.colocation.take_metrics()
+        playing_s = (times.ended if self.overlaps else times.played) - times.started
+        training_s = times.updated - times.scored
         metrics |= {
             "train/optimizer_steps": float(len(reports)),
             "perf/update_weights_bytes": float(published.num_bytes if published else 0),
             "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
-            "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
+            "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), training_s),
         }
         if not self.critic_only:
             self.algorithm.controls.observe(groups, metrics)
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.end()
-        advantages = credited.advantages
         return Iteration(
-            step, outcomes, trained, dropped, metrics, warnings, times.phases, removed, advantages=advantages
+            *(step, training.outcomes, trained, dropped, metrics, warnings, phases, removed),
+            advantages=training.credited.advantages,
         )
 
     @property
@@ -244,22 +204,56 @@ class Loop:
             self.in_progress.has_new_weights = True
         return report
 
-    async def _publish(self, step: int) -> PublishReport | None:
-        """Publish new weights where they are due; None = there are none, or they are not due."""
-        sends = self.in_progress.has_new_weights and self.publishing.is_due(step)
-        async with self.colocation.publishing(sends=sends):
-            if not sends:
-                return None
-            version, report = self.producer.version + 1, PublishReport(self.producer.version + 1, 0, 0.0)
-            if self.sink is not None:
-                async with self._drained(not self.colocation.offload_rollout):
-                    report = await self.trainer.publish(self.sink, version=version)
-            self.in_progress.has_new_weights = False
-        return report
 
-    def _drained(self, here: bool) -> AbstractAsyncContextManager[None]:
-        """Where an update may meet no episode in flight, and this is the place: a block without any."""
-        return self.producer.drained() if here and self.publishing.drains else nullcontext()
+@dataclass(slots=True)
+class _LoopTraining:
+    """The training of the batch of one iteration, and what is known of it afterwards.
+
+    groups: complete ones. removed: see `Iteration`. staleness: metrics, before the updates of the batch.
+    reports: of the optimizer steps that were not left out.
+    """
+
+    loop: Loop
+    step: int
+    outcomes: Sequence[GroupOutcome] = ()
+    groups: Sequence[Group] = ()
+    staleness: dict[str, float] = field(default_factory=dict)
+    reports: Sequence[StepReport] = ()
+    batch: RolloutBatch = field(init=False)
+    credited: Credited = field(init=False)
+
+    @property
+    def has_new_weights(self) -> bool:
+        """Whether the trainer's weights are newer than the published ones."""
+        return self.loop.in_progress.has_new_weights
+
+    async def receive(self, outcomes: Sequence[GroupOutcome]) -> None:
+        """Account for the batch, and check it."""
+        loop = self.loop
+        self.outcomes = loop.in_progress.outcomes = outcomes
+        self.groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
+        removed = loop.in_progress.removed = await loop._removed(self.groups)
+        self.batch = loop._checked(self.groups, removed)
+        self.staleness = loop._staleness(self.groups)
+
+    async def score(self) -> None:
+        """The credit, as far as it is known before the first update."""
+        self.credited = await self.loop._crediting.before(self.batch)
+
+    async def update(self) -> None:
+        """All optimizer steps; then the reference moves, where that is due."""
+        loop = self.loop
+        self.credited, self.reports = await loop._trained(self.batch, self.credited)
+        if loop.moving is not None and loop.moving.is_due(self.step):
+            await loop.trainer.move_reference(loop.moving.share)
+
+    async def publish(self, version: int) -> PublishReport:
+        """Send the weights to the sink, where there is one."""
+        loop, report = self.loop, PublishReport(version, 0, 0.0)
+        if loop.sink is not None:
+            report = await loop.trainer.publish(loop.sink, version=version)
+        loop.in_progress.has_new_weights = False
+        return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +284,18 @@ class PlayLoop:
         }
         self.in_progress.outcomes = ()
         return Iteration(step, outcomes, (), (), metrics, recorded=groups)
+
+
+def _phases(times: Times) -> tuple[Phase, ...]:
+    """The phases of an iteration, in their order."""
+    names = ("rollout", "log_probs", "actor_train", "update_weights")
+    return tuple(Phase(name, *span) for name, span in zip(names, pairwise(times), strict=True))
+
+
+def _seconds(phases: Sequence[Phase]) -> dict[str, float]:
+    """The duration of each phase, and of the iteration."""
+    seconds = {f"perf/{phase.name}_time": phase.end_s - phase.start_s for phase in phases}
+    return seconds | {"perf/step_time": phases[-1].end_s - phases[0].start_s}
 
 
 def _per_second(number: int, seconds: float) -> float:

@@ -27,9 +27,9 @@ from agentrl.errors import TrainerError
 from agentrl.event_loop import to_its_end
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
+from agentrl.rollout.cadence import Publishing, moving_reference
 from agentrl.rollout.producer import Rollouts
 from agentrl.rollout.saved import SavedGroups
-from agentrl.run.cadence import Publishing, moving_reference
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.demonstrations import demonstrate

@@ -20,7 +20,7 @@ from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
-from agentrl.run.cadence import moving_reference
+from agentrl.rollout.cadence import moving_reference
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from tests.algorithms.batches import EpisodeSpec, batch

@@ -1,0 +1,136 @@
+"""Many simulations: splits of GPUs between playing and training, values of max_staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from agentrl.errors import ConfigError, UserError
+from agentrl.rollout.config import RolloutConfig
+from agentrl.simulate.config import SimulateSection
+from agentrl.simulate.run import SimulatedRun, simulate
+from agentrl.simulate.workload import Workload
+from agentrl.types import JSON
+
+_SHARES = 8
+"""Splits give playing 1/8, 2/8, ... of the GPUs; around the best of them, sixteenths (count)."""
+
+
+class Sizes(NamedTuple):
+    """GPUs that play and GPUs that train (counts). colocate: all of them do both, in turns."""
+
+    rollout_gpus: int
+    train_gpus: int
+    colocate: bool = False
+
+    def __str__(self) -> str:
+        return "in turns" if self.colocate else f"{self.rollout_gpus} + {self.train_gpus}"
+
+
+class Row(NamedTuple):
+    """A simulation. run: None = it ended early, and `problem` says why."""
+
+    sizes: Sizes
+    max_staleness: int
+    run: SimulatedRun | None
+    problem: str = ""
+
+    @property
+    def steps_per_s(self) -> float:
+        """Iterations a second; 0 of a run that ended early."""
+        return 0.0 if self.run is None else self.run.steps_per_s
+
+    def as_json(self) -> dict[str, JSON]:
+        """Plain values."""
+        measured: dict[str, JSON] = {"problem": self.problem} if self.run is None else self.run.as_json()
+        return {
+            "rollout_gpus": self.sizes.rollout_gpus,
+            "train_gpus": self.sizes.train_gpus,
+            "colocate": self.sizes.colocate,
+            "max_staleness": self.max_staleness,
+            **measured,
+        }
+
+
+class Sweep(NamedTuple):
+    """What all simulations of a sweep have in common.
+
+    passes: over each batch (count). on_row: called with each result; None = it is not.
+    """
+
+    rollout: RolloutConfig
+    section: SimulateSection
+    workload: Workload
+    passes: int = 1
+    on_row: Callable[[Row], None] | None = None
+
+    def row(self, sizes: Sizes, max_staleness: int) -> Row:
+        """One simulation."""
+        section = self.section.model_copy(update=sizes._asdict())
+        rollout = self.rollout.model_copy(update={"max_staleness": max_staleness})
+        try:
+            row = Row(sizes, max_staleness, simulate(rollout, section, self.workload, passes=self.passes))
+        except ConfigError:
+            raise
+        except UserError as error:
+            row = Row(sizes, max_staleness, None, str(error))
+        if self.on_row is not None:
+            self.on_row(row)
+        return row
+
+    def over_staleness(self, values: Sequence[int]) -> list[Row]:
+        """One simulation for each value of max_staleness, with the sizes of the section."""
+        section = self.section
+        sizes = Sizes(section.playing_gpus, section.train_gpus, section.colocate)
+        return [self.row(sizes, value) for value in values]
+
+    def over_splits(self, gpus: int, values: Sequence[int]) -> list[Row]:
+        """Splits of so many GPUs, for each value of max_staleness.
+
+        At 0 engine and trainer wait for each other anyway, so there they take turns on all GPUs, too.
+
+        Raises:
+            ConfigError: there are too few GPUs for an engine and a trainer.
+        """
+        rows: list[Row] = []
+        for value in values:
+            own = [self.row(sizes, value) for sizes in _splits(gpus, self.section.engine_gpus)]
+            best = max(own, key=lambda row: row.steps_per_s)
+            known = {row.sizes for row in own}
+            around = [
+                sizes for sizes in _around(best.sizes, gpus, self.section.engine_gpus) if sizes not in known
+            ]
+            own += [self.row(sizes, value) for sizes in around]
+            if value == 0:
+                own.append(self.row(Sizes(gpus - 1, 1, colocate=True), value))
+            rows += sorted(own, key=lambda row: (row.sizes.colocate, row.sizes.rollout_gpus))
+        return rows
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The fastest one; None = none came to its end."""
+    best = max(rows, key=lambda row: row.steps_per_s, default=None)
+    return None if best is None or best.run is None else best
+
+
+def _splits(gpus: int, engine_gpus: int) -> list[Sizes]:
+    shares = (gpus * share / _SHARES for share in range(1, _SHARES))
+    sizes = sorted({_whole(share, gpus, engine_gpus) for share in shares})
+    if gpus <= engine_gpus or not sizes:
+        raise ConfigError(
+            f"gpus ({gpus}) must be more than engine_gpus ({engine_gpus}): one engine plays, and at least "
+            "one GPU trains; raise it."
+        )
+    return [Sizes(playing, gpus - playing) for playing in sizes]
+
+
+def _around(best: Sizes, gpus: int, engine_gpus: int) -> Iterator[Sizes]:
+    for offset in (-0.5, 0.5):
+        playing = _whole(best.rollout_gpus + offset * gpus / _SHARES, gpus, engine_gpus)
+        yield Sizes(playing, gpus - playing)
+
+
+def _whole(playing: float, gpus: int, engine_gpus: int) -> int:
+    """The nearest number of GPUs that are whole engines, and leave one for the trainer."""
+    most = (gpus - 1) // engine_gpus
+    return min(max(round(playing / engine_gpus), 1), most) * engine_gpus
