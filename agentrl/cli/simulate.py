@@ -16,7 +16,7 @@ from agentrl.cli.flags import config_flags, flag_values
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.simulate.request import SCHEDULING, SimulationFlags, requested, save_model
-from agentrl.simulate.sweep import Row, best_of
+from agentrl.simulate.sweep import Row, Sweep, best_of
 
 _UNUSED = tuple(name for name in RolloutConfig.model_fields if name not in SCHEDULING)
 _SPELLINGS = tuple(RolloutConfig.spellings)
@@ -91,21 +91,25 @@ def simulate_command(
         save_model(sweep.section, Path(saved))
     values = compared or [sweep.rollout.max_staleness]
     rows = sweep.over_splits(gpus, values) if isinstance(gpus, int) else sweep.over_staleness(values)
+    _show(sweep, rows, as_json=as_json)
+
+
+def _show(sweep: Sweep, rows: Sequence[Row], *, as_json: bool) -> None:
     best = best_of(rows)
     if as_json:
-        model_json = sweep.section.model_dump(mode="json")
-        best_json = None if best is None else best.as_json()
-        click.echo(
-            json.dumps({"rows": [row.as_json() for row in rows], "best": best_json, "model": model_json})
-        )
+        result = {
+            "rows": [row.as_json() for row in rows],
+            "best": None if best is None else best.as_json(),
+            "model": sweep.section.model_dump(mode="json"),
+        }
+        click.echo(json.dumps(result))
         return
     console = Console(highlight=False)
     console.print(_table(rows, best))
     for row in rows:
         if row.problem:
-            console.print(
-                Text(f"{row.sizes}, max_staleness {row.max_staleness}: {row.problem}"), soft_wrap=True
-            )
+            text = f"{row.sizes}, max_staleness {row.max_staleness}: {row.problem}"
+            console.print(Text(text), soft_wrap=True)
     console.print(Text(_NOTE), soft_wrap=True)
 
 

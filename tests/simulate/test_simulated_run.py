@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,12 +211,8 @@ def test_too_few_iterations_are_refused():
 
 def test_staleness_is_that_of_the_metrics_of_a_run():
     real = [group("g0", [0.0, 1.0]), group("g1", [0.0, 1.0])]
-    versions = {}
-    for each in real:
-        for episode in each.episodes:
-            for turn in episode.turns:
-                for version in turn.tokens.completion.versions.tolist():
-                    versions[version] = versions.get(version, 0) + 1
+    turns = [turn for each in real for episode in each.episodes for turn in episode.turns]
+    versions = Counter(version for turn in turns for version in turn.tokens.completion.versions.tolist())
     simulated = SimulatedGroup("g0", real[0].task, 0, (), (), sampled=versions)
     metrics = staleness_metrics(real, version=5)
     assert staleness_of([simulated], 5) == (
