@@ -90,10 +90,15 @@ class RayServer:
         return self.settings.key
 
     @property
+    def port(self) -> int:
+        """Its port on its machine, once it was checked or started."""
+        assert self._port is not None, "its machine chooses a port when it is checked"
+        return self._port
+
+    @property
     def url(self) -> str:
         """Its address, once it was checked or started."""
-        assert self._port is not None, "its machine chooses a port when it is checked"
-        return url_of(self.settings.host, self._port)
+        return url_of(self.settings.host, self.port)
 
     @property
     def running(self) -> bool:
