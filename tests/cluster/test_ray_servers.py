@@ -85,7 +85,9 @@ async def test_servers_in_seats_are_those_of_a_run_without_ray(launcher, tmp_pat
             assert server.key is None
             facts = about(server)
             assert not [name for name in facts["environment"] if name.startswith("RAY_")]
+            here = settings(tmp_path).environment_of(())
             assert facts["environment"]["PYTHONSAFEPATH"] == "1"
+            assert facts["environment"]["PYTHONPATH"] == here["PYTHONPATH"], "not that of Ray's interpreter"
         pids = [pid for server in launched.servers for pid in logged_pids(server.log)]
         assert len(pids) >= 4
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -6,6 +6,7 @@ The actor's process holds a guarded program, as a run on one machine does: the k
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Coroutine
@@ -34,6 +35,8 @@ class HostedServer:
     """
 
     def __init__(self, settings: ServerSettings, name: str, port: int | None, log: str) -> None:
+        # Ray's processes have the path of the driver's interpreter, which need not be SGLang's.
+        os.environ.pop("PYTHONPATH", None)
         # A guarded program ends with the thread that started it: this one lasts as long as the actor.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="agentrl-server", daemon=True).start()

@@ -8,10 +8,12 @@ is gone, however it ended, and the kernel ends the server with its actor.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.cluster.placement import Seat
@@ -55,6 +57,8 @@ class RayLauncher:
         )
 
     def _placed(self, settings: ServerSettings, seat: Seat) -> ServerSettings:
+        entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        settings = replace(settings, python_path=(*settings.python_path, *map(Path, entries)))
         if seat.node == self._session.node:
             return settings
         return replace(settings, host=seat.host, key=self.key)
