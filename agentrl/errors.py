@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import sysconfig
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
@@ -206,13 +206,12 @@ class ClusterError(AgentRLError):
     at_s: when it raised, in seconds since 1970. is_gone: the process has ended; the message says how.
     """
 
-    def __init__(self, message: str, *, at_s: float = 0.0, is_gone: bool = False) -> None:
-        super().__init__(message)
-        self.at_s = at_s
-        self.is_gone = is_gone
+    def __init__(self, message: str, at_s: float = 0.0, is_gone: bool = False) -> None:
+        super().__init__(message, at_s, is_gone)
+        self.message, self.at_s, self.is_gone = message, at_s, is_gone
 
-    def __reduce__(self) -> tuple[Callable[..., ClusterError], tuple[str, float, bool]]:
-        return _cluster_error, (str(self), self.at_s, self.is_gone)
+    def __str__(self) -> str:
+        return self.message
 
 
 class TrainerError(AgentRLError):
@@ -232,10 +231,6 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
     def __init__(self, sentence: str, kind: str = "tool") -> None:
         super().__init__(sentence)
         self.kind = kind
-
-
-def _cluster_error(message: str, at_s: float, is_gone: bool) -> ClusterError:
-    return ClusterError(message, at_s=at_s, is_gone=is_gone)
 
 
 def stage(name: str, timeout_s: float | None, what: str = "") -> Stage:

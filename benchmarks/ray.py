@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.placement import RankNeeds, layout_of
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, connected
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import Ranks
-from agentrl.types import JSON, Credit, Sample, Scores, TrainBatch
-from benchmarks.compare import figures_of, interleaved
+from agentrl.types import JSON, TrainBatch
+from benchmarks import idle
+from benchmarks.compare import Duration, figures_of, timed
+from benchmarks.idle import IdlePlan, arrays_of
 from benchmarks.machine import machine
 from benchmarks.stall import Stall, batch_of
 
@@ -60,41 +59,23 @@ class Section(Protocol):
         """The section: `summary`, and whatever shows every repeat."""
 
 
-class IdlePlan:
-    """A plan of one rank whose worker only receives."""
-
-    world_size = 1
-
-    @contextmanager
-    def worker(self, place: RankPlace) -> Iterator[IdleWorker]:
-        """The worker."""
-        del place
-        yield IdleWorker()
-
-
-class IdleWorker:
-    """Receives a batch."""
-
-    def take(self, batch: TrainBatch) -> int:
-        """The number of its samples."""
-        return len(batch.samples)
-
-    def num_views(self, batch: TrainBatch) -> int:
-        """How many arrays of its samples are memory of the object store, rather than copies (count)."""
-        return sum(not array.flags.owndata for sample in batch.samples for array in arrays_of(sample))
-
-
 async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
-    """How long a call with the batch of a step takes, on either side, where the worker does nothing."""
-    batch = _batch(bench.episodes, bench.tokens)
-    seconds = await _call_seconds(cluster, batch, bench)
-    figures = {side: figures_of([1000 * value for value in values]) for side, values in seconds.items()}
+    """How long a call with the batch of a step takes, on either side, where the worker does nothing.
+
+    The driver's CPU time, of all its threads, depends less on what else the machine does.
+    """
+    spent = await _calls(cluster, _batch(bench.episodes, bench.tokens), bench)
+    wall = {side: figures_of([1000 * call.wall_s for call in calls]) for side, calls in spent.items()}
+    cpu = {side: figures_of([1000 * call.cpu_s for call in calls]) for side, calls in spent.items()}
     return {
         "summary": {
-            "step_overhead_ms": figures[RAY].median - figures[LOCAL].median,
-            **{f"{side}_ms": one.median for side, one in figures.items()},
+            "step_overhead_ms": wall[RAY].median - wall[LOCAL].median,
+            "step_overhead_driver_cpu_ms": cpu[RAY].median - cpu[LOCAL].median,
+            **{f"{side}_ms": one.median for side, one in wall.items()},
+            **{f"{side}_driver_cpu_ms": one.median for side, one in cpu.items()},
         },
-        "ms": {side: one._asdict() for side, one in figures.items()},
+        "ms": {side: one._asdict() for side, one in wall.items()},
+        "driver_cpu_ms": {side: one._asdict() for side, one in cpu.items()},
     }
 
 
@@ -105,8 +86,8 @@ async def hand_off(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     with _rank(cluster, RAY) as ranks:
         num_arrays = sum(len(arrays_of(sample)) for sample in batch.samples)
         share_of_views = int(str(ranks.call("num_views", batch)[0])) / num_arrays
-    seconds = await _call_seconds(cluster, batch, bench)
-    figures = {side: figures_of([gigabytes / value for value in values]) for side, values in seconds.items()}
+    spent = await _calls(cluster, batch, bench)
+    figures = {side: figures_of([gigabytes / call.wall_s for call in calls]) for side, calls in spent.items()}
     return {
         "summary": {
             "hand_off_gb_per_s": figures[RAY].median,
@@ -159,27 +140,26 @@ def _cluster(folder: Path) -> Iterator[Cluster]:
             placement.remove()
 
 
-async def _call_seconds(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[str, list[float]]:
+async def _calls(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[str, list[Duration]]:
     """The duration of a call with this batch, by side and repeat."""
     with _rank(cluster, LOCAL) as local, _rank(cluster, RAY) as on_ray:
         sides = {LOCAL: local, RAY: on_ray}
 
-        async def seconds(ranks: Ranks) -> float:
-            began = time.perf_counter()
+        async def call(ranks: Ranks) -> None:
             await ranks.run(ranks.call, "take", batch)
-            return time.perf_counter() - began
 
-        runs = {side: lambda ranks=ranks: seconds(ranks) for side, ranks in sides.items()}
-        return await interleaved(runs, repeats=bench.repeats)
+        return await timed(
+            {side: partial(call, ranks) for side, ranks in sides.items()}, repeats=bench.repeats
+        )
 
 
 @contextmanager
 def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
     folder = cluster.folder / side
     ranks: Ranks = (
-        Processes(1, folder, preloaded=__name__)
+        Processes(1, folder, preloaded=idle.__name__)
         if side == LOCAL
-        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=__name__)
+        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=idle.__name__)
     )
     try:
         ranks.begin(IdlePlan())
@@ -188,18 +168,5 @@ def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
         ranks.close()
 
 
-def arrays_of(sample: Sample) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """The arrays of a sample."""
-    return [
-        *(sample.token_ids, sample.author, sample.loss_mask, sample.logprobs, sample.versions),
-        *(sample.turns, sample.temperatures),
-    ]
-
-
 def _batch(episodes: int, tokens: int) -> TrainBatch:
-    batch = batch_of(Stall(samples=episodes, tokens=tokens))
-    return TrainBatch(
-        batch.samples,
-        Scores(tuple(sample.logprobs for sample in batch.samples)),
-        Credit(batch.credit.advantages, batch.credit.weights),
-    )
+    return batch_of(Stall(samples=episodes, tokens=tokens))

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.assembly.config import RunConfig
 from agentrl.cluster.placement import Layout, RankNeeds, Seat, ServerNeeds, described, layout_of
 from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, address_of, connected
+from agentrl.cluster.ray.session import RaySession, cluster_address, connected
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.types import JSON
@@ -115,7 +115,7 @@ def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
     """What the run would place, and where; no cluster is asked. num_gpus: of this machine (count)."""
     if not _places(config):
         return {}
-    address = address_of(config.cluster, os.environ)
+    address = cluster_address(config.cluster, os.environ)
     # Of another cluster only the settings are known.
     has_gpus = bool(num_gpus) if address is None else config.trainer.trainer == "megatron"
     layout = run_layout(config, has_gpus=has_gpus)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ConfigError
 from agentrl.extras import require
@@ -49,10 +50,11 @@ MAY_CHANGE = frozenset(
         *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
         "adaptive_concurrency",
+        *ClusterConfig.model_fields,
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }
 )
-"""Settings that may change when a run resumes: how long it takes, what it reports, where it is served."""
+"""Settings that may change when a run resumes: how long it takes, what it reports, where it computes."""
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from agentrl.checkpoints.saving import save_model
-from agentrl.errors import ConfigError, TrainerError
+from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.errors import ClusterError, ConfigError, TrainerError
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import RankTrainer
@@ -51,8 +52,7 @@ async def test_a_rank_on_ray_learns_bit_for_bit_what_is_learned_inline(model, ra
     assert await learned(trainer) == inline
 
 
-async def test_buckets_arrive_in_order_and_few_at_a_time(model, ranks):
-    """Each is read only while at most two more are on their way, and their memory is freed."""
+async def test_buckets_arrive_in_order(model, ranks):
     trainer = await RankTrainer.started(ranks, plan_over(model))
     trainer._bucket_bytes = 2048
     inline = await RankTrainer.started(InlineRank(), plan_over(model))
@@ -125,6 +125,20 @@ async def test_a_rank_that_fails_says_why_and_its_log_is_kept(ranks, model):
     with pytest.raises(TrainerError, match=failed):
         await trainer.score(batch().samples)
     await_end(ranks)
+
+
+@pytest.mark.full
+def test_a_process_that_does_not_come_up_says_why(session, placement, tmp_path):
+    log = tmp_path / "x.log"
+    broken = RemoteObject(session, placement.group, placement.ranks[0], log, environment={"": "no name"})
+    with pytest.raises(ClusterError, match=r"did not start: .*Invalid argument") as caught:
+        broken.identify()
+    assert caught.value.is_gone
+    absent = RemoteObject(session, placement.group, placement.ranks[0], log)
+    with pytest.raises(ClusterError, match="ModuleNotFoundError: No module named 'nowhere'"):
+        absent.create("nowhere:Nothing").result()
+    assert "No module named 'nowhere'" in absent.last_lines()[-1]
+    absent.close()
 
 
 @pytest.mark.faults

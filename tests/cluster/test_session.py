@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray.session import address_of, checked, is_job
+from agentrl.cluster.ray.session import checked, cluster_address, is_job
 from agentrl.errors import ConfigError
 
 JOB = json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {}})
@@ -49,10 +49,10 @@ print("admitted")
 
 def test_an_address_in_the_environment_attaches_only_where_ray_submitted_the_job():
     own, chosen = ClusterConfig(cluster="ray"), ClusterConfig(cluster="ray", ray_address="10.0.0.9:6379")
-    assert address_of(own, {}) is None
-    assert address_of(own, {"RAY_ADDRESS": "10.0.0.7:6379"}) is None
-    assert address_of(own, IN_JOB) == "10.0.0.7:6379"
-    assert address_of(chosen, IN_JOB) == "10.0.0.9:6379"
+    assert cluster_address(own, {}) is None
+    assert cluster_address(own, {"RAY_ADDRESS": "10.0.0.7:6379"}) is None
+    assert cluster_address(own, IN_JOB) == "10.0.0.7:6379"
+    assert cluster_address(chosen, IN_JOB) == "10.0.0.9:6379"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"metadata": {}}', '{"metadata": null}'])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
+import agentrl
 from agentrl.errors import ConfigError
 from tests.flow.runs import metrics_of, train
+from tests.flow.sft import conversations, settings_of, sft
 
 SETTINGS = {
     "num_rollout": 2,
@@ -33,6 +35,25 @@ def test_a_run_on_ray_is_the_run_on_this_machine_bit_for_bit(tmp_path):
     assert (on_ray.folder / "ray" / "logs" / "raylet.out").exists()
     assert "GET /" not in (on_ray.folder / "ray" / "head.log").read_text()
     assert 'cluster = "ray"' in (on_ray.folder / "config.toml").read_text()
+
+
+@pytest.mark.full
+def test_a_run_of_this_machine_resumes_on_ray_and_ends_as_if_it_had_been_there_always(tmp_path):
+    whole = train("Bandit", tmp_path, "whole", cluster="local", **SETTINGS)
+    begun = train("Bandit", tmp_path, "moved", cluster="local", **{**SETTINGS, "num_rollout": 1})
+    on_ray = {"cluster": "ray", "num_cpus_per_rank": 0.5, "num_rollout": 2}
+    moved = agentrl.train(begun.folder, resume=True, quiet=True, **on_ray)
+    assert learned(moved.folder)[0] == learned(whole.folder)[0]
+
+
+@pytest.mark.full
+def test_sft_on_ray_is_sft_on_this_machine_bit_for_bit(tmp_path):
+    conversations(tmp_path / "c.jsonl")
+    settings = {**settings_of(tmp_path), "inline": False}
+    local = sft(tmp_path / "local", **settings)
+    on_ray = sft(tmp_path / "ray", **settings, cluster="ray", num_cpus_per_rank=0.5)
+    assert on_ray.losses == local.losses
+    assert learned(on_ray.folder)[0] == learned(local.folder)[0]
 
 
 def test_a_run_that_ray_cannot_place_says_what_is_missing(tmp_path):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _LAST_LINES = 8
-_POLL_S = 0.2
-_NODE_DEATH_S = 2.0
 
 
 class Shared:
@@ -168,24 +166,18 @@ class RemoteObject:
 
     def end_reason(self, error: Exception) -> str:
         """How it ended, after an error of Ray that says that it has."""
-        deadline = time.monotonic() + _NODE_DEATH_S
-        while time.monotonic() < deadline and type(error).__name__ == "ActorUnavailableError":
-            if not self._node_is_alive():
-                break
-            time.sleep(_POLL_S)
-        if not self._node_is_alive():
+        # Ray counts a machine as alive for some seconds more.
+        if self._mirror is not None and not self._mirror.is_reachable():
             return "has gone with its machine"
         text = str(error)
         if "ray.kill" in text:
             return "was ended by the run"
-        if "memory" in text and "OutOfMemory" in type(error).__name__:
+        if "low on memory" in text or "OutOfMemory" in type(error).__name__:
             return "was ended by Ray, since its machine ran out of memory"
+        if "creation task" in text:
+            lines = [line for line in text.splitlines() if line.strip()]
+            return f"did not start: {lines[-1].strip()}"
         return "was killed, or crashed"
-
-    def _node_is_alive(self) -> bool:
-        import ray
-
-        return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.seat.node)
 
 
 def _first_line(error: BaseException) -> str:

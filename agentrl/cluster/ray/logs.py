@@ -24,6 +24,7 @@ class LogMirror:
     def __init__(self, node: str, there: str, here: Path) -> None:
         self._reader = Actor(LogReader, strategy=on_node(node))
         self._there, self._here, self._offset = there, here, 0
+        self._is_lost = False
         self._copying = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="agentrl-log", daemon=True)
@@ -36,6 +37,17 @@ class LogMirror:
                 file.write(piece)
                 self._offset += len(piece)
 
+    def is_reachable(self) -> bool:
+        """Whether the machine answers; nothing is read any more from one that does not."""
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):
+            ray.get(self._reader.control("read", self._there, 0, 0), timeout=_TIMEOUT_S)
+            return True
+        self._is_lost = True
+        return False
+
     def close(self) -> None:
         """Copy the rest, and remove the file there."""
         import ray
@@ -45,13 +57,16 @@ class LogMirror:
         self._thread.join()
         self.catch_up()
         with suppress(RayError):
-            ray.get(self._reader.call("remove", self._there), timeout=_TIMEOUT_S)
+            if not self._is_lost:
+                ray.get(self._reader.call("remove", self._there), timeout=_TIMEOUT_S)
         self._reader.kill()
 
     def _read(self) -> bytes:
         import ray
         from ray.exceptions import RayError
 
+        if self._is_lost:
+            return b""
         with suppress(RayError):
             piece = ray.get(
                 self._reader.call("read", self._there, self._offset, _PIECE_BYTES), timeout=_TIMEOUT_S

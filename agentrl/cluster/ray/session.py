@@ -62,7 +62,7 @@ def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str
         MissingExtraError: Ray is not installed.
         ConfigError: nothing answers at the address; a Ray of its own did not start; or see `checked`.
     """
-    address = address_of(config, environment)
+    address = cluster_address(config, environment)
     passed = checked(config, environment)
     namespace = f"agentrl-{secrets.token_hex(8)}"
     start = _own(folder, namespace) if address is None else _attached(address, namespace)
@@ -74,7 +74,7 @@ def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str
         yield RaySession(context.get_node_id(), host, namespace, address is None, passed)
 
 
-def address_of(config: ClusterConfig, environment: Mapping[str, str]) -> str | None:
+def cluster_address(config: ClusterConfig, environment: Mapping[str, str]) -> str | None:
     """The cluster to attach to; None = the run starts a Ray of its own.
 
     RAY_ADDRESS counts only where `ray job submit` has set it: elsewhere it may be of another user's cluster.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.launch.calls import RankCalls
+from agentrl.trainer.launch.interfaces import use_interface_to
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
 
@@ -30,6 +31,8 @@ class RemoteRank:
     """The object. preloaded: the module with the worker. A stream gives one bucket a call."""
 
     def __init__(self, place: RankPlace, preloaded: str) -> None:
+        if place.rendezvous is not None:
+            use_interface_to(place.rendezvous.host)
         importlib.import_module(preloaded)
         self._calls = RankCalls(place)
         self._stream: Generator[Filled, None, object] | None = None

@@ -101,7 +101,9 @@ def test_a_wrong_environment_is_reported_before_the_folder_is_made(tmp_path, nod
     )
     with running(train_command(tmp_path, actor_num_nodes=nodes), tmp_path, **variables) as process:
         assert process.wait(END_S * 2) == 2
-    message = "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs a launcher"
+    message = (
+        "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs cluster = ray, or a launcher"
+    )
     assert output_of(tmp_path).startswith(f"agentrl: {message}")
     assert output_of(tmp_path).count("\n") == 1
     assert not (tmp_path / "x").exists()

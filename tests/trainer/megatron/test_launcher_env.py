@@ -36,7 +36,7 @@ def test_the_environment_is_read():
     [
         (
             {},
-            "actor_num_nodes = 2 needs a launcher that starts this command for every rank, such as torchrun",
+            "actor_num_nodes = 2 needs cluster = ray, or a launcher that starts this command for every",
         ),
         (
             {"WORLD_SIZE": "3"},

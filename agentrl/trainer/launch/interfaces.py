@@ -1,0 +1,49 @@
+"""The network interface that leads to the ranks of other machines."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+from agentrl.trainer.launch.launcher_env import is_loopback
+
+_SIOCGIFADDR = 0x8915  # from linux/sockios.h
+_REQUEST_BYTES = 40
+_NAME_BYTES = 15
+_ANY_PORT = 9
+
+
+def use_interface_to(host: str) -> None:
+    """Have gloo and NCCL use the interface that leads to `host`, unless the environment names another one.
+
+    Left to itself, gloo takes the address of the machine's name, which is often the loopback address.
+    """
+    name = None if is_loopback(host) else interface_to(host)
+    if name is not None:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+
+
+def interface_to(host: str) -> str | None:
+    """The name of the interface whose address this machine has on the way to `host`; None = not known."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Nothing is sent: the kernel only chooses the route.
+            probe.connect((host, _ANY_PORT))
+            address = socket.inet_aton(probe.getsockname()[0])
+            return next(
+                (name for _, name in socket.if_nameindex() if _address_of(probe, name) == address), None
+            )
+    except OSError:
+        return None
+
+
+def _address_of(control: socket.socket, name: str) -> bytes | None:
+    request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
+    try:
+        return fcntl.ioctl(control.fileno(), _SIOCGIFADDR, request)[20:24]
+    except OSError:
+        # It has no address.
+        return None

@@ -1,0 +1,168 @@
+"""Two machines of one Ray cluster, as network namespaces, and ranks on both: run in namespaces of its own.
+
+    unshare -Urnm python -m tests.cluster.on_two_machines SCENARIO FOLDER
+
+It prints one line of JSON. The driver and Ray's head are on the first machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+NEAR, FAR = "10.231.0.1", "10.231.0.2"
+PORT = "6379"
+COMMANDS = """
+mount -t tmpfs none /run
+ip link set lo up
+ip netns add far
+ip link add near type veth peer name far
+ip link set far netns far
+ip addr add 10.231.0.1/24 dev near
+ip link set near up
+ip netns exec far ip addr add 10.231.0.2/24 dev far
+ip netns exec far ip link set far up
+ip netns exec far ip link set lo up
+"""
+
+
+@contextmanager
+def two_machines():
+    for line in COMMANDS.split("\n"):
+        subprocess.run(line.split(), check=True) if line else None
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="r") as place:
+        options = ["--num-cpus=1", "--num-gpus=0", "--disable-usage-stats", "--block"]
+        near = ["--head", f"--node-ip-address={NEAR}", f"--port={PORT}", "--include-dashboard=false"]
+        far = [f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}"]
+        for number, (arguments, where) in enumerate(
+            [([*near, f"--temp-dir={place}"], []), (far, ["ip", "netns", "exec", "far"])]
+        ):
+            log = stack.enter_context(open(f"{place}/{number}.log", "wb"))
+            command = [*where, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *options]
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            stack.callback(process.wait, 60)
+            stack.callback(process.terminate)
+            if number == 0:
+                wait_for(lambda: Path(place, "ray_current_cluster").exists())
+        yield f"{NEAR}:{PORT}"
+
+
+def wait_for(condition, seconds=300.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+
+
+def kill_far_machine():
+    """All of its processes at once."""
+    pids = subprocess.run(["ip", "netns", "pids", "far"], capture_output=True, text=True, check=True).stdout
+    for pid in pids.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def plan_of(folder: Path, loss=None):
+    from agentrl.checkpoints.saving import save_model
+    from agentrl.losses import PolicyLoss, ValueLoss
+    from agentrl.trainer.megatron.config import MegatronConfig
+    from agentrl.trainer.megatron.plan import MegatronPlan
+    from agentrl.trainer.plan import Learning
+    from tests.trainer.tiny import qwen3, settings, tokenizer
+
+    model = folder / "model"
+    if not model.exists():
+        save_model(qwen3(torch.float32), tokenizer(), str(model))
+    return MegatronPlan(
+        layout=MegatronConfig(actor_num_nodes=2, tensor_model_parallel_size=2),
+        policy=Learning(loss or PolicyLoss(), settings(lr=1e-2), 6),
+        models={"old": str(model), "ref": str(model)},
+        critic=Learning(ValueLoss(), settings(lr=3e-2), 6),
+        critic_warmup=1,
+    )
+
+
+@contextmanager
+def ranks_on_both(folder: Path, address: str):
+    from agentrl.cluster.config import ClusterConfig
+    from agentrl.cluster.placement import RankNeeds, layout_of
+    from agentrl.cluster.ray.placement import placed
+    from agentrl.cluster.ray.session import connected
+    from agentrl.trainer.launch.ray_ranks import RayRanks
+    from agentrl.trainer.megatron.plan import WORKER
+
+    config = ClusterConfig(cluster="ray", ray_address=address)
+    with connected(config, folder, os.environ) as session:
+        # A machine has one CPU. The second one is still coming up: the run waits for it.
+        placement = placed(session, layout_of(RankNeeds(2, 1, 1.0, 0), (), colocate=False), 300.0)
+        assert [seat.host for seat in placement.ranks] == [NEAR, FAR]
+        ranks = RayRanks(session, placement, 2, folder / "on-ray", preloaded=WORKER)
+        try:
+            yield ranks
+        finally:
+            ranks.close()
+
+
+async def same(folder: Path, address: str) -> dict[str, object]:
+    """Ranks on two machines learn what two child processes of one machine learn."""
+    from agentrl.trainer.launch.processes import Processes
+    from agentrl.trainer.megatron.plan import WORKER
+    from agentrl.trainer.ranks import RankTrainer
+    from tests.trainer.test_processes import learned
+
+    local = Processes(2, folder / "local", preloaded=WORKER)
+    expected = await learned(await RankTrainer.started(local, plan_of(folder)))
+    local.close()
+    with ranks_on_both(folder, address) as ranks:
+        trainer = await RankTrainer.started(ranks, plan_of(folder))
+        found = await learned(trainer)
+        ranks.print_stacks()
+        logs = [rank.log for rank in ranks._ranks]
+        wait_for(
+            lambda: all(
+                "actor_method_executor" in log.read_text() or "main_loop" in log.read_text() for log in logs
+            )
+        )
+    return {"same": found == expected, "logs": sorted(log.name for log in logs)}
+
+
+async def lost(folder: Path, address: str) -> dict[str, object]:
+    """The second machine is lost in the middle of an update."""
+    from agentrl.errors import TrainerError
+    from agentrl.trainer.ranks import RankTrainer
+    from tests.cluster.test_ray_ranks import WaitsFor
+    from tests.trainer.test_roles import with_returns
+    from tests.trainer.tiny import batch
+
+    with ranks_on_both(folder, address) as ranks:
+        plan = plan_of(folder, WaitsFor(folder / "begun", folder / "never"))
+        trainer = await RankTrainer.started(ranks, plan)
+        near = ranks.pids[0]
+        updating = asyncio.create_task(trainer.update(with_returns(batch())))
+        # The critic's first step goes before it.
+        await asyncio.wait_for(updating, 600)
+        updating = asyncio.create_task(trainer.update(with_returns(batch())))
+        while not (folder / "begun").exists():
+            await asyncio.sleep(0.05)
+        kill_far_machine()
+        try:
+            await updating
+        except TrainerError as error:
+            message = str(error)
+        wait_for(lambda: not Path(f"/proc/{near}").exists())
+    return {"message": message}
+
+
+if __name__ == "__main__":
+    with two_machines() as where:
+        scenario = {"same": same, "lost": lost}[sys.argv[1]]
+        print(json.dumps(asyncio.run(scenario(Path(sys.argv[2]), where))), flush=True)

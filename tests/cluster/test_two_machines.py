@@ -1,0 +1,39 @@
+"""Ranks on two machines of a cluster, each a network namespace with a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(scenario: str, folder: Path) -> dict[str, object]:
+    command = [sys.executable, "-m", "tests.cluster.on_two_machines", scenario, str(folder)]
+    done = subprocess.run(
+        ["unshare", "-Urnm", "--fork", "--kill-child", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.full
+def test_ranks_on_two_machines_learn_bit_for_bit_what_ranks_of_one_learn(tmp_path):
+    assert run("same", tmp_path) == {"same": True, "logs": ["rank-0.log", "rank-1.log"]}
+
+
+@pytest.mark.faults
+def test_a_machine_that_is_lost_in_mid_call_is_named_and_ends_the_other_rank(tmp_path):
+    message = str(run("lost", tmp_path)["message"])
+    assert message.startswith("rank 1 of the trainer (process ")
+    assert " on 10.231.0.2) has gone with its machine; the others were ended, too (see " in message
