@@ -1,27 +1,37 @@
-"""The cluster of a run: from the configuration to the reserved places of its ranks."""
+"""The cluster of a run: from the configuration to the reserved places of its ranks and servers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.cluster.placement import Layout, RankNeeds, described, layout_of
+from agentrl.cluster.placement import Layout, RankNeeds, Seat, ServerNeeds, described, layout_of
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, cluster_address, connected
+from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.types import JSON
+
+POLICY = "policy"
+EVALUATIONS = "evaluations"
+"""Fleets of servers: of the policy, and of an engine of evaluations alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCluster:
-    """A Ray cluster with a seat for every process of the run."""
+    """A Ray cluster with a seat for every rank and server of the run. fleets: those of servers, by name."""
 
     session: RaySession
     placement: RayPlacement
+    fleets: Mapping[str, Sequence[Seat]]
+
+    def launcher(self, fleet: str) -> RayLauncher:
+        """The places of the servers of a fleet, by its name."""
+        return RayLauncher(self.session, self.placement.group, self.fleets[fleet])
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
         """Start ranks; those that were started before in these seats have ended. See `RayRanks`."""
@@ -38,14 +48,14 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
         MissingExtraError: Ray is not installed.
         ConfigError: no cluster answers, or it has no room for the run.
     """
-    if config.cluster.cluster == "local" or not num_ranks(config):
+    if not _places(config):
         yield None
         return
     with connected(config.cluster, folder, os.environ) as session:
         layout = run_layout(config, has_gpus=session.has_gpus)
         placement = placed(session, layout, config.cluster.placement_timeout_s)
         try:
-            yield RunCluster(session, placement)
+            yield RunCluster(session, placement, _fleets(config, placement.servers))
         finally:
             placement.remove()
 
@@ -58,13 +68,52 @@ def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
         nodes, per_node = megatron.actor_num_nodes, megatron.actor_num_gpus_per_node
         chosen = config.cluster.num_gpus_per_rank
         gpus = int(has_gpus) if chosen is None else chosen
-    ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus)
-    return layout_of(ranks, (), colocate=config.trainer.colocate)
+    ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus) if num_ranks(config) else None
+    servers = [server for fleet in server_needs(config).values() for server in fleet]
+    return layout_of(ranks, servers, colocate=config.trainer.colocate)
+
+
+def server_needs(config: RunConfig) -> dict[str, list[ServerNeeds]]:
+    """The servers of each fleet that the run starts, by its name."""
+    engine = config.engine
+    if config.command != "train" or config.rollout.replay is not None:
+        return {}
+    needs: dict[str, list[ServerNeeds]] = {}
+    if engine.engine == "sglang" and engine.sglang_url is None:
+        needs[POLICY] = [
+            ServerNeeds(config.cluster.num_cpus_per_server, engine.gpus_of(group))
+            for group in engine.groups
+            for _ in range(group.num_engines)
+        ]
+    for name, model in engine.sglang_models.items():
+        each = ServerNeeds(config.cluster.num_cpus_per_server, model.num_gpus_per_engine)
+        needs[fleet_of_model(name)] = [each] * model.num_engines
+    if POLICY in needs and config.has_eval_engine:
+        needs[EVALUATIONS] = needs[POLICY]
+    return needs
+
+
+def fleet_of_model(name: str) -> str:
+    """The fleet that serves one of the run's further models."""
+    return f"sglang_models.{name}"
+
+
+def _fleets(config: RunConfig, seats: Sequence[Seat]) -> dict[str, Sequence[Seat]]:
+    fleets, first = {}, 0
+    for name, servers in server_needs(config).items():
+        fleets[name] = seats[first : first + len(servers)]
+        first += len(servers)
+    return fleets
+
+
+def _places(config: RunConfig) -> bool:
+    """Whether Ray places any process of the run."""
+    return config.cluster.cluster == "ray" and bool(num_ranks(config) or server_needs(config))
 
 
 def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
     """What the run would place, and where; no cluster is asked. num_gpus: of this machine (count)."""
-    if config.cluster.cluster == "local" or not num_ranks(config):
+    if not _places(config):
         return {}
     address = cluster_address(config.cluster, os.environ)
     # Of another cluster only the settings are known.
@@ -75,7 +124,15 @@ def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
         "where": where,
         "reserves": described(layout.bundles),
         "ranks": [f"rank {n} in bundle {slot.bundle}" for n, slot in enumerate(layout.ranks)],
+        "servers": [
+            f"{name}, server {number} in bundle {slot.bundle}"
+            for (name, number), slot in zip(_server_names(config), layout.servers, strict=True)
+        ],
     }
+
+
+def _server_names(config: RunConfig) -> list[tuple[str, int]]:
+    return [(name, number) for name, fleet in server_needs(config).items() for number in range(len(fleet))]
 
 
 def num_ranks(config: RunConfig) -> int:

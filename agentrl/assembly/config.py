@@ -169,9 +169,16 @@ class RunConfig(Section):
 
     @property
     def _inactive_cluster(self) -> dict[str, str]:
-        if self.cluster.cluster == "ray" and self.trainer.trainer != "megatron":
-            return {"num_gpus_per_rank": "without trainer = megatron; choose it"}
-        return {}
+        if self.cluster.cluster == "local":
+            return {}
+        reasons: dict[str, str] = {}
+        if self.trainer.trainer != "megatron":
+            reasons["num_gpus_per_rank"] = "without trainer = megatron; choose it"
+        serves_policy = self.engine.engine == "sglang" and self.engine.sglang_url is None
+        if not (serves_policy or self.engine.sglang_models):
+            reason = "without servers that the run starts (engine = sglang); choose that"
+            reasons["num_cpus_per_server"] = reason
+        return reasons
 
     @property
     def _inactive_engine(self) -> dict[str, str]:

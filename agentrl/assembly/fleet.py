@@ -5,21 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.cluster import RunCluster, fleet_of_model
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import ExternalServer
-from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
-from agentrl.engine.sglang.launch import ServerProcess, ServerReplicas, Servers, ServerSettings, Value
+from agentrl.engine.sglang.fleet import Fleet, Health
+from agentrl.engine.sglang.launch import (
+    Launcher,
+    LocalLauncher,
+    ServerProcess,
+    ServerReplicas,
+    Servers,
+    ServerSettings,
+    Value,
+)
+from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
@@ -44,7 +55,8 @@ class FleetPlan:
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
     trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
     SGLang's choice. releases: whether their memory is released between two batches. first_gpu: index among
-    this process's GPUs; those before it are in other use.
+    this process's GPUs; those before it are in other use. launcher: has a place in a cluster for each server;
+    None = they run on this machine.
     """
 
     model: Path
@@ -57,6 +69,7 @@ class FleetPlan:
     dtype: str | None = None
     releases: bool = False
     first_gpu: int = 0
+    launcher: Launcher | None = None
 
     async def start(self) -> Fleet:
         """Start the servers of the configuration; `close` of the fleet ends them.
@@ -66,14 +79,18 @@ class FleetPlan:
                 does not start.
         """
         async with AsyncExitStack() as stack:
-            starting = Servers(*self._groups(), on_event=self.on_event)
+            launcher: Launcher = self.launcher or LocalLauncher()
+            # An impossible choice is refused before any server is started.
+            transport = _transport(self.model, self.config, self.folder, launcher)
+            starting = Servers(*self._groups(), on_event=self.on_event, launcher=launcher)
             try:
                 servers = await stack.enter_async_context(starting)
             except EngineUnavailableError as error:
                 raise ConfigError(str(error)) from error
-            policy = self._policy(servers.url)
+            headers = {} if launcher.key is None else {"Authorization": f"Bearer {launcher.key}"}
+            policy = self._policy(servers.url, headers)
             end = stack.pop_all().aclose
-        return self._fleet(servers.servers, servers.router, policy, end, {})
+        return self._fleet(servers.servers, servers.router, policy, transport, end, headers)
 
     async def commands(self) -> list[list[str]]:
         """The command line of a server of each group, checked against the installed SGLang; none is started.
@@ -96,7 +113,8 @@ class FleetPlan:
         try:
             first_wait_s = self.config.rollout_health_check_first_wait
             servers = [ExternalServer(server, first_wait_s) for server in await policy.servers()]
-            fleet = self._fleet(servers, None, policy, _leave_running, headers)
+            transport = _transport(self.model, self.config, self.folder, LocalLauncher())
+            fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
         except EngineError as error:
             await policy.close()
             raise ConfigError(str(error)) from error
@@ -111,7 +129,9 @@ class FleetPlan:
         groups, first = [], self.first_gpu
         for group in self.config.groups:
             number = group.num_engines * self.config.gpus_of(group)
-            groups.append(ServerReplicas(self._settings(group), group.num_engines, own_gpus(first, number)))
+            # In a cluster each has those of its place.
+            gpus = own_gpus(first, number) if self.launcher is None else ()
+            groups.append(ServerReplicas(self._settings(group), group.num_engines, gpus))
             first += number
         return groups
 
@@ -137,9 +157,10 @@ class FleetPlan:
             first_wait_s=config.rollout_health_check_first_wait,
         )
 
-    def _policy(self, url: str) -> SGLangPolicy:
+    def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:
         return SGLangPolicy(
             url,
+            headers=headers,
             max_concurrency=self.config.max_slots,
             adaptive=self.config.adaptive_concurrency,
             attempts=_ATTEMPTS,
@@ -153,12 +174,12 @@ class FleetPlan:
         servers: Sequence[Process],
         router: Router | None,
         policy: SGLangPolicy,
+        transport: Transport,
         end: End,
         headers: Mapping[str, str],
     ) -> Fleet:
         config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
-        transport = _transport(self.model, config, self.folder)
         return Fleet(servers, router, policy, transport, end, health, self.on_event, headers).watch()
 
 
@@ -176,19 +197,28 @@ def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
         ) from None
 
 
-def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
-    """The configured transport.
+def _transport(model: Path, config: EngineConfig, folder: Path, launcher: Launcher) -> Transport:
+    """The configured transport; left out, shared memory, or a process group where a server is elsewhere.
 
-    A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. Its rendezvous
-    is at a loopback address, so its members are all on this machine, where servers use the GPUs from the
-    first on. With NCCL this process would send from the first, and NCCL refuses two ranks on one GPU.
+    A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. This process
+    would send from the first GPU with NCCL, which refuses two ranks on one GPU, and that may be a server's.
+
+    Raises:
+        ConfigError: shared memory is chosen, and a server is on another machine.
     """
+    chosen = config.update_weights_transport
+    if chosen == "tensor" and not launcher.is_local:
+        raise ConfigError(
+            "update_weights_transport = tensor is shared memory, and Ray has placed servers on other "
+            "machines; leave it out, or choose distributed."
+        )
     written = folder / "weights"
-    match config.update_weights_transport:
+    match chosen or ("tensor" if launcher.is_local else "distributed"):
         case "tensor":
             return SharedMemory()
         case "distributed":
-            return Distributed(backend="gloo")
+            # The weights are read back through shared memory.
+            return Distributed(host=launcher.host, backend="gloo", check_loaded=launcher.is_local)
         case "disk":
             return Disk(written, model=model)
         case "delta":
@@ -197,12 +227,12 @@ def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
 
 @asynccontextmanager
 async def served_models(
-    config: EngineConfig, folder: Path, on_event: Callable[[str], None]
+    config: EngineConfig, folder: Path, on_event: Callable[[str], None], cluster: RunCluster | None = None
 ) -> AsyncIterator[Addresses]:
     """The addresses of the run's models, by name; a server that ends is restarted at the same address.
 
     folder: for a folder of logs for each model. on_event: called with a sentence whenever a server starts or
-    ends.
+    ends. cluster: has a place for each server; None = they run on this machine.
 
     Raises:
         ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, has no such
@@ -211,10 +241,14 @@ async def served_models(
     addresses: dict[str, str] = {}
     first = config.num_policy_gpus
     # Too few GPUs are reported before the first model is started.
-    own_gpus(first, config.num_gpus - first)
+    if cluster is None:
+        own_gpus(first, config.num_gpus - first)
     async with AsyncExitStack() as stack:
         for name, model in config.sglang_models.items():
-            fleet = await model_plan(config, name, folder, on_event, first_gpu=first).start()
+            plan = model_plan(config, name, folder, on_event, first_gpu=first)
+            if cluster is not None:
+                plan = replace(plan, launcher=cluster.launcher(fleet_of_model(name)))
+            fleet = await plan.start()
             stack.push_async_callback(fleet.close)
             addresses[name] = fleet.url
             first += model.num_engines * model.num_gpus_per_engine

@@ -21,6 +21,7 @@ from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.launch import Launcher
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
@@ -42,7 +43,7 @@ class EngineSetup(NamedTuple):
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. dtype: of the computation of started servers, by torch's name; None = by their model's config.
     process, threads: the embedded engine's process, and its threads (count); without a process it decodes in
-    this one. first_gpu: see `FleetPlan`.
+    this one. first_gpu, launcher: see `FleetPlan`.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class EngineSetup(NamedTuple):
     process: EngineProcess | None = None
     threads: int = 1
     first_gpu: int = 0
+    launcher: Launcher | None = None
 
 
 async def build_engine(
@@ -85,6 +87,7 @@ async def build_engine(
             dtype=setup.dtype,
             releases=setup.releases,
             first_gpu=setup.first_gpu,
+            launcher=setup.launcher,
         )
         return await (plan.start() if url is None else plan.join(url))
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference

@@ -13,6 +13,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.ranks import launched_ranks
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
+from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.trainer.launch.launched import LaunchedRanks
 
 EVAL_ENGINE = "evaluation"
@@ -22,18 +23,25 @@ EVAL_ENGINE = "evaluation"
 class RunProcesses(NamedTuple):
     """trainers: starts the trainer's ranks. engine: the embedded engine's process; None = it has none.
 
-    eval_engine: that of an engine of evaluations alone; None likewise.
+    eval_engine: that of an engine of evaluations alone; None likewise. cluster: as of `Start`.
     """
 
     trainers: TrainerFactory
     engine: EngineProcess | None
     eval_engine: EngineProcess | None = None
+    cluster: RunCluster | None = None
+
+    def launcher(self, fleet: str) -> RayLauncher | None:
+        """The places of a fleet's servers in the cluster; None = they run on this machine."""
+        if self.cluster is None or fleet not in self.cluster.fleets:
+            return None
+        return self.cluster.launcher(fleet)
 
 
 class Start(Protocol):
     """Starts the processes of a run. The folders, of the engine and of the trainer, are for their output.
 
-    cluster: has a seat for each rank; None = they are child processes.
+    cluster: has a seat for each rank and server; None = they are child processes.
     """
 
     def __call__(
@@ -75,7 +83,7 @@ async def run_processes(
     eval_engine = EngineProcess(engine_folder / EVAL_ENGINE) if is_second else None
     trainers = TrainerFactory(config, trainer_folder, launched, cluster)
     try:
-        yield RunProcesses(trainers, engine, eval_engine)
+        yield RunProcesses(trainers, engine, eval_engine, cluster)
     finally:
         for process in (engine, eval_engine):
             if process is not None:

@@ -27,6 +27,8 @@ class ClusterConfig(Section):
     """How long the run waits until the cluster has room for all its processes (seconds)."""
     num_cpus_per_rank: Cpus = 1.0
     """CPUs of the cluster that each rank of the trainer takes (count)."""
+    num_cpus_per_server: Cpus = 1.0
+    """CPUs of the cluster that each SGLang server that the run starts takes (count)."""
     num_gpus_per_rank: Annotated[int, Field(ge=0, le=1)] | None = None
     """GPUs that each rank takes (count); left out, 1 where the cluster has any, else 0."""
     ray_env_vars: list[VariableName] = Field(default_factory=list)

@@ -120,9 +120,10 @@ class EngineConfig(Section):
     """Further models to serve (a table of tables, by name: hf_checkpoint, num_engines,
     num_gpus_per_engine, sglang). An environment's argument "sglang_models.NAME" becomes the address."""
 
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] = "tensor"
-    """Transport of new weights to the servers: shared memory, a process group, a directory with complete
-    checkpoints, or one with deltas."""
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None = None
+    """Transport of new weights to the servers: shared memory (tensor), a process group (distributed), a
+    directory with complete checkpoints, or one with deltas. Left out, shared memory, or a process group where
+    Ray has placed a server on another machine."""
 
     rollout_health_check_interval: Seconds = 10.0
     """Interval between two health checks of a server (seconds)."""

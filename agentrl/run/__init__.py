@@ -94,7 +94,9 @@ async def _built_and_played(config: RunConfig, records: Records, launch: Start) 
         # Ray ends with the thread that starts it, so it blocks this one.
         cluster = stack.enter_context(run_cluster(config, folder.path))
         await stack.enter_async_context(records.monitor)
-        served = await stack.enter_async_context(served_models(engine, folder.engine, records.console.line))
+        served = await stack.enter_async_context(
+            served_models(engine, folder.engine, records.console.line, cluster)
+        )
         processes = await stack.enter_async_context(launch(folder.engine, folder.trainer, cluster=cluster))
         addresses = {**unserved, **served}
         run = await TrainingRun.build(config, records, addresses, processes)

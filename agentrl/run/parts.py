@@ -13,6 +13,7 @@ from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
+from agentrl.assembly.cluster import EVALUATIONS, POLICY
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
@@ -199,6 +200,7 @@ async def engines_of(
         releases=config.trainer.offloads_rollout,
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
+        launcher=processes.launcher(POLICY),
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
     if not (evaluates and config.has_eval_engine):
@@ -208,6 +210,7 @@ async def engines_of(
         releases=False,
         process=processes.eval_engine,
         first_gpu=config.engine.num_gpus,
+        launcher=processes.launcher(EVALUATIONS),
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(engine.close)

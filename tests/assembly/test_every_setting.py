@@ -229,6 +229,7 @@ INACTIVE = {
     "placement_timeout_s": (1.0, {}),
     "num_cpus_per_rank": (2.0, {}),
     "num_gpus_per_rank": (1, {"cluster": "ray"}),
+    "num_cpus_per_server": (2.0, {"cluster": "ray"}),
     "ray_env_vars": (["HOME"], {}),
     "enable_deterministic_inference": (True, SERVERS),
     "engine_dtype": ("bfloat16", SERVERS),

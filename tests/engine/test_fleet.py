@@ -104,7 +104,7 @@ class Part:
 
     def __init__(self, role, url):
         self.name, self.role, self.url = role, role, url
-        self.running, self.returncode = True, None
+        self.running, self.end_reason = True, "it ended"
         self.may_start = asyncio.Event()
 
     async def start(self):
@@ -113,6 +113,9 @@ class Part:
 
     async def stop(self):
         self.running = False
+
+    def log_tail(self):
+        return ""
 
 
 async def test_requests_wait_while_a_role_has_no_server():
@@ -171,7 +174,7 @@ async def test_a_failed_restart_is_reported(tmp_path):
         fleet.policy.timeout_s = 0.2
         with pytest.raises(EngineUnavailableError):
             await start_request(fleet, 0)[1]
-    assert "server-0: it ended (exit code 137); it is restarted." in events[0]
+    assert "server-0: it ended (exit code 137); it is restarted. the last lines of" in events[0]
     assert "server-0 was not restarted" in events[1]
     assert "config.json" in events[1]
 

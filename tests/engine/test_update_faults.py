@@ -61,9 +61,10 @@ class Member:
     def __init__(self) -> None:
         self._renew()
 
-    @property
-    def returncode(self) -> int | None:
-        return None if self.running else -SIGKILL
+    end_reason = f"it ended (exit code {-SIGKILL})"
+
+    def log_tail(self) -> str:
+        return ""
 
     async def start(self) -> None:
         self._renew()

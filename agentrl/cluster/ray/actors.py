@@ -88,11 +88,15 @@ class RemoteObject:
         seat: Seat,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        appends: bool = False,
     ) -> None:
         self.seat, self.log, self._session = seat, log, session
         is_here = seat.node == session.node
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(b"")
+        if not appends:
+            log.write_bytes(b"")
+        log.touch()
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(seat.devices)} if seat.devices else {}
         settings = HostSettings(
             f"{session.namespace}-{log.stem}",

@@ -272,9 +272,13 @@ class ExternalServer:
         return True
 
     @property
-    def returncode(self) -> int | None:
-        """Always None: the exit code is not observable."""
-        return None
+    def end_reason(self) -> str:
+        """How it ended: a process on another machine cannot be inspected."""
+        return "it does not run"
+
+    def log_tail(self) -> str:
+        """Nothing: its log belongs to another owner."""
+        return ""
 
     async def start(self) -> None:
         """Wait until it is healthy.

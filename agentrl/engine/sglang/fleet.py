@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.memory import ServerMemory
+from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import EngineError, EngineUnavailableError
@@ -26,51 +27,6 @@ _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
 _COMMIT_ATTEMPTS = 3
 _RETRY_COUNTS = ("retries", "lost", "resumed", "interrupted")
-
-
-class Process(Protocol):
-    """A server process that can be started, and restarted at the same address."""
-
-    name: str
-
-    @property
-    def role(self) -> str:
-        """Its stage of a request (prefill, decode, or both); each role needs a server."""
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-
-    @property
-    def running(self) -> bool:
-        """Whether its process runs."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    async def start(self) -> None:
-        """Start it, and wait until it is healthy."""
-
-    async def stop(self) -> None:
-        """Stop it and all its children."""
-
-
-class Router(Protocol):
-    """A router process in front of several servers. After a restart it has no servers."""
-
-    @property
-    def running(self) -> bool:
-        """Whether its process runs."""
-
-    async def start(self) -> None:
-        """Restart it, and wait until it answers."""
-
-    async def add(self, url: str) -> None:
-        """Add a server."""
-
-    async def remove(self, url: str) -> None:
-        """Remove a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +219,7 @@ class Fleet:
         while True:
             check_due = loop.time() > next_check or self._failed_requests > num_failed
             if not member.process.running:
-                self._mark_failed(member, f"it ended (exit code {member.process.returncode})")
+                self._mark_failed(member, member.process.end_reason)
             elif check_due and not self._updating and not self._memory.tags:
                 num_failed = self._failed_requests
                 if await self._hangs(member):
@@ -284,7 +240,7 @@ class Fleet:
             await asyncio.sleep(_POLL_S)
             if not router.running:
                 self._restarts += 1
-                self.on_event("the router ended; it is restarted.")
+                self.on_event(f"the router: {router.end_reason}; it is restarted. {router.log_tail()}")
                 async with self.policy.held():
                     await self._retry_until_up("the router", lambda: self._restart_router(router))
 
@@ -309,7 +265,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         started, reason = loop.time(), member.trouble
         self._restarts += 1
-        self.on_event(f"{member.process.name}: {reason}; it is restarted.")
+        self.on_event(f"{member.process.name}: {reason}; it is restarted. {member.process.log_tail()}")
         if self.router is not None:
             with suppress(EngineError):
                 await self.router.remove(member.process.url)

@@ -24,10 +24,10 @@ Value = bool | int | float | str | Sequence[int | float | str]
 FLAG = "--sglang-"
 _PROBE_S = 300.0
 _MAX_EXCERPT_CHARS = 200
-_NO_KEY = "servers that are started here have no key, since SGLang shows it in its log and at /server_info"
+_NO_KEY = "servers on other machines get a key of the run's, and those that listen on 127.0.0.1 need none"
 _OURS = {
     "--model-path": "set `model`, the folder that the servers load",
-    "--host": "servers that are started here listen on 127.0.0.1",
+    "--host": "servers listen on 127.0.0.1, and on other machines of a cluster on the address that Ray knows",
     "--port": "a free one is chosen for each server",
     "--device": "set `device`",
     "--base-gpu-id": "set `gpus`, which are divided among the servers",

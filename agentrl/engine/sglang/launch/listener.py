@@ -28,8 +28,8 @@ _FIRST, _LAST = 12_000, 22_000
 _TRIES = 1000
 
 
-def free_ports(count: int) -> list[int]:
-    """Different ports that are free now, each together with its port at PORT_OFFSET.
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Different ports of `host` that are free now, each together with its port at PORT_OFFSET.
 
     Raises:
         EngineUnavailableError: there are too few.
@@ -42,30 +42,35 @@ def free_ports(count: int) -> list[int]:
                 return ports
             try:
                 with ExitStack() as pair:
-                    pair.enter_context(_bound(port))
-                    pair.enter_context(_bound(port + PORT_OFFSET))
+                    pair.enter_context(_bound(host, port))
+                    pair.enter_context(_bound(host, port + PORT_OFFSET))
                     sockets.push(pair.pop_all())
             except OSError:
                 continue
             ports.append(port)
-    raise EngineUnavailableError(f"{count} ports of {HOST} between {_FIRST} and {_LAST} are not free.")
+    raise EngineUnavailableError(f"{count} ports of {host} between {_FIRST} and {_LAST} are not free.")
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could bind this port now."""
+def url_of(host: str, port: int) -> str:
+    """The address of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could bind this port of `host` now."""
     try:
-        with _bound(port):
+        with _bound(host, port):
             return True
     except OSError:
         return False
 
 
-def _bound(port: int) -> socket.socket:
-    holder = socket.socket()
+def _bound(host: str, port: int) -> socket.socket:
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         # As servers do: connections in TIME_WAIT do not block the port.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((HOST, port))
+        holder.bind((host, port))
     except OSError:
         holder.close()
         raise
@@ -194,13 +199,7 @@ class GuardedProcess:
 
     def log_tail(self) -> str:
         """The last lines of its log since its last start, with a heading."""
-        with suppress(OSError), self.program.log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_from, size - _LAST_BYTES))
-            text = log.read().decode("utf-8", "replace")
-            lines = [_printable(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
-            return "\n  ".join([f"the last lines of {self.program.log}:", *(lines or ["(none)"])])
-        return f"{self.program.log} cannot be read."
+        return tail_of(self.program.log, self._log_from)
 
     def _has_ended(self, process: subprocess.Popen[bytes]) -> bool:
         if process.poll() is None:
@@ -213,6 +212,17 @@ class GuardedProcess:
         return True
 
 
+def tail_of(path: Path, start: int = 0) -> str:
+    """The last lines of a log, from a byte on, with a heading."""
+    with suppress(OSError), path.open("rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(start, size - _LAST_BYTES))
+        text = log.read().decode("utf-8", "replace")
+        lines = [_printable(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+        return "\n  ".join([f"the last lines of {path}:", *(lines or ["(none)"])])
+    return f"{path} cannot be read."
+
+
 def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else " " for c in line.rstrip())[:_LINE_CHARACTERS]
 
@@ -220,11 +230,13 @@ def _printable(line: str) -> str:
 class Listener(ABC):
     """A program that listens on a port of this machine, the same one after each restart.
 
-    name: of its log file, log. Used by one event loop: the program ends with the thread of that loop.
+    name: of its log file, log. host: the address that it listens at. Used by one event loop: the
+    program ends with the thread of that loop.
     """
 
-    def __init__(self, name: str, port: int, log_folder: Path) -> None:
+    def __init__(self, name: str, port: int, log_folder: Path, host: str = HOST) -> None:
         self.name = name
+        self.host = host
         self.port = port
         self.log = log_folder / f"{name}.log"
         self._process: GuardedProcess | None = None
@@ -232,7 +244,7 @@ class Listener(ABC):
     @property
     def url(self) -> str:
         """Its address, whether it runs or not."""
-        return f"http://{HOST}:{self.port}"
+        return url_of(self.host, self.port)
 
     @property
     def running(self) -> bool:
@@ -246,6 +258,11 @@ class Listener(ABC):
         None: it runs, or was never started.
         """
         return None if self._process is None else self._process.returncode
+
+    @property
+    def end_reason(self) -> str:
+        """How it ended, for an error message."""
+        return f"it ended (exit code {self.returncode})"
 
     @abstractmethod
     async def start(self) -> None:
@@ -273,7 +290,7 @@ class Listener(ABC):
         self, command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, within_s: float
     ) -> None:
         await self.stop()
-        if not is_free(self.port):
+        if not is_free(self.port, self.host):
             raise EngineUnavailableError(
                 f"{self.name} cannot listen at {self.url}: another process does; end that one."
             )

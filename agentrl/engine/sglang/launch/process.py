@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.engine.config import Role
+from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0
+_KEY_VARIABLE, _KEY_MODULE = "AGENTRL_SERVER_KEY", "agentrl_sglang_key"
+_KEY_FOLDER = Path(inside.__file__).parent
 _LAST_PORT = 65_535 - PORT_OFFSET
 # A log line for every request costs time and disk space.
 DEFAULTS: Mapping[str, Value] = {"log_level_http": "warning"}
@@ -44,6 +47,8 @@ class ServerSettings:
     arguments: SGLang's own, by their names; DEFAULTS or CPU_DEFAULTS apply to those left out.
     environment: variables, in addition to those of this process.
     first_wait_s: how long a server may take to be healthy (seconds).
+    host: the address that they listen at. key: every request but those of their health must have it as
+    `Authorization: Bearer KEY`; None = they ask for none.
     """
 
     model: Path
@@ -55,10 +60,13 @@ class ServerSettings:
     python_path: Sequence[Path] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     first_wait_s: float = 600.0
+    host: str = HOST
+    key: str | None = field(default=None, repr=False)
 
     def environment_of(self, gpus: Sequence[str]) -> dict[str, str]:
         """All variables of a server on `gpus`; none: on the GPUs that this process can use."""
-        variables = dict(os.environ)
+        # Servers use no Ray, and its token is a secret.
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         # The working directory of this process must not provide modules to servers.
         variables["PYTHONSAFEPATH"] = "1"
         variables["PYTHONUNBUFFERED"] = "1"
@@ -67,11 +75,14 @@ class ServerSettings:
             variables.setdefault("OMP_NUM_THREADS", "1")
         if gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        folders = [str(folder.absolute()) for folder in self.python_path]
+        python_path = self.python_path if self.key is None else (*self.python_path, _KEY_FOLDER)
+        folders = [str(folder.absolute()) for folder in python_path]
         folders += filter(None, [variables.get("PYTHONPATH")])
         if folders:
             variables["PYTHONPATH"] = os.pathsep.join(folders)
         variables.update(self.environment)
+        if self.key is not None:
+            variables[_KEY_VARIABLE] = self.key
         return variables
 
 
@@ -93,17 +104,32 @@ class ServerProcess(Listener):
         port: int | None = None,
         gpus: Sequence[str] = (),
     ) -> None:
-        super().__init__(name, free_ports(1)[0] if port is None else port, settings.log_folder)
+        host = settings.host
+        port = free_ports(1, host)[0] if port is None else port
+        super().__init__(name, port, settings.log_folder, host)
         if not 0 < self.port <= _LAST_PORT:
             raise ConfigError(f"port {self.port} cannot be a server's; choose one from 1 to {_LAST_PORT}.")
         self.settings = settings
         self.gpus = tuple(gpus)
-        self.bootstrap_port = free_ports(1)[0] if settings.role == "prefill" else None
+        self.bootstrap_port = free_ports(1, host)[0] if settings.role == "prefill" else None
 
     @property
     def role(self) -> Role:
         """The stages of a request that it runs."""
         return self.settings.role
+
+    @property
+    def key(self) -> str | None:
+        """The key that it asks for; None = none."""
+        return self.settings.key
+
+    async def check(self) -> None:
+        """Check its arguments, before it is started.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+        """
+        await self.command()
 
     async def command(self) -> list[str]:
         """The command line that starts it, with arguments that the installed version accepts.
@@ -115,7 +141,7 @@ class ServerProcess(Listener):
         defaults = CPU_DEFAULTS if self.settings.device == "cpu" else DEFAULTS
         ours = {
             "--model-path": str(self.settings.model.absolute()),
-            "--host": HOST,
+            "--host": self.host,
             "--port": str(self.port),
             "--device": self.settings.device,
             "--weight-version": "0",
@@ -126,7 +152,8 @@ class ServerProcess(Listener):
             ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
         command_line = [part for pair in ours.items() for part in pair]
         command_line += available.command_line(self.settings.arguments, defaults)
-        return [str(self.settings.python.absolute()), "-m", "sglang.launch_server", *command_line]
+        module = "sglang.launch_server" if self.key is None else _KEY_MODULE
+        return [str(self.settings.python.absolute()), "-m", module, *command_line]
 
     async def start(self) -> None:
         """Start or restart it, and wait until it is healthy. On interruption it is stopped.

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection
+from agentrl.engine.sglang.launch.launcher import ServerHandle
 from agentrl.engine.sglang.launch.listener import HOST, Listener, free_ports
-from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.launch.process import ServerSettings
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.types import JSON
 
@@ -70,17 +71,19 @@ class RouterProcess(Listener):
     """A router. After a restart it has no servers until they are added.
 
     settings: of its servers; the router runs in the same interpreter, with the same variables.
-    disaggregated: the servers that prefill and those that decode, where each request uses one of both.
+    servers: those that may be added, beside others without a key and with the role `regular`. Where some
+    prefill and some decode, each request uses one of both.
     """
 
     def __init__(
-        self, settings: ServerSettings, disaggregated: Sequence[ServerProcess] = (), *, name: str = "router"
+        self, settings: ServerSettings, servers: Sequence[ServerHandle] = (), *, name: str = "router"
     ) -> None:
         port, self._metrics_port = free_ports(2)
         super().__init__(name, port, settings.log_folder)
         self._python = settings.python
         self._environment = settings.environment_of(())
-        self._disaggregated = {server.url: _disaggregation_fields(server) for server in disaggregated}
+        self._servers = tuple(servers)
+        self._disaggregated = any(server.role != "regular" for server in servers)
 
     async def start(self) -> None:
         """Start or restart it, and wait until it answers. On interruption it is stopped.
@@ -122,7 +125,7 @@ class RouterProcess(Listener):
         async with self._connected() as connection:
             if any(worker.url == url for worker in await self._list_workers(connection)):
                 return
-            payload = {"url": url, "disable_health_check": True, **self._disaggregated.get(url, {})}
+            payload = {"url": url, "disable_health_check": True, **self._fields_of(url)}
             await self._send_change(connection, "POST", "/workers", json.dumps(payload).encode())
             await self._until(
                 connection,
@@ -144,6 +147,18 @@ class RouterProcess(Listener):
                 if worker.url == url:
                     await self._send_change(connection, "DELETE", f"/workers/{worker.id}")
             await self._until(connection, url, lambda workers: all(worker.url != url for worker in workers))
+
+    def _fields_of(self, url: str) -> Mapping[str, JSON]:
+        """What the router needs to know of a server. It sends the key on, so that its clients need none."""
+        server = next((server for server in self._servers if server.url == url), None)
+        if server is None:
+            return {}
+        fields: dict[str, JSON] = {} if server.key is None else {"api_key": server.key}
+        if self._disaggregated:
+            fields["worker_type"] = server.role
+        if server.bootstrap_port is not None:
+            fields["bootstrap_port"] = server.bootstrap_port
+        return fields
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[ServerConnection]:
@@ -189,9 +204,3 @@ class RouterProcess(Listener):
                 f"the router at {self.url} accepted a change of {url} and did not make it in "
                 f"{CHANGE_TIMEOUT_S:g} s; see {self.log}."
             ) from None
-
-
-def _disaggregation_fields(server: ServerProcess) -> Mapping[str, JSON]:
-    if server.bootstrap_port is None:
-        return {"worker_type": server.role}
-    return {"worker_type": server.role, "bootstrap_port": server.bootstrap_port}

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from agentrl.engine.config import incomplete
-from agentrl.engine.sglang.launch.listener import Listener, free_ports
-from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.launch.launcher import Handle, Launcher, LocalLauncher, ServerReplica
+from agentrl.engine.sglang.launch.process import ServerSettings
 from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.errors import ConfigError
 
@@ -26,7 +26,7 @@ class ServerReplicas:
     """`count` servers with the same settings.
 
     gpus: as in CUDA_VISIBLE_DEVICES, assigned in order, the same number to each server; none: all servers use
-    the GPUs of this process.
+    the GPUs of this process, or those of their place in a cluster.
     """
 
     settings: ServerSettings
@@ -41,7 +41,9 @@ class Servers:
             policy = SGLangPolicy(servers.url)
 
     groups: all with the role `regular`, or some with `prefill` and some with `decode`.
-    router: False leaves it out.
+    router: False leaves it out. A single server has one, too, where it asks for a key: clients of the router,
+    which is on this machine alone, need none.
+    launcher: where the servers run; the router runs here.
     on_event: called with a sentence whenever a process is starting, is up or is stopping.
 
     Entering waits until every server is healthy and the router sends to all of them; on interruption, or
@@ -53,24 +55,24 @@ class Servers:
     """
 
     def __init__(
-        self, *groups: ServerReplicas, router: bool = True, on_event: Callable[[str], None] = _ignore
+        self,
+        *groups: ServerReplicas,
+        router: bool = True,
+        on_event: Callable[[str], None] = _ignore,
+        launcher: Launcher | None = None,
     ) -> None:
-        self.servers = _servers(groups)
+        self.servers = (launcher or LocalLauncher()).servers(_replicas(groups))
         roles = {server.role for server in self.servers}
         if problem := incomplete(roles):
             raise ConfigError(problem)
-        if not router or len(self.servers) == 1:
-            self.router = None
-        elif roles == {"regular"}:
-            self.router = RouterProcess(groups[0].settings)
-        else:
-            self.router = RouterProcess(groups[0].settings, self.servers)
+        is_alone = len(self.servers) == 1 and self.servers[0].key is None
+        self.router = RouterProcess(groups[0].settings, self.servers) if router and not is_alone else None
         self._on_event = on_event
         self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
 
     @property
-    def _processes(self) -> tuple[Listener, ...]:
+    def _processes(self) -> tuple[Handle, ...]:
         return self.servers if self.router is None else (self.router, *self.servers)
 
     @property
@@ -86,11 +88,12 @@ class Servers:
             EngineUnavailableError: a server, or the router, does not start.
         """
         async with AsyncExitStack() as stack:
-            # A wrong argument raises before any process is started.
-            for server in self.servers:
-                await server.command()
-            self._on_event(f"starting {_count(len(self.servers))}")
             stack.push_async_callback(self._stop)
+            # A wrong argument raises before any server is started. The first check on a machine takes the
+            # longest; the others there know its result.
+            await self.servers[0].check()
+            await asyncio.gather(*(server.check() for server in self.servers[1:]))
+            self._on_event(f"starting {_count(len(self.servers))}")
             await self._start()
             self._stack = stack.pop_all()
         return self
@@ -111,13 +114,14 @@ class Servers:
                 await self.router.add(server.url)
             self._on_event(f"the router sends to {_count(len(self.servers))}")
 
-    async def _start_one(self, process: Listener) -> None:
+    async def _start_one(self, process: Handle) -> None:
         started = time.monotonic()
         await process.start()
         self._on_event(f"{process.name} is up at {process.url} after {time.monotonic() - started:.1f} s")
 
     async def _stop(self) -> None:
-        self._on_event(f"stopping {_count(len(self.servers))}")
+        if self._starting:
+            self._on_event(f"stopping {_count(len(self.servers))}")
         # All get the signal first, without an await: so an interruption of the wait keeps no server running.
         for task in self._starting:
             task.cancel()
@@ -128,7 +132,7 @@ class Servers:
             await process.stop()
 
 
-def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
+def _replicas(groups: Sequence[ServerReplicas]) -> list[ServerReplica]:
     if not groups:
         raise ConfigError("there is no server to start; name a group of them.")
     for group in groups:
@@ -136,11 +140,8 @@ def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
             raise ConfigError(
                 f"{len(group.gpus)} GPUs cannot be divided evenly among {group.count} servers; change either."
             )
-    replicas = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
-    return tuple(
-        ServerProcess(settings, name=f"server-{i}", port=port, gpus=gpus)
-        for i, ((settings, gpus), port) in enumerate(zip(replicas, free_ports(len(replicas)), strict=True))
-    )
+    shares = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
+    return [ServerReplica(f"server-{i}", settings, gpus) for i, (settings, gpus) in enumerate(shares)]
 
 
 def _shares(group: ServerReplicas) -> list[Sequence[str]]:

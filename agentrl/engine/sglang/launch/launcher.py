@@ -1,0 +1,111 @@
+"""Where servers run: on this machine, as guarded programs, or elsewhere, behind the same interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from agentrl.engine.config import Role
+from agentrl.engine.sglang.launch.listener import HOST, free_ports
+from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+
+
+class Handle(Protocol):
+    """A program that listens, on any machine; at most one process of it runs.
+
+    name: of its log. It ends with this process, also where that is killed, and so do all its children.
+    """
+
+    name: str
+
+    @property
+    def url(self) -> str:
+        """Its address; of a server elsewhere, once it was checked or started."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its process, or one of its children, runs; also one that hangs."""
+
+    @property
+    def end_reason(self) -> str:
+        """How it ended, for an error message."""
+
+    async def start(self) -> None:
+        """Start or restart it, and wait until it answers. On interruption it is stopped.
+
+        Raises:
+            EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
+        """
+
+    def terminate(self) -> None:
+        """Begin to end it, without waiting."""
+
+    async def stop(self) -> None:
+        """End it and all its children, and wait. Does nothing where it does not run."""
+
+    def log_tail(self) -> str:
+        """The last lines of its log, with a heading."""
+
+
+class ServerHandle(Handle, Protocol):
+    """A server, on any machine.
+
+    bootstrap_port: of one that prefills, on its machine; None = it has none.
+    """
+
+    bootstrap_port: int | None
+
+    @property
+    def role(self) -> Role:
+        """The stages of a request that it runs."""
+
+    @property
+    def key(self) -> str | None:
+        """The key that it asks for; None = none."""
+
+    async def check(self) -> None:
+        """Check its arguments where it runs, before it is started.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: its machine cannot be reached.
+        """
+
+
+class ServerReplica(NamedTuple):
+    """A server to be. gpus: as in CUDA_VISIBLE_DEVICES; none: those of this process, or of its place."""
+
+    name: str
+    settings: ServerSettings
+    gpus: Sequence[str] = ()
+
+
+class Launcher(Protocol):
+    """Makes the servers of one fleet, each in its place; it starts none.
+
+    host: an address of this machine that all of its servers reach. is_local: whether all of them run on this
+    machine. key: of those that run elsewhere; None = none does.
+    """
+
+    host: str
+    is_local: bool
+    key: str | None
+
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[ServerHandle, ...]:
+        """The servers, in order."""
+
+
+class LocalLauncher:
+    """Runs servers on this machine, on its loopback address."""
+
+    host: str = HOST
+    is_local: bool = True
+    key: str | None = None
+
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[ServerProcess, ...]:
+        """The servers, in order, each with a free port."""
+        ports = free_ports(len(replicas))
+        return tuple(
+            ServerProcess(settings, name=name, port=port, gpus=gpus)
+            for (name, settings, gpus), port in zip(replicas, ports, strict=True)
+        )

@@ -1,0 +1,222 @@
+"""Servers on the machines of a Ray cluster: the driver's side. An actor starts each in its seat.
+
+consumes: starts and stops. waits for: the actor's replies. unblocked by: the replies, or the end of the actor
+or of its machine. on shutdown: `stop` ends the server, then its actor. Ray ends the actor when this process
+is gone, however it ended, and the kernel ends the server with its actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.cluster.placement import Seat
+from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed
+from agentrl.cluster.ray.session import RaySession
+from agentrl.engine.config import Role
+from agentrl.engine.sglang.launch.hosted import Opened
+from agentrl.engine.sglang.launch.launcher import ServerReplica
+from agentrl.engine.sglang.launch.listener import HOST, tail_of, url_of
+from agentrl.engine.sglang.launch.process import ServerSettings
+from agentrl.errors import ClusterError, ConfigError, EngineUnavailableError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+_HOSTED = "agentrl.engine.sglang.launch.hosted:HostedServer"
+_POLL_S = 0.05
+_SIGNAL_INTERVAL_S = 0.5
+_STOP_S = 15.0
+_KEY_BYTES = 32
+
+
+class RayLauncher:
+    """Starts each server of a fleet in an actor, in the seats of a placement, in order.
+
+    A server on this machine listens on the loopback address and asks for no key, as without Ray. One on
+    another machine listens on that machine's address, and asks for a key that is random for each launcher.
+    """
+
+    def __init__(self, session: RaySession, group: PlacementGroup, seats: Sequence[Seat]) -> None:
+        self._session, self._group, self._seats = session, group, tuple(seats)
+        self.is_local = all(seat.node == session.node for seat in seats)
+        self.host = HOST if self.is_local else session.host
+        self.key = None if self.is_local else secrets.token_hex(_KEY_BYTES)
+
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer, ...]:
+        """The servers, in order; their GPUs are those of their seats."""
+        return tuple(
+            RayServer(self._session, self._group, seat, replica.name, self._placed(replica.settings, seat))
+            for replica, seat in zip(replicas, self._seats, strict=True)
+        )
+
+    def _placed(self, settings: ServerSettings, seat: Seat) -> ServerSettings:
+        entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        settings = replace(settings, python_path=(*settings.python_path, *map(Path, entries)))
+        if seat.node == self._session.node:
+            return settings
+        return replace(settings, host=seat.host, key=self.key)
+
+
+class RayServer:
+    """An SGLang server that an actor starts on its machine; see `Handle`. Each start has a new actor.
+
+    Its log here is that of the actor and of the server. It keeps its port from one start to the next.
+    """
+
+    def __init__(
+        self, session: RaySession, group: PlacementGroup, seat: Seat, name: str, settings: ServerSettings
+    ) -> None:
+        self.name, self.settings, self.seat = name, settings, seat
+        self.log = settings.log_folder / f"{name}.log"
+        self.bootstrap_port: int | None = None
+        self._session, self._group = session, group
+        self._port: int | None = None
+        self._actor: RemoteObject | None = None
+        self._starting: PendingCall | None = None
+        self._serving: PendingCall | None = None
+        self._end_reason = "it was never started"
+
+    @property
+    def role(self) -> Role:
+        """The stages of a request that it runs."""
+        return self.settings.role
+
+    @property
+    def key(self) -> str | None:
+        """The key that it asks for; None = none."""
+        return self.settings.key
+
+    @property
+    def port(self) -> int:
+        """Its port on its machine, once it was checked or started."""
+        assert self._port is not None, "its machine chooses a port when it is checked"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Its address, once it was checked or started."""
+        return url_of(self.settings.host, self.port)
+
+    @property
+    def running(self) -> bool:
+        """Whether its process, or one of its children, runs, and its actor does; also one that hangs."""
+        return self._serving is not None and not completed([self._serving], 0)
+
+    @property
+    def actor_pid(self) -> int:
+        """The process of its actor, on its machine.
+
+        Raises:
+            ClusterError: it has none now, or that has gone.
+        """
+        if self._actor is None:
+            raise ClusterError(f"{self.name} has no actor now.", is_gone=True)
+        return self._actor.identify().pid
+
+    @property
+    def end_reason(self) -> str:
+        """How it ended, for an error message."""
+        if self._serving is not None and not self.running:
+            try:
+                self._end_reason = f"it ended (exit code {self._serving.result()})"
+            except ClusterError as error:
+                assert self._actor is not None, "a server that was started has an actor"
+                self._end_reason = f"its actor, {self._actor.where}, {error}"
+        return self._end_reason
+
+    async def check(self) -> None:
+        """Check its arguments on its machine, and choose its ports there.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: its actor did not start.
+        """
+        actor = await self._opened()
+        opened = await self._reply(actor.call("check"))
+        assert isinstance(opened, Opened), opened
+        self._port, self.bootstrap_port = opened.port, opened.bootstrap_port
+        if opened.problem:
+            await self.stop()
+            raise ConfigError(opened.problem)
+
+    async def start(self) -> None:
+        """Start or restart it, and wait until it is healthy. On interruption it is stopped.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: it ended, or was not healthy after first_wait_s, with the last lines of
+                its log; or its actor has gone.
+        """
+        if self._serving is not None or self._starting is not None:
+            await self.stop()
+        if self._actor is None:
+            await self.check()
+        up = False
+        try:
+            actor = await self._opened()
+            self._starting = actor.call("start")
+            # Calls run in their order: this one begins when the server is up, or has not started.
+            self._serving = actor.call("wait_ended")
+            problem = await self._reply(self._starting)
+            self._starting = None
+            if problem:
+                raise EngineUnavailableError(str(problem).replace(actor.identify().log, str(self.log)))
+            up = True
+        finally:
+            if not up:
+                await self.stop()
+
+    def terminate(self) -> None:
+        """Begin to end it, without waiting."""
+        if self._actor is not None and self._serving is not None:
+            self._actor.aside("terminate")
+
+    async def stop(self) -> None:
+        """End it and all its children, then its actor, and wait. Does nothing where it does not run."""
+        deadline = time.monotonic() + _STOP_S
+        while self.running and time.monotonic() < deadline:
+            self.terminate()
+            signalled = time.monotonic()
+            while self.running and time.monotonic() - signalled < _SIGNAL_INTERVAL_S:
+                await asyncio.sleep(_POLL_S)
+        self._end_reason = self.end_reason
+        actor, self._actor, self._starting, self._serving = self._actor, None, None, None
+        if actor is not None:
+            await asyncio.to_thread(actor.close)
+
+    def log_tail(self) -> str:
+        """The last lines of its log as it is here, with a heading."""
+        return tail_of(self.log)
+
+    async def _opened(self) -> RemoteObject:
+        """Its actor, with the server in it."""
+        if self._actor is None:
+            actor = RemoteObject(self._session, self._group, self.seat, self.log, appends=True)
+            self._actor = actor
+            try:
+                identity = await asyncio.to_thread(actor.identify)
+            except ClusterError as error:
+                await self.stop()
+                raise EngineUnavailableError(f"the actor of {self.name} {error}.") from error
+            await self._reply(actor.create(_HOSTED, self.settings, self.name, self._port, identity.log))
+        return self._actor
+
+    async def _reply(self, call: PendingCall) -> object:
+        """The reply to a call, without a thread that waits for it.
+
+        Raises:
+            EngineUnavailableError: the actor has gone, or raised an exception.
+        """
+        while not completed([call], 0):
+            await asyncio.sleep(_POLL_S)
+        try:
+            return call.result()
+        except ClusterError as error:
+            raise EngineUnavailableError(f"{self.name}: its actor, {call.of.where}, {error}.") from error

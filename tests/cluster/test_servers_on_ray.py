@@ -1,0 +1,174 @@
+"""Real SGLang servers in the actors of a run on Ray: keys, weights, servers that are killed, a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from agentrl.cluster.placement import ServerNeeds, layout_of
+from agentrl.cluster.ray.placement import placed
+from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.fleet import Fleet
+from agentrl.engine.sglang.launch import LocalLauncher, ServerReplicas, Servers, ServerSettings
+from agentrl.engine.sglang.launch.launcher import ServerReplica
+from agentrl.engine.sglang.launch.process import ServerProcess
+from agentrl.engine.sglang.launch.ray_servers import RayLauncher, RayServer
+from agentrl.engine.sglang.transports.distributed import Distributed
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
+from agentrl.engine.sglang.transports.shared_memory import SharedMemory
+from agentrl.errors import EngineError
+from agentrl.observe import reconcile
+from agentrl.protocols import Sampling
+from tests.engine.fleets import PATIENT, pids_at, send_signal
+from tests.engine.serving import save_tiny, sglang_python
+from tests.engine.subjects import VOCAB, text_of
+from tests.engine.test_fleet import expect_exact, publish, start_request, until
+from tests.flow.runs import metrics_of, train
+
+pytestmark = pytest.mark.full
+
+KEY = "the key of this test, forty characters.."
+CONTEXT = 2048
+PROMPT = [1, 10, 20]
+
+
+def real(folder: Path) -> ServerSettings:
+    limits = {"max_running_requests": 4, "max_total_tokens": 4 * CONTEXT, "context_length": CONTEXT}
+    return ServerSettings(
+        model=save_tiny(folder / "model", context_len=CONTEXT),
+        log_folder=folder,
+        device="cpu",
+        arguments={"custom_weight_loader": [LOADER], **limits},
+        python=sglang_python(),
+        python_path=(LOADER_FOLDER,),
+    )
+
+
+class Elsewhere(LocalLauncher):
+    """Servers at another address than this machine's own, as on another machine."""
+
+    host = "127.0.0.1"
+    is_local = False
+    key = KEY
+
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[ServerProcess, ...]:
+        return super().servers(
+            [each._replace(settings=replace(each.settings, host="127.0.0.2", key=KEY)) for each in replicas]
+        )
+
+
+async def test_a_server_elsewhere_asks_for_the_key_which_nothing_shows(tmp_path):
+    """It gets weights by a process group; the router sends the key for clients on this machine."""
+    launcher = Elsewhere()
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with Servers(ServerReplicas(real(tmp_path)), launcher=launcher) as launched:
+        (server,), router = launched.servers, launched.router
+        assert router is not None
+        shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids_at(server.port)]
+        shown += [log.read_bytes() for log in (server.log, router.log)]
+        assert len(shown) > 2
+        assert not [text for text in shown if KEY.encode() in text]
+        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}}
+        async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
+            statuses = {
+                "stranger": (await client.post(f"{server.url}/generate", json=body)).status_code,
+                "reader": (await client.get(f"{server.url}/server_info")).status_code,
+                "by the router": (await client.post(f"{router.url}/generate", json=body)).status_code,
+            }
+        assert statuses == {"stranger": 401, "reader": 401, "by the router": 200}
+        with pytest.raises(EngineError, match="401"):
+            await Server(server.url).pause()
+        policy = SGLangPolicy(launched.url, headers=headers, vocab_size=VOCAB, decode=text_of)
+        transport = Distributed(host=launcher.host, check_loaded=False)
+        fleet = Fleet([server], router, policy, transport, no_op, PATIENT, headers=headers).watch()
+        try:
+            await publish(fleet, 1)
+            assert set((await fleet.generate(PROMPT, Sampling(4), session="a")).versions.tolist()) == {1}
+        finally:
+            await fleet.close()
+
+
+async def no_op() -> None:
+    pass
+
+
+@asynccontextmanager
+async def fleet_on_ray(session, folder: Path, events: list[str]) -> AsyncIterator[Fleet]:
+    placement = placed(session, layout_of(None, [ServerNeeds(0.1, 0)] * 2, colocate=False), 60)
+    launcher = RayLauncher(session, placement.group, placement.servers)
+    try:
+        async with Servers(ServerReplicas(real(folder), count=2), launcher=launcher) as servers:
+            policy = SGLangPolicy(
+                servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10
+            )
+            fleet = Fleet(servers.servers, servers.router, policy, SharedMemory(), no_op, PATIENT)
+            fleet.on_event = events.append
+            try:
+                yield fleet.watch()
+            finally:
+                await fleet.close()
+    finally:
+        placement.remove()
+
+
+@pytest.mark.faults
+async def test_a_server_an_actor_and_the_router_that_are_killed_are_replaced(session, tmp_path):
+    """Each is killed while requests run. All requests end, on the version that every server was sent."""
+    events: list[str] = []
+    async with fleet_on_ray(session, tmp_path, events) as fleet:
+        await publish(fleet, 1)
+        server, other = fleet.processes
+        assert isinstance(server, RayServer)
+        assert isinstance(other, RayServer)
+        for kill in (
+            lambda: send_signal(pids_at(server.port), signal.SIGKILL),
+            lambda: os.kill(other.actor_pid, signal.SIGKILL),
+            lambda: send_signal(pids_at(fleet.router.port), signal.SIGKILL),
+        ):
+            restarts = fleet.counts["restarts"]
+            running = [start_request(fleet, 10 * restarts + number) for number in range(4)]
+            await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 4)
+            await asyncio.sleep(0.1)
+            kill()
+            assert not any(task.done() for _, task in running), "it strikes in flight"
+            await asyncio.wait([task for _, task in running], timeout=900)
+            assert await expect_exact(running) == [{1}] * 4
+            while fleet.counts["restarts"] == restarts or not all(m.routed for m in fleet._members):
+                await asyncio.sleep(0.1)
+        assert [await member.control.weight_version() for member in fleet._members] == [1, 1]
+        urls = sorted(member.process.url for member in fleet._members)
+        assert sorted(await fleet.policy.servers()) == urls
+    assert any("server-0: it ended (exit code 137); it is restarted. the last lines of" in e for e in events)
+    assert any("server-1: its actor, process" in e and "the last lines of" in e for e in events), events
+    assert any("the router: it ended" in e for e in events), events
+
+
+def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
+    settings = {
+        "num_rollout": 2,
+        "warm_start_steps": 2,
+        "warm_start_batch_size": 8,
+        "eval_episodes": 8,
+        "inline": False,
+        "engine": "sglang",
+        "sglang_python": str(sglang_python()),
+        "num_cpus_per_rank": 0.5,
+        "num_cpus_per_server": 0.5,
+    }
+    result = train("Bandit", tmp_path, "ray", cluster="ray", **settings)
+    rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
+    assert len(rows) == 2
+    assert all(row["engine/restarts"] == 0 for row in rows)
+    assert reconcile(result.folder).problems == ()
+    assert (result.folder / "trainer" / "rank-0.log").exists()
+    log = (result.folder / "engine" / "server-0.log").read_text()
+    assert "host='127.0.0.1'" in log
