@@ -68,7 +68,7 @@ class Striking(RecordingSink):
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_rank_that_is_killed_in_mid_publish_is_named_and_ends_the_other(plan, ranks, number):
-    trainer = await RankTrainer.started(ranks, plan, bucket_bytes=BUCKET_BYTES)
+    trainer = RankTrainer(ranks, plan, bucket_bytes=BUCKET_BYTES)
     pids = ranks.pids
     sink = Striking(pids[number])
     with pytest.raises(TrainerError, match=rf"rank {number} .*process {pids[number]} on .*was killed, or"):
