@@ -286,7 +286,7 @@ def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Me
     return memory
 
 
-def _check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool) -> None:
+def _check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> None:
     """Check the parts that are known exactly against the memory of a GPU, and of this machine.
 
     is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
