@@ -63,8 +63,7 @@ async def build_engine(
     """An engine with the weights of the model's directory, for episodes as long as `limits` allows.
 
     With engine = sglang: servers that are started now and load that directory, or those at sglang_url. In an
-    eval-only run the latter serve weights of their own, only the tokens are the model's; a run that trains
-    sends them the model's weights.
+    eval-only run the latter serve weights of their own; a run that trains sends them the model's.
 
     Raises:
         ModelLoadError: the engine does not support this architecture.

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.assembly.fleet import _transport
 from agentrl.engine.config import EngineConfig, ServerGroup
+from agentrl.engine.sglang.launch import LocalLauncher
 from tests.engine.feeding import open_rig
 from tests.engine.scheduling import Scheduler
 
@@ -17,7 +18,8 @@ async def test_a_group_is_of_gloo_where_servers_are_on_the_senders_gpu(tmp_path,
     met = []
     scheduler = Scheduler(loader=False)
     scheduler.before = lambda path, body: met.append(body) if path.startswith("/init") else None
-    async with open_rig(tmp_path, scheduler, transport=_transport(tmp_path, config, tmp_path)) as rig:
+    transport = _transport(tmp_path, config, tmp_path, LocalLauncher())
+    async with open_rig(tmp_path, scheduler, transport=transport) as rig:
         await rig.send(1)
         await rig.expect_version(1)
     # What makes gloo right: who can be met here is on this machine.
