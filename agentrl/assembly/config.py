@@ -199,6 +199,8 @@ class RunConfig(Section):
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
         own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
         plays = self.rollout.replay is None
+        if self.run.inline and self.engine.engine == "embedded":
+            own["num_rollout_workers"] = "with inline, where the run's own process plays; drop that"
         if plays and not self.rollout.off_policy_by:
             own["accept_bias"] = "without max_staleness above 0; raise it"
         if plays and not self.rollout.spans_updates:
@@ -235,6 +237,11 @@ class RunConfig(Section):
         """Whether training goes on while an evaluation plays."""
         chosen = self.eval.async_eval
         return self.evaluates and (self.rollout.is_async if chosen is None else chosen)
+
+    @property
+    def num_players(self) -> int:
+        """Processes that play groups (count)."""
+        return 0 if "num_rollout_workers" in self.inactive else self.rollout.num_rollout_workers
 
     @property
     def has_eval_engine(self) -> bool:

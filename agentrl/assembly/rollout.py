@@ -14,9 +14,8 @@ from agentrl.envs import AnyEnv, PlayEpisode, play
 from agentrl.envs.contract import check_generate
 from agentrl.envs.generate import Generate, generating
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
-from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, Groups, Producer, ProducerSettings
 from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
@@ -71,7 +70,7 @@ async def build_play(path: str | None, make_env: Callable[[], AnyEnv], task: Tas
 def build_producer(
     config: RolloutConfig,
     next_prompt: Callable[[], Prompt],
-    player: GroupPlayer,
+    player: Groups,
     choose: BufferFilter | None,
     *,
     num_batches: int,
@@ -86,8 +85,8 @@ def build_producer(
         over_sampling = OverSampling(size, player.cancelled, choose)
         return OverSamplingProducer(next_prompt, player.play, settings, over_sampling)
     policy = staleness_policy(config)
-    stop = None if player.episodes is None else player.episodes.stop
-    return Producer(next_prompt, player.play, settings, policy, EarlyEnd(player.cancelled, stop=stop))
+    early = EarlyEnd(player.cancelled, stop=player.stop)
+    return Producer(next_prompt, player.play, settings, policy, early)
 
 
 def producer_settings(config: RolloutConfig, *, num_batches: int) -> ProducerSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -147,6 +147,11 @@ class GroupPlayer:
                 name = _episode_id(prompt, k, len(attempts))
                 finished.append(Episode(name, env.id, task, seed, env.limits, (), (), Ending.ABORTED))
         return GroupOutcome(None, tuple(lost), tuple(finished))
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in play, so that they can go on later; None = they cannot."""
+        return None if self.episodes is None else self.episodes.stop
 
     async def _judged(
         self, prompt: Prompt, version: int, attempts_of: Sequence[Sequence[Marked]]

@@ -30,6 +30,21 @@ class PlayGroup(Protocol):
         """Start playing, or go on with a group that was stopped."""
 
 
+class Groups(Protocol):
+    """What plays groups: a `GroupPlayer` in this process, or `Players` in processes of their own."""
+
+    @property
+    def play(self) -> PlayGroup:
+        """Plays one group."""
+
+    def cancelled(self, prompt: Prompt) -> GroupOutcome:
+        """The outcome of a group whose `play` was cancelled."""
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in play, so that they can go on later; None = they cannot."""
+
+
 class Rollouts(Protocol):
     """The batches of a run, in their order: played by a `Producer`, or read from a journal."""
 

@@ -27,7 +27,8 @@ from agentrl.errors import TrainerError
 from agentrl.event_loop import to_its_end
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
-from agentrl.rollout.producer import Rollouts
+from agentrl.rollout.players.players import Players
+from agentrl.rollout.producer import Groups, Rollouts
 from agentrl.rollout.saved import SavedGroups
 from agentrl.run.cadence import Publishing, moving_reference
 from agentrl.run.checkpoints import RunState
@@ -73,7 +74,7 @@ class TrainingRun:
 
     engine: None = a replay, which plays nothing. sink: of new weights: the engine's own, unless it was
     replaced. algorithm: None = a run that only plays. prompts: None = a run without RL. replay: the batches
-    of a journal, None = they are played.
+    of a journal, None = they are played. players: None = this process plays.
     """
 
     config: RunConfig
@@ -89,6 +90,7 @@ class TrainingRun:
     progress: Progress
     replay: Replay | None = None
     critic_data: CriticData | None = None
+    players: Players | None = None
 
     @classmethod
     async def build(
@@ -344,8 +346,9 @@ class TrainingRun:
         assert self.engine is not None, "a run that plays has an engine"
         rollout, records, step = self.config.rollout, self.records, self.progress.step
         player = player_of(self.config, self.world, self.engine, self.filters, colocation.absence)
-        num_batches = rollout.num_rollout - step
-        producer = build_producer(rollout, stream.next, player, self.filters.choose, num_batches=num_batches)
+        groups: Groups = player if self.players is None else self.players.in_place_of(player)
+        left = rollout.num_rollout - step
+        producer = build_producer(rollout, stream.next, groups, self.filters.choose, num_batches=left)
         saved = SavedGroups.read(records.folder.groups, step=step, on_event=records.console.line)
         producer.resume(step, version=version, saved=saved)
         return producer, stream
