@@ -239,11 +239,6 @@ class RunConfig(Section):
         return self.evaluates and (self.rollout.is_async if chosen is None else chosen)
 
     @property
-    def num_players(self) -> int:
-        """Processes that play groups (count)."""
-        return 0 if "num_rollout_workers" in self.inactive else self.rollout.num_rollout_workers
-
-    @property
     def has_eval_engine(self) -> bool:
         """Whether evaluations have an engine of their own."""
         return self.evaluates_beside and self.eval.eval_engine == "own" and not self._inactive_engine

@@ -14,8 +14,9 @@ from agentrl.envs import AnyEnv, PlayEpisode, play
 from agentrl.envs.contract import check_generate
 from agentrl.envs.generate import Generate, generating
 from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.groups import Groups
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
-from agentrl.rollout.producer import EarlyEnd, Groups, Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 

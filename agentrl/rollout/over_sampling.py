@@ -11,8 +11,9 @@ from agentrl.algorithms.filters import BufferFilter, chosen_ids
 from agentrl.data import Prompt
 from agentrl.errors import StageError, UserError, stage
 from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.groups import PlayGroup
 from agentrl.rollout.occupancy import Occupancy
-from agentrl.rollout.producer import EarlyEnd, PlayGroup, Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 
 OVER_SAMPLED: Final = "over_sampled"
 """Why a group is dropped that was not among the first of a batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -13,36 +13,13 @@ from agentrl.data import Prompt
 from agentrl.errors import AgentRLError, UserError
 from agentrl.rollout.broken import BrokenGroups
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.rollout.groups import PlayGroup
 from agentrl.rollout.occupancy import Blocker, Occupancy
 from agentrl.rollout.saved import SavedGroups
 from agentrl.rollout.staleness import STALE, Places, StalenessPolicy, Straggler, Window
 
 _STOP_S = 10.0
 """How long the groups in flight may take to stop: schedulers kill a job half a minute after its SIGTERM."""
-
-
-class PlayGroup(Protocol):
-    """Plays the group of a prompt against the policy that serves `version`."""
-
-    def __call__(
-        self, prompt: Prompt, *, version: int, begun: GroupInProgress | None = None
-    ) -> Coroutine[None, None, GroupOutcome]:
-        """Start playing, or go on with a group that was stopped."""
-
-
-class Groups(Protocol):
-    """What plays groups: a `GroupPlayer` in this process, or `Players` in processes of their own."""
-
-    @property
-    def play(self) -> PlayGroup:
-        """Plays one group."""
-
-    def cancelled(self, prompt: Prompt) -> GroupOutcome:
-        """The outcome of a group whose `play` was cancelled."""
-
-    @property
-    def stop(self) -> Callable[[], Awaitable[None]] | None:
-        """Stops all groups in play, so that they can go on later; None = they cannot."""
 
 
 class Rollouts(Protocol):

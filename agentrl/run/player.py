@@ -50,13 +50,14 @@ def players_of(
     Raises:
         ConfigError: no other process can import the environment.
     """
-    if engine is None or not config.num_players:
+    number = 0 if "num_rollout_workers" in config.inactive else config.rollout.num_rollout_workers
+    if engine is None or not number:
         return None
     folder = records.folder.players
     plan = _Plan(config, source.directory.absolute(), find(config.env.env), {**addresses}, folder)
     activities: Activities = records.monitor.activities
     started = PlayerPlan(__spec__.name, pickled_plan(plan), folder)
-    return Players(config.num_players, started, engine, activities, records.console.line)
+    return Players(number, started, engine, activities, records.console.line)
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""Processes that play groups: the driver sends prompts, and gets outcomes; requests go to the driver's engine."""
+"""Processes that play groups: prompts go there, outcomes come back; requests go to the driver's engine."""

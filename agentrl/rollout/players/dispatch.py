@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 MAX_ENDS = 3
 """Players that may end while they play one group, or before they play any, until the run ends (count)."""
@@ -42,7 +41,7 @@ class Dispatch:
 
     def lost(self, player: int, *, was_open: bool) -> bool:
         """The player's process has ended; its groups stay with it. Whether another process may start."""
-        groups: Iterable[int] = self._groups[player]
+        groups = self.of(player)
         self._early_ends[player] += not was_open
         if was_open:
             self._ends.update(groups)

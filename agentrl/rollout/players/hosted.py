@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.connection import Connection
+from typing import TypeAlias
 
 from agentrl.activity import Activities
 from agentrl.clocks import Waits
@@ -30,7 +31,9 @@ REPORT_S = 0.25
 """Seconds between two reports of what a player does."""
 _HELD_S = 1.0
 
-OpenPlayer = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[GroupPlayer]]
+Received: TypeAlias = Sequence[messages.ToPlayer] | None
+"""A list of messages; None = the pipe has ended."""
+OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[GroupPlayer]]
 """Builds the player of a plan. The policy is the driver's engine; the waits are those for it."""
 
 
@@ -103,7 +106,7 @@ class Host:
     def __init__(self, player: GroupPlayer, policy: RemotePolicy, absence: Waits) -> None:
         self._player, self._policy, self._absence = player, policy, absence
         self._groups: dict[int, asyncio.Task[None]] = {}
-        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
 
     def handle(self, message: messages.ToPlayer, send: Callable[[messages.FromPlayer], None]) -> None:
         """Handle a message of the driver."""
@@ -171,7 +174,7 @@ class Pipe:
         with suppress(OSError), self._sending:
             self._connection.send(outbox)
 
-    def receive(self, put: Callable[[Sequence[messages.ToPlayer] | None], None]) -> None:
+    def receive(self, put: Callable[[Received], None]) -> None:
         """Pass on every list of messages, and None at the end; blocks a thread."""
         with suppress(EOFError, OSError):
             while True:
@@ -218,10 +221,10 @@ class Reports:
 async def serve(connection: Connection, open_player: OpenPlayer) -> None:
     """Play until the driver has exited. The first message is the plan."""
     pipe, loop = Pipe(connection), asyncio.get_running_loop()
-    inbox = asyncio.Queue[Sequence[messages.ToPlayer] | None]()
+    inbox = asyncio.Queue[Received]()
     plan = await asyncio.to_thread(connection.recv_bytes)
 
-    def put(received: Sequence[messages.ToPlayer] | None) -> None:
+    def put(received: Received) -> None:
         loop.call_soon_threadsafe(inbox.put_nowait, received)
 
     threading.Thread(target=pipe.receive, args=(put,), daemon=True).start()
@@ -240,7 +243,7 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
         pipe.send_now([messages.Failed(error)])
 
 
-async def _serve(host: Host, inbox: asyncio.Queue[Sequence[messages.ToPlayer] | None], pipe: Pipe) -> None:
+async def _serve(host: Host, inbox: asyncio.Queue[Received], pipe: Pipe) -> None:
     while True:
         getting = asyncio.ensure_future(inbox.get())
         await asyncio.wait([getting, host.failure], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the driver and a player send each other, in lists: those of one turn of an event loop travel together."""
+"""What the driver and a player send each other: the messages of one turn of an event loop are one list."""
 
 from __future__ import annotations
 
