@@ -1,13 +1,12 @@
-"""A player without a run: a calculator's world, whose prompts say what goes wrong."""
+"""A player without a run: a world whose prompt may end its process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from contextlib import asynccontextmanager
 
-from agentrl import Env, Limits, Message, Step
+from agentrl import Env, Limits, Message
 from agentrl.envs import Scorer
 from agentrl.protocols import Act, Sampling
 from agentrl.rollout.group import GroupPlayer
@@ -16,20 +15,22 @@ from agentrl.types import TurnTokens
 
 
 class World(Env):
-    """`die` ends the process, `hang` never ends, `count N` takes N turns; others answer at once."""
+    """`die` ends the process, others are answered at once."""
 
+    id = "Playing-v0"
     limits = Limits(max_turns=3, max_tokens=64)
+
+    def tasks(self, split):
+        return []
 
     async def reset(self, task, *, seed):
         if task.prompt[0].text == "die":
             print("the last words", flush=True)
             os._exit(3)
-        if task.prompt[0].text == "hang":
-            await asyncio.sleep(3600)
-        return task.prompt
+        return task.prompt, {}
 
     async def step(self, action):
-        return Step((), 1.0, True)
+        return (), 1.0, True, False, {}
 
 
 class Sampler:
