@@ -18,7 +18,7 @@ class World(Env):
     """`die` ends the process, others are answered at once."""
 
     id = "Playing-v0"
-    limits = Limits(max_turns=3, max_tokens=64)
+    limits = Limits(max_turns=3, max_tokens=64, episode_timeout_s=0.5)
 
     def tasks(self, split):
         return []

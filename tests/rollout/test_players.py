@@ -134,6 +134,21 @@ async def test_a_cancelled_group_cancels_its_requests_and_keeps_what_was_played(
     assert [episode.ending for episode in outcome.finished] == [Ending.ABORTED] * 2
 
 
+async def test_a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player(tmp_path):
+    engine = Engine()
+    engine.is_held.clear()
+    players, _ = players_in(tmp_path, engine)
+    async with players:
+        playing = asyncio.create_task(players.play(prompt(0), version=0))
+        while len(engine.sessions) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * World.limits.episode_timeout_s)
+        engine.is_held.set()
+        outcome = await playing
+    assert not outcome.failed
+    assert outcome.group is not None
+
+
 @pytest.mark.faults
 async def test_the_groups_of_a_killed_player_are_played_again(tmp_path):
     engine = Engine()
