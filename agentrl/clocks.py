@@ -36,8 +36,8 @@ class Stoppable(Protocol):
 class StoppedClocks:
     """The clocks that a block of `clocks_stopped()` has stopped."""
 
-    def __init__(self, clocks: Sequence[Clock]) -> None:
-        self._clocks = clocks
+    def __init__(self, clocks: Sequence[Stoppable]) -> None:
+        self._clocks = [clock for clock in clocks if isinstance(clock, Clock)]
 
     def charge(self, seconds: float) -> None:
         """Count work of the block after all, on the clocks that no other block has stopped.
@@ -64,11 +64,22 @@ def clocks_stopped() -> Iterator[StoppedClocks]:
         _resume(clocks)
 
 
-def _own_clocks() -> Sequence[Clock]:
+@contextmanager
+def relayed_to(clock: Stoppable) -> Iterator[None]:
+    """In this block, and in tasks that it starts, waits stop this, too: the clocks of another process."""
+    outer = _relays.get()
+    _relays.set((*outer, clock))
+    try:
+        yield
+    finally:
+        _relays.set(outer)
+
+
+def _own_clocks() -> Sequence[Stoppable]:
     """The clocks of the stages around the caller, in this event loop."""
     loop = asyncio.get_running_loop()
     # A thread that a stage waits for has its context, and may run an event loop of its own.
-    return [clock for clock in _clocks.get() if clock.loop is loop]
+    return [*(clock for clock in _clocks.get() if clock.loop is loop), *_relays.get()]
 
 
 def _stop(clocks: Iterable[Stoppable]) -> None:
@@ -334,4 +345,5 @@ class BlockTimer:
 
 # Of the running stages, from the outermost to the innermost.
 _clocks: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
+_relays: ContextVar[tuple[Stoppable, ...]] = ContextVar("agentrl_relays", default=())
 _pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pulse] = WeakKeyDictionary()

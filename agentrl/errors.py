@@ -52,7 +52,17 @@ T = TypeVar("T")
 
 
 class AgentRLError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Pickle keeps its type, message and attributes."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: type[AgentRLError], arguments: tuple[object, ...]) -> AgentRLError:
+    """An error without a call of its constructor, whose parameters are not always its `args`."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class UserError(AgentRLError):

@@ -78,6 +78,8 @@ class RunConfig(Section):
         own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
         own |= self._inactive_cluster
         plays = self.rollout.replay is None
+        if self.run.inline and self.engine.engine == "embedded":
+            own["num_rollout_workers"] = "with inline, where the run's own process plays; drop that"
         if plays and not self.rollout.off_policy_by:
             own["accept_bias"] = "without max_staleness above 0; raise it"
         if plays and not self.rollout.spans_updates:

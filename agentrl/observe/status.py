@@ -167,7 +167,8 @@ def stages_in(activities: Activities) -> dict[str, int]:
 def oldest_in(activities: Activities) -> Oldest | None:
     """The group that began first, or an evaluation's episode where no group is in play; None = nothing is."""
     groups = [activity for activity in activities.in_progress if activity.place == GROUPS]
-    parts = [part for activity in groups[:1] or activities.in_progress for part in _parts(activity)]
+    groups = groups and [min(groups, key=lambda group: group.since_s)]
+    parts = [part for activity in groups or activities.in_progress for part in _parts(activity)]
     group = _named(groups[0]) if groups else None
     if not parts:
         return Oldest(group=group, episode=None, stage=_stage(groups[0])) if groups else None
@@ -209,7 +210,7 @@ def _parts(activity: Activity) -> list[Activity]:
 
 
 def _named(activity: Activity) -> InProgress:
-    return InProgress(name=activity.id, since=at(activity.since_s))
+    return InProgress(name=activity.id, what=activity.what, since=at(activity.since_s))
 
 
 def _stage(activity: Activity) -> InProgress:

@@ -25,6 +25,7 @@ _OF_PLAYING = (
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
     *("staleness_policy", "staleness_window", "async_buffer_size", "privileged_context_path"),
+    "num_rollout_workers",
 )
 
 
@@ -91,6 +92,11 @@ class RolloutConfig(Section):
     """Function whose text the prompts of a teacher have and those of the policy have not
     (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
     same."""
+
+    num_rollout_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that play the groups, with environments, tools and rewards of their own (count; 0 = the run's
+    own process plays): for environments that compute. Each loads the tokenizer, and opens its own connections
+    and opponents."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Versions of the weights that groups may start ahead of their training (versions): 0 = synchronous, each

@@ -110,11 +110,6 @@ class GroupPlayer:
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def stop(self) -> Callable[[], Awaitable[None]] | None:
-        """Stops all groups in flight, so that they can go on later; None = they cannot."""
-        return None if self.episodes is None else self.episodes.stop
-
     async def play(self, prompt: Prompt, version: int, begun: GroupInProgress | None = None) -> GroupOutcome:
         """Play a group, or go on with it; `version` is the policy's when it starts.
 
@@ -152,6 +147,11 @@ class GroupPlayer:
                 name = _episode_id(prompt, k, len(attempts))
                 finished.append(Episode(name, env.id, task, seed, env.limits, (), (), Ending.ABORTED))
         return GroupOutcome(None, tuple(lost), tuple(finished))
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in play, so that they can go on later; None = they cannot."""
+        return None if self.episodes is None else self.episodes.stop
 
     async def _judged(
         self, prompt: Prompt, version: int, attempts_of: Sequence[Sequence[Marked]]

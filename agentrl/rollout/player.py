@@ -1,4 +1,4 @@
-"""What a producer needs of whatever plays its groups."""
+"""What plays groups, in this process or in others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ class PlayGroup(Protocol):
 
 
 class Player(Protocol):
-    """Plays groups, and accounts for those that are cancelled."""
+    """Plays groups: a `GroupPlayer` in this process, `Players` in processes of their own, or a simulation."""
 
     @property
-    def stop(self) -> Callable[[], Awaitable[None]] | None:
-        """Stops all groups in flight, so that they can go on later; None = they cannot."""
-
-    def play(
-        self, prompt: Prompt, version: int, begun: GroupInProgress | None = None
-    ) -> Coroutine[None, None, GroupOutcome]:
-        """Play a group, or go on with it; `version` is the policy's when it starts."""
+    def play(self) -> PlayGroup:
+        """Plays one group."""
 
     def cancelled(self, prompt: Prompt) -> GroupOutcome:
         """The outcome of a group whose `play` was cancelled."""
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in play, so that they can go on later; None = they cannot."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from agentrl.interrupts import run_until_signal
 from agentrl.processes import print_stacks_on_signal
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
+from agentrl.run.player import players_of
 from agentrl.run.results import TrainResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.summary import (
@@ -114,8 +116,9 @@ async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> No
     setup = OpponentSetup(config.rendering, folder)
     with results_written(partial(write_results, run), run.records.console.line):
         try:
-            async with opened_opponents(chosen, env, addresses, setup) as opponents:
-                await _stages(run.against(opponents))
+            players = players_of(config, run.progress.source, run.engine, run.records, addresses)
+            async with opened_opponents(chosen, env, addresses, setup) as opponents, players or nullcontext():
+                await _stages(replace(run.against(opponents), players=players))
         finally:
             await run.close()
 

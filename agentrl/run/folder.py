@@ -77,6 +77,11 @@ class RunFolder:
         return self.path / "engine"
 
     @property
+    def players(self) -> Path:
+        """Logs of the processes that play groups."""
+        return self.path / "players"
+
+    @property
     def trainer(self) -> Path:
         """Logs of the trainer's processes."""
         return self.path / "trainer"

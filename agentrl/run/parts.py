@@ -34,7 +34,7 @@ from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Earlier, Journal, MetricLog, Tracker, WandbTracker
 from agentrl.observe.diagnoses import Diagnoses, RunFacts
-from agentrl.protocols import Engine, Renderer, Trainer
+from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
@@ -248,7 +248,7 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
 
 
 def player_of(
-    config: RunConfig, world: World, engine: Engine, filters: Filters, absence: Waits
+    config: RunConfig, world: World, engine: Policy, filters: Filters, absence: Waits
 ) -> GroupPlayer:
     """What plays the groups of a run. absence: of the engine."""
     rollout = config.rollout

@@ -28,6 +28,8 @@ from agentrl.event_loop import to_its_end
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.cadence import Publishing, moving_reference
+from agentrl.rollout.player import Player
+from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
 from agentrl.rollout.saved import SavedGroups
 from agentrl.run.checkpoints import RunState
@@ -73,7 +75,7 @@ class TrainingRun:
 
     engine: None = a replay, which plays nothing. sink: of new weights: the engine's own, unless it was
     replaced. algorithm: None = a run that only plays. prompts: None = a run without RL. replay: the batches
-    of a journal, None = they are played.
+    of a journal, None = they are played. players: None = this process plays.
     """
 
     config: RunConfig
@@ -89,6 +91,7 @@ class TrainingRun:
     progress: Progress
     replay: Replay | None = None
     critic_data: CriticData | None = None
+    players: Players | None = None
 
     @classmethod
     async def build(
@@ -120,8 +123,8 @@ class TrainingRun:
             engines = await engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
         renderer = build_renderer(source, dialect, config.rendering)
         world = World(make_env, scorer, renderer, play_episode=play)
-        progress, (engine, eval_engine) = Progress(replace(source, seed=None)), engines
-        held_out = HeldOut.of(data, config, world, eval_engine or engine)
+        progress, engine = Progress(replace(source, seed=None)), engines[0]
+        held_out = HeldOut.of(data, config, world, engines[1] or engine)
         run = cls(
             config=config,
             world=world,
@@ -190,9 +193,8 @@ class TrainingRun:
                 bar.advance(1, loss=report.metrics["train/loss"])
         if self.sink is not None:
             await trainer.publish(self.sink, version=0)
-        directory = records.folder.warm_start
-        await trainer.save(str(directory))
-        progress.source = replace(progress.source, directory=directory)
+        await trainer.save(str(records.folder.warm_start))
+        progress.source = replace(progress.source, directory=records.folder.warm_start)
 
     async def reinforce(self) -> None:
         """The RL iterations, with batches that are played, or those of a journal."""
@@ -222,8 +224,8 @@ class TrainingRun:
             colocation=colocation,
             moving=moving_reference(config.algorithm),
         )
-        folder, console = self.records.folder.path, self.records.console
-        await self._run(loop, StepRecorder(config.observe, trainer, folder, console.line), prompts)
+        recorder = StepRecorder(config.observe, trainer, self.records.folder.path, self.records.console.line)
+        await self._run(loop, recorder, prompts)
 
     async def record(self) -> None:
         """The iterations of a run that only plays: the policy stays as it is."""
@@ -276,8 +278,7 @@ class TrainingRun:
         number, first = self.config.rollout.num_rollout, self.progress.step
         if self.replay is not None:
             number = min(number, self.replay.num_steps)
-        title = ROLLOUT if self.config.rollout.debug_rollout_only else RL
-        monitor = self.records.monitor
+        title, monitor = ROLLOUT if self.config.rollout.debug_rollout_only else RL, self.records.monitor
         with self.records.console.stage(title, number) as bar, monitor.iterations(loop, bar):
             bar.advance(first)
             if first:
@@ -294,8 +295,8 @@ class TrainingRun:
                 is_last = step + 1 == number or self.is_idle
                 if not is_last:
                     await self._between(loop, prompts)
-                metrics = iteration.metrics
-                shown = {"reward": metrics["rollout/raw_reward"], "tok/s": metrics["perf/rollout_tok_per_s"]}
+                names = {"reward": "rollout/raw_reward", "tok/s": "perf/rollout_tok_per_s"}
+                shown = {short: iteration.metrics[name] for short, name in names.items()}
                 bar.advance(1, **shown, **self.evaluations.means)
                 if is_last:
                     break
@@ -344,8 +345,9 @@ class TrainingRun:
         assert self.engine is not None, "a run that plays has an engine"
         rollout, records, step = self.config.rollout, self.records, self.progress.step
         player = player_of(self.config, self.world, self.engine, self.filters, colocation.absence)
-        num_batches = rollout.num_rollout - step
-        producer = build_producer(rollout, stream.next, player, self.filters.choose, num_batches=num_batches)
+        groups: Player = player if self.players is None else self.players.in_place_of(player)
+        choose, num_batches = self.filters.choose, rollout.num_rollout - step
+        producer = build_producer(rollout, stream.next, groups, choose, num_batches=num_batches)
         saved = SavedGroups.read(records.folder.groups, step=step, on_event=records.console.line)
         producer.resume(step, version=version, saved=saved)
         return producer, stream

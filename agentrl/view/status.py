@@ -52,7 +52,8 @@ def oldest_text(oldest: Oldest, now: datetime) -> str:
     where = f"{stage_text(oldest.stage)} {_since(oldest.stage.since, now)}"
     if oldest.group is None:
         return f"episode {_id(oldest.episode)} of an evaluation is {where}"
-    group = f"the oldest group is {oldest.group.name}, {_since(oldest.group.since, now)}"
+    at = f" at {oldest.group.what}" if oldest.group.what else ""
+    group = f"the oldest group is {oldest.group.name}{at}, {_since(oldest.group.since, now)}"
     whose = "it" if oldest.episode is None else f"its episode {oldest.episode.name}"
     return f"{group}; {whose} is {where}"
 

@@ -122,6 +122,10 @@ CHANGES = {
     "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
     "group_reward": Change("tests.flow.worlds:place"),
     "group_reward_kwargs": Change({"weight": 0.5}, {"group_reward": "diversity"}),
+    # The episodes are the same; the players have logs.
+    "num_rollout_workers": Change(
+        1, {"inline": False, "enable_deterministic_inference": True, "num_rollout": 1}
+    ),
     "max_staleness": Change(1, {"correction": "tis"}),
     "update_weights_interval": Change(2, {"correction": "tis"}),
     "replay": Change("nowhere"),

@@ -1,0 +1,49 @@
+"""Which player plays which group, and how often a group's player has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+MAX_ENDS = 3
+"""Players that may end while they play one group, or before they play any, until the run ends (count)."""
+
+
+class Dispatch:
+    """Each group is at one player, the least loaded one when it starts, until it has ended.
+
+    size: players (count).
+    """
+
+    def __init__(self, size: int) -> None:
+        self._groups: list[dict[int, None]] = [{} for _ in range(size)]
+        self._ends: Counter[int] = Counter()
+        self._early_ends = [0] * size
+
+    def start(self, ordinal: int) -> int:
+        """The player of a group that starts: of the least loaded ones the first."""
+        player = min(range(len(self._groups)), key=lambda number: len(self._groups[number]))
+        self._groups[player][ordinal] = None
+        return player
+
+    def end(self, ordinal: int) -> None:
+        """The group has ended, or is given up."""
+        for groups in self._groups:
+            groups.pop(ordinal, None)
+        self._ends.pop(ordinal, None)
+
+    def of(self, player: int) -> list[int]:
+        """The groups of a player, in the order of their start."""
+        return list(self._groups[player])
+
+    def opened(self, player: int) -> None:
+        """The player has its environment."""
+        self._early_ends[player] = 0
+
+    def lost(self, player: int, *, was_open: bool) -> bool:
+        """The player's process has ended; its groups stay with it. Whether another process may start."""
+        groups = self.of(player)
+        self._early_ends[player] += not was_open
+        if was_open:
+            self._ends.update(groups)
+        number = max([self._early_ends[player], *(self._ends[ordinal] for ordinal in groups)])
+        return number < MAX_ENDS

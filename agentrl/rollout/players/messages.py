@@ -1,0 +1,104 @@
+"""What the driver and a player send each other: the messages of one turn of an event loop are one list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from agentrl.data import Prompt
+from agentrl.errors import AgentRLError
+from agentrl.observe.mirror import ActivityReport
+from agentrl.protocols import Sampling
+from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.types import Completion
+
+
+class Play(NamedTuple):
+    """Play a group; `Played` answers. version, begun: see `GroupPlayer.play`."""
+
+    prompt: Prompt
+    version: int
+    begun: GroupInProgress | None
+
+
+class CancelGroup(NamedTuple):
+    """Cancel the group of that ordinal; `Played` answers, with what was played."""
+
+    ordinal: int
+
+
+class Stop(NamedTuple):
+    """Stop all groups, so that they can go on later."""
+
+
+class EngineAway(NamedTuple):
+    """The engine has released its memory, or has it again: limits of groups do not count meanwhile."""
+
+    is_away: bool
+
+
+class ClocksStopped(NamedTuple):
+    """The request waits for what is not the fault of its stages, or no longer does."""
+
+    number: int
+    is_stopped: bool
+
+
+class Answer(NamedTuple):
+    """The answer to a request: a completion, None to the end of a session, or an error."""
+
+    number: int
+    completion: Completion | None = None
+    error: AgentRLError | None = None
+
+
+ToPlayer: TypeAlias = Play | CancelGroup | Stop | EngineAway | ClocksStopped | Answer
+
+
+class Opened(NamedTuple):
+    """The player has its environment, and plays."""
+
+
+class Failed(NamedTuple):
+    """The player cannot be built: an error of the user's."""
+
+    error: AgentRLError
+
+
+class Played(NamedTuple):
+    """The outcome of a group, of a cancelled one as far as it was played; or its error."""
+
+    ordinal: int
+    outcome: GroupOutcome | None = None
+    error: AgentRLError | None = None
+
+
+class Generate(NamedTuple):
+    """A request to the engine."""
+
+    number: int
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    session: str
+
+
+class CloseSession(NamedTuple):
+    """Free the cache of a session."""
+
+    number: int
+    session: str
+
+
+class CancelRequest(NamedTuple):
+    """Cancel a request: its caller was cancelled."""
+
+    number: int
+
+
+class InProgress(NamedTuple):
+    """What the player does at this moment, and what has ended since the last report."""
+
+    report: ActivityReport
+
+
+FromPlayer: TypeAlias = Opened | Failed | Played | Generate | CloseSession | CancelRequest | InProgress

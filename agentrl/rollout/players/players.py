@@ -1,0 +1,306 @@
+"""Players of a run, the driver's side: processes that play its groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from agentrl.activity import Activities
+from agentrl.data import Prompt
+from agentrl.errors import AgentRLError, WorldBrokenError
+from agentrl.observe.mirror import Mirror
+from agentrl.processes import Child
+from agentrl.protocols import Policy
+from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
+from agentrl.rollout.players import messages
+from agentrl.rollout.players.dispatch import Dispatch
+from agentrl.rollout.players.process import DriverPipe, Requests
+
+_CLEAN_UP_S = 10.0
+_LOG_LINES, _LOG_BYTES = 3, 4096
+
+
+class PlayerPlan(NamedTuple):
+    """How players start: `python -m MODULE FD`, to which the first message on the pipe is `plan`.
+
+    folder: for their output, player-0.log and so on.
+    """
+
+    module: str
+    plan: bytes
+    folder: Path
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A group at a player."""
+
+    message: messages.Play
+    outcome: asyncio.Future[GroupOutcome | None]
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Player:
+    """A player's process, which another one replaces where it ends."""
+
+    name: str
+    log: Path
+    child: Child
+    pipe: DriverPipe
+    requests: Requests
+    mirror: Mirror
+    is_open: bool = False
+
+
+class _Absence:
+    """Where the engine is away, the limits of groups stop in the players, too."""
+
+    def __init__(self, set_away: Callable[[bool], None]) -> None:
+        self._set_away = set_away
+
+    def stop(self) -> None:
+        """The engine is away."""
+        self._set_away(True)
+
+    def resume(self) -> None:
+        """It is there again."""
+        self._set_away(False)
+
+
+class Players:
+    """Plays groups in processes; each is at the least loaded one. It stands for a `GroupPlayer`.
+
+    consumes: groups. waits for: their outcomes. unblocked by: these, each bounded by the deadlines of its
+    episodes. on shutdown: every process is ended. A process that ends is replaced, and its groups are played
+    again from reset under the same ordinals, or from where they were begun.
+
+    engine: for the requests of all. on_event: called with a sentence where a player has ended.
+
+    Raises (from play):
+        WorldBrokenError: players ended `MAX_ENDS` times while they played one group, or before any.
+        UserError: a player cannot be built.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: PlayerPlan,
+        engine: Policy,
+        activities: Activities,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._plan, self._engine, self._activities, self._on_event = plan, engine, activities, on_event
+        self._dispatch = Dispatch(number)
+        self._players: list[_Player] = []
+        self._flights: dict[int, _Flight] = {}
+        self._cancelled: dict[int, GroupOutcome] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._number, self._num_started = number, 0
+        self._in_place_of: GroupPlayer | None = None
+        self._is_away = self._is_stopping = self._is_closed = False
+        self._failure: AgentRLError | None = None
+        self._contexts = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._plan.folder.mkdir(parents=True, exist_ok=True)
+        self._players = [self._started(number) for number in range(self._number)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        self._contexts.close()
+        for player in self._players:
+            player.mirror.clear()
+            player.pipe.close()
+            player.child.pipe.close()
+        for player in self._players:
+            await player.requests.close()
+            # Its groups clean up when its pipe has closed.
+            await asyncio.to_thread(player.child.wait)
+            player.child.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, in their order."""
+        return [player.child.pid for player in self._players]
+
+    def in_place_of(self, player: GroupPlayer) -> Self:
+        """Stand for this player of the driver, which plays nothing: where its engine is away, no limit of a
+        group counts, and its groups can be stopped if the driver's could."""
+        self._in_place_of = player
+        self._contexts.close()
+        self._contexts.enter_context(player.absence.entered(_Absence(self._set_away)))
+        return self
+
+    async def play(self, prompt: Prompt, version: int, begun: GroupInProgress | None = None) -> GroupOutcome:
+        """Play a group, or go on with it; see `GroupPlayer.play`.
+
+        On cancellation: the player cancels it, and this waits until it has cleaned up, 10 s at most.
+        """
+        if self._failure is not None:
+            raise self._failure
+        ordinal, outcome = prompt.index, asyncio.get_running_loop().create_future()
+        flight = self._flights[ordinal] = _Flight(messages.Play(prompt, version, begun), outcome)
+        number = self._dispatch.start(ordinal)
+        self._players[number].pipe.send(flight.message)
+        try:
+            played = await asyncio.shield(flight.outcome)
+        except asyncio.CancelledError:
+            await self._cancel(ordinal, flight)
+            raise
+        finally:
+            self._flights.pop(ordinal, None)
+            self._dispatch.end(ordinal)
+        assert played is not None, "only a cancelled group has no outcome"
+        return played
+
+    def cancelled(self, prompt: Prompt) -> GroupOutcome:
+        """The outcome of a group whose `play` was cancelled, with the episodes that had ended."""
+        outcome = self._cancelled.pop(prompt.index, None)
+        if outcome is not None:
+            return outcome
+        # Its player has ended, or did not clean up in time.
+        assert self._in_place_of is not None, "groups are played in place of a player of the driver"
+        return self._in_place_of.cancelled(prompt)
+
+    @property
+    def stop(self) -> Callable[[], Awaitable[None]] | None:
+        """Stops all groups in play, so that they can go on later; None = they cannot."""
+        return None if self._in_place_of is None or self._in_place_of.stop is None else self._stop_groups
+
+    async def _stop_groups(self) -> None:
+        self._is_stopping = True
+        self._send_to_all(messages.Stop())
+
+    def _set_away(self, is_away: bool) -> None:
+        self._is_away = is_away
+        self._send_to_all(messages.EngineAway(is_away))
+
+    def _send_to_all(self, message: messages.ToPlayer) -> None:
+        for player in self._players:
+            player.pipe.send(message)
+
+    async def _cancel(self, ordinal: int, flight: _Flight) -> None:
+        flight.is_cancelled = True
+        for number, player in enumerate(self._players):
+            if ordinal in self._dispatch.of(number):
+                player.pipe.send(messages.CancelGroup(ordinal))
+        await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
+        if flight.outcome.done() and not flight.outcome.cancelled() and flight.outcome.exception() is None:
+            outcome = flight.outcome.result()
+            if outcome is not None:
+                self._cancelled[ordinal] = outcome
+
+    def _started(self, number: int) -> _Player:
+        """Start the process of a player."""
+        self._num_started += 1
+        again = f"-{self._num_started - self._number}" if self._num_started > self._number else ""
+        log = self._plan.folder / f"player-{number}{again}.log"
+        child = Child(self._plan.module, (), log)
+        name = f"player {number} (process {child.pid})"
+        pipe = DriverPipe(
+            child.pipe, lambda message: self._receive(number, message), lambda: self._on_closed(number)
+        )
+        pipe.send_plan(self._plan.plan)
+        if self._is_away:
+            pipe.send(messages.EngineAway(True))
+        mirror = Mirror(self._activities, name, number)
+        return _Player(name, log, child, pipe, Requests(self._engine, pipe.send), mirror)
+
+    def _receive(self, number: int, message: messages.FromPlayer) -> None:
+        player = self._players[number]
+        match message:
+            case messages.Opened():
+                player.is_open = True
+                self._dispatch.opened(number)
+            case messages.Failed():
+                self._fail(message.error)
+            case messages.Played():
+                self._settle(message)
+            case messages.InProgress():
+                player.mirror.show(message.report)
+            case _:
+                player.requests.handle(message)
+
+    def _settle(self, message: messages.Played) -> None:
+        flight = self._flights.get(message.ordinal)
+        if flight is None or flight.outcome.done():
+            return
+        if message.error is not None:
+            flight.outcome.set_exception(message.error)
+        else:
+            flight.outcome.set_result(message.outcome)
+
+    def _fail(self, error: AgentRLError) -> None:
+        """No group can be played any more."""
+        self._failure = self._failure or error
+        for flight in self._flights.values():
+            if not flight.outcome.done():
+                flight.outcome.set_exception(error)
+
+    def _on_closed(self, number: int) -> None:
+        """The player's process has ended."""
+        player = self._players[number]
+        player.mirror.clear()
+        if self._is_closed or self._failure is not None:
+            return
+        may_restart = self._dispatch.lost(number, was_open=player.is_open)
+        restart = asyncio.get_running_loop().create_task(self._replace(number, may_restart=may_restart))
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
+
+    async def _replace(self, number: int, *, may_restart: bool) -> None:
+        player = self._players[number]
+        # The same sessions begin again.
+        await player.requests.close()
+        ended = await asyncio.to_thread(player.child.exit_description) or "closed its pipe"
+        player.child.kill()
+        if self._is_closed:
+            return
+        why = f": {player.pipe.failure.error}" if player.pipe.failure else ""
+        flights = {ordinal: self._flights[ordinal] for ordinal in self._dispatch.of(number)}
+        playing = ", ".join(f"g{ordinal}" for ordinal in flights)
+        what = f"{player.name} {ended}{why}"
+        where = f"(see {player.log}{_last_lines(player.log)})"
+        if not may_restart:
+            at = f"while it played {playing}" if playing and player.is_open else "before it played anything"
+            self._fail(
+                WorldBrokenError(
+                    f"{what} {at}, as others did before it {where}; mend the environment, or give the run "
+                    "more memory."
+                )
+            )
+            return
+        again = f"groups {playing} are played again" if playing else "no group was in play"
+        self._on_event(f"Warning: {what}; {again} {where}.")
+        self._players[number] = self._started(number)
+        if self._is_stopping:
+            self._players[number].pipe.send(messages.Stop())
+        # Groups may have been sent to the one that had ended.
+        for ordinal in self._dispatch.of(number):
+            flight = self._flights[ordinal]
+            if flight.is_cancelled and not flight.outcome.done():
+                flight.outcome.set_result(None)
+            elif not flight.outcome.done():
+                self._players[number].pipe.send(flight.message)
+
+
+def _last_lines(log: Path) -> str:
+    """The end of a player's output, after a colon; "" = there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - _LOG_BYTES, 0))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+    return f": {' | '.join(lines)}" if lines else ""
