@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import secrets
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -130,13 +132,14 @@ def _own(folder: Path, namespace: str) -> Iterator[None]:
                 "ray in this process, or start a cluster and give ray_address."
             )
         try:
-            ray.init(
-                head.address,
-                namespace=namespace,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address=LOOPBACK,
-            )
+            with _same_handler():
+                ray.init(
+                    head.address,
+                    namespace=namespace,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=LOOPBACK,
+                )
             yield
         finally:
             ray.shutdown()
@@ -151,7 +154,8 @@ def _attached(address: str, namespace: str) -> Iterator[None]:
         yield
         return
     try:
-        ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+        with _same_handler():
+            ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
@@ -177,3 +181,12 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _same_handler() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, which Ray replaces: a run ends in good order on that signal."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
