@@ -137,15 +137,12 @@ class StageError(AgentRLError):
     """One episode failed at a stage.
 
     stage: `reset`, `tool`, `step`, `reward`, `act` or `episode`. detail: one sentence.
-    kind: "timeout", "error" (an exception) or "invalid" (a value that breaks the contract); a
-    ToolError has kinds of its own.
+    kind: "timeout", "error" (an exception), "invalid" (it breaks the contract), or those of a ToolError.
     """
 
     def __init__(self, stage: str, kind: str, detail: str) -> None:
         super().__init__(f"{stage} {kind}: {detail}")
-        self.stage = stage
-        self.kind = kind
-        self.detail = detail
+        self.stage, self.kind, self.detail = stage, kind, detail
 
 
 class ToolError(StageError):
@@ -160,10 +157,7 @@ class ToolError(StageError):
 
 
 class EnvCodeError(StageError, UserError):
-    """Code of an environment failed outside of its episodes: its `__init__`, its `tasks`.
-
-    kind: "error" (an exception) or "invalid" (a value that breaks the contract).
-    """
+    """Code of an environment failed outside of its episodes: `__init__`, `tasks`. kind: no timeout."""
 
     def __init__(self, stage: str, kind: str, sentence: str) -> None:
         super().__init__(stage, kind, sentence)
@@ -186,8 +180,7 @@ class EndpointError(StageError):
 class GradingError(StageError):
     """A grader failed without fault of the model: the episode is replaced, not scored.
 
-    kind: "unavailable", "crashed", "protocol" or "refused", as of a ToolError; "invalid", the task holds
-    nothing to grade by.
+    kind: as of a ToolError; or "invalid", the task holds nothing to grade by.
     """
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -217,11 +210,8 @@ class ClusterError(AgentRLError):
     """
 
     def __init__(self, message: str, at_s: float = 0.0, is_gone: bool = False) -> None:
-        super().__init__(message, at_s, is_gone)
-        self.message, self.at_s, self.is_gone = message, at_s, is_gone
-
-    def __str__(self) -> str:
-        return self.message
+        super().__init__(message)
+        self.at_s, self.is_gone = at_s, is_gone
 
 
 class TrainerError(AgentRLError):
@@ -405,5 +395,5 @@ async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return " Did you mean `x`?" for the candidate nearest to `name`, or an empty string."""
-    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
-    return f" Did you mean `{matches[0]}`?" if matches else ""
+    nearest = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return "".join(f" Did you mean `{match}`?" for match in nearest)

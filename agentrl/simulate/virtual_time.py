@@ -11,6 +11,10 @@ from agentrl.errors import AgentRLError
 
 T = TypeVar("T")
 
+# A callback that is due within it runs now. The step between two floats at the time has to be smaller, or a
+# callback that is due at this very moment never runs: it is 0.1 microseconds after thirty years.
+_RESOLUTION_S = 1e-6
+
 
 class StalledError(AgentRLError):
     """Every task of a simulation waits, and nothing is scheduled that could end a wait."""
@@ -58,6 +62,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Clock()
         super().__init__(_JumpingSelector(self._virtual))
+        self._clock_resolution = _RESOLUTION_S
 
     def time(self) -> float:
         """Seconds since the loop was made."""

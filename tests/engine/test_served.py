@@ -182,7 +182,6 @@ WRONG = [
     ({"input_ids": [1], RULES: {"n": 5000}}, "`sampling_params.n`"),
     ({"input_ids": [[1]] * 9, RULES: {"n": 200}}, "at most 1024"),
     ({"input_ids": [1], RULES: {"min_p": 0.1}}, "does not do `min_p`"),
-    ({"input_ids": [1], RULES: {"regex": "a"}}, "does not do `regex`"),
     ({"input_ids": [[1], [2]], RULES: [{}]}, "1 entries for 2 prompts"),
     ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, "`rid`"),
     ({"input_ids": [1], "return_logprob": True, "logprob_start_len": -2}, "`logprob_start_len` is -2"),

@@ -66,7 +66,7 @@ def test_the_speed_of_an_engine_is_found():
     model = fitted([recorded(played()[0])])
     assert model["decode_step_s"] == pytest.approx(0.004, rel=0.05)
     assert model["decode_request_s"] == pytest.approx(0.0003, rel=0.2)
-    assert model["prefill_tok_per_s"] == pytest.approx(9_000, rel=0.1)
+    assert model["prefill_tok_per_s"] == pytest.approx(9_000, rel=0.2)
     assert model["request_s"] == pytest.approx(0.02, rel=0.3)
     assert model["play_slowdown"] == 0.0
 
