@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.cluster.placement import Layout, RankNeeds, Seat, ServerNeeds, described, layout_of
+from agentrl.cluster.placement import Allocation, Layout, RankNeeds, ServerNeeds, described, layout_of
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, cluster_address, connected
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
@@ -23,18 +23,18 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, slots=True)
 class RunCluster:
-    """A Ray cluster with a seat for every rank and server of the run. fleets: those of servers, by name."""
+    """A Ray cluster with an allocation for every rank and server of a run. fleets: of servers, by name."""
 
     session: RaySession
     placement: RayPlacement
-    fleets: Mapping[str, Sequence[Seat]]
+    fleets: Mapping[str, Sequence[Allocation]]
 
     def launcher(self, fleet: str) -> RayLauncher:
         """The places of the servers of a fleet, by its name."""
         return RayLauncher(self.session, self.placement.group, self.fleets[fleet])
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
-        """Start ranks; those that were started before in these seats have ended. See `RayRanks`."""
+        """Start ranks; those that were started before in these allocations have ended. See `RayRanks`."""
         return RayRanks(self.session, self.placement, world_size, folder, preloaded=preloaded)
 
 
@@ -98,10 +98,10 @@ def fleet_of_model(name: str) -> str:
     return f"sglang_models.{name}"
 
 
-def _fleets(config: RunConfig, seats: Sequence[Seat]) -> dict[str, Sequence[Seat]]:
+def _fleets(config: RunConfig, allocations: Sequence[Allocation]) -> dict[str, Sequence[Allocation]]:
     fleets, first = {}, 0
     for name, servers in server_needs(config).items():
-        fleets[name] = seats[first : first + len(servers)]
+        fleets[name] = allocations[first : first + len(servers)]
         first += len(servers)
     return fleets
 

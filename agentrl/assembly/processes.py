@@ -41,7 +41,7 @@ class RunProcesses(NamedTuple):
 class Start(Protocol):
     """Starts the processes of a run. The folders, of the engine and of the trainer, are for their output.
 
-    cluster: has a seat for each rank and server; None = they are child processes.
+    cluster: has an allocation for each rank and server; None = they are child processes.
     """
 
     def __call__(

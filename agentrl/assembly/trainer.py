@@ -38,9 +38,9 @@ from agentrl.types import ScoreRole
 class TrainerFactory:
     """Builds the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. cluster: has a
-    seat for each rank; None = they are child processes. The warm start and RL share the torch trainer's rank;
-    with `inline` it is this process.
+    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. cluster: has
+    an allocation for each rank; None = they are child processes. The warm start and RL share the torch
+    trainer's rank; with `inline` it is this process.
     """
 
     config: RunConfig

@@ -51,7 +51,7 @@ class PlacedBundle(NamedTuple):
     devices: tuple[str, ...]
 
 
-class Seat(NamedTuple):
+class Allocation(NamedTuple):
     """Where one process runs. bundle: the number of its bundle in the placement group.
 
     devices: its GPUs, in the form of CUDA_VISIBLE_DEVICES; empty = none.
@@ -71,25 +71,25 @@ class Layout:
     ranks: tuple[Slot, ...]
     servers: tuple[Slot, ...]
 
-    def seats(
+    def allocations(
         self, placed: Sequence[PlacedBundle], driver_node: str
-    ) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
-        """The seats of the ranks and of the servers, once the bundles are placed.
+    ) -> tuple[tuple[Allocation, ...], tuple[Allocation, ...]]:
+        """The allocations of the ranks and of the servers, once the bundles are placed.
 
         Equal bundles are interchangeable: they are taken node by node, the driver's node first, and on a node
         by their first device. So neighbouring ranks are on one machine, and rank 0 is near the driver.
         """
         order = self._order(placed, driver_node)
 
-        def seat(slot: Slot) -> Seat:
+        def allocation(slot: Slot) -> Allocation:
             bundle = order[slot.bundle]
             where = placed[bundle]
             devices = sorted(where.devices, key=_natural)
-            return Seat(
+            return Allocation(
                 bundle, where.node, where.host, tuple(devices[n] for n in slot.gpus if n < len(devices))
             )
 
-        return tuple(map(seat, self.ranks)), tuple(map(seat, self.servers))
+        return tuple(map(allocation, self.ranks)), tuple(map(allocation, self.servers))
 
     def _order(self, placed: Sequence[PlacedBundle], driver_node: str) -> dict[int, int]:
         """Which placed bundle each bundle of the layout is."""

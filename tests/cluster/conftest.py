@@ -20,7 +20,7 @@ def session(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def placement(session):
-    """Seats for two ranks."""
+    """Allocations for two ranks."""
     placement = placed(session, layout_of(RankNeeds(1, 2, 0.5, 0), [], colocate=False), 60)
     yield placement
     placement.remove()

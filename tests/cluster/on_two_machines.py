@@ -104,7 +104,7 @@ def ranks_on_both(folder: Path, address: str):
     with connected(config, folder, os.environ) as session:
         # A machine has one CPU. The second one is still coming up: the run waits for it.
         placement = placed(session, layout_of(RankNeeds(2, 1, 1.0, 0), (), colocate=False), 300.0)
-        assert [seat.host for seat in placement.ranks] == [NEAR, FAR]
+        assert [allocation.host for allocation in placement.ranks] == [NEAR, FAR]
         ranks = RayRanks(session, placement, 2, folder / "on-ray", preloaded=WORKER)
         try:
             yield ranks

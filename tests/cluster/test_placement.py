@@ -58,7 +58,7 @@ def test_cpus_of_a_bundle_are_enough_for_all_in_it(ranks, servers, colocate):
 
 
 @given(RANKS, SERVERS, st.booleans(), st.integers(0, 2**32))
-def test_seats_are_those_of_equal_bundles_in_the_order_of_machines_and_devices(
+def test_allocations_are_those_of_equal_bundles_in_the_order_of_machines_and_devices(
     ranks, servers, colocate, seed
 ):
     layout, chance = layout_of(ranks, servers, colocate=colocate), random.Random(seed)
@@ -69,19 +69,24 @@ def test_seats_are_those_of_equal_bundles_in_the_order_of_machines_and_devices(
         devices = chance.sample(free[node], bundle.gpus)
         free[node] = [device for device in free[node] if device not in devices]
         placed.append(PlacedBundle(node, f"10.0.0.{int(node[1:]) + 9}", tuple(devices)))
-    seats_of_ranks, seats_of_servers = layout.seats(placed, "n1")
-    for slots, seats in ((layout.ranks, seats_of_ranks), (layout.servers, seats_of_servers)):
-        for slot, seat in zip(slots, seats, strict=True):
-            assert layout.bundles[seat.bundle] == layout.bundles[slot.bundle]
-            assert (seat.node, seat.host) == placed[seat.bundle][:2]
-            assert len(seat.devices) == len(slot.gpus)
-            assert set(seat.devices) <= set(placed[seat.bundle].devices)
-        used = Counter((seat.node, device) for seat in seats for device in seat.devices)
+    allocations_of_ranks, allocations_of_servers = layout.allocations(placed, "n1")
+    for slots, allocations in (
+        (layout.ranks, allocations_of_ranks),
+        (layout.servers, allocations_of_servers),
+    ):
+        for slot, allocation in zip(slots, allocations, strict=True):
+            assert layout.bundles[allocation.bundle] == layout.bundles[slot.bundle]
+            assert (allocation.node, allocation.host) == placed[allocation.bundle][:2]
+            assert len(allocation.devices) == len(slot.gpus)
+            assert set(allocation.devices) <= set(placed[allocation.bundle].devices)
+        used = Counter(
+            (allocation.node, device) for allocation in allocations for device in allocation.devices
+        )
         assert set(used.values()) <= {1}
-    order = [seat.node for seat in seats_of_ranks]
+    order = [allocation.node for allocation in allocations_of_ranks]
     # The driver's machine first, then by address, 10.0.0.9 before 10.0.0.11.
     assert order == sorted(order, key=lambda node: (node != "n1", int(node[1:])))
-    for one, two in pairwise(seats_of_ranks):
+    for one, two in pairwise(allocations_of_ranks):
         if one.bundle == two.bundle and one.devices:
             assert int(one.devices[0]) < int(two.devices[0])
 

@@ -1,4 +1,4 @@
-"""Servers in the seats of a placement: the same programs, and nothing of them outlives actor or driver."""
+"""Servers in allocations of Ray: the same programs, and nothing of them outlives actor or driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.assembly.fleet import FleetPlan
-from agentrl.cluster.placement import Seat, ServerNeeds, layout_of
+from agentrl.cluster.placement import Allocation, ServerNeeds, layout_of
 from agentrl.cluster.ray.placement import placed
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch import ServerReplicas, Servers
@@ -48,7 +48,7 @@ with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
 
 @pytest.fixture(scope="module")
 def placement(session):
-    """Seats for two servers."""
+    """Allocations for two servers."""
     placement = placed(session, layout_of(None, [ServerNeeds(0.1, 0)] * 2, colocate=False), 60)
     yield placement
     placement.remove()
@@ -75,7 +75,7 @@ async def ended(server) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_servers_in_seats_are_those_of_a_run_without_ray(launcher, tmp_path):
+async def test_servers_in_allocations_are_those_of_a_run_without_ray(launcher, tmp_path):
     """On the driver's machine: loopback addresses, no key, logs in the run's folder, no token of Ray."""
     async with Servers(ServerReplicas(patient(tmp_path), count=2), launcher=launcher) as launched:
         assert launched.router is not None
@@ -170,7 +170,7 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
 
 
 def test_servers_on_other_machines_get_a_key_and_no_shared_memory(session, placement, tmp_path):
-    elsewhere = Seat(0, "another", "10.0.0.9", ())
+    elsewhere = Allocation(0, "another", "10.0.0.9", ())
     launcher = RayLauncher(session, placement.group, [elsewhere, placement.servers[1]])
     assert not launcher.is_local
     assert launcher.host == session.host
@@ -188,7 +188,7 @@ def test_servers_on_other_machines_get_a_key_and_no_shared_memory(session, place
 
 
 async def test_shared_memory_is_refused_where_a_server_is_elsewhere(session, placement, tmp_path):
-    launcher = RayLauncher(session, placement.group, [Seat(0, "another", "10.0.0.9", ())])
+    launcher = RayLauncher(session, placement.group, [Allocation(0, "another", "10.0.0.9", ())])
     config = EngineConfig(engine="sglang", update_weights_transport="tensor")
     plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, launcher=launcher)
     with pytest.raises(ConfigError, match="is shared memory, and Ray has placed servers on other machines"):

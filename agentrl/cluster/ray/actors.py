@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.cluster.placement import Seat
+from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actor import Actor, in_bundle
 from agentrl.cluster.ray.host import HostSettings, Identity, ObjectHost
 from agentrl.cluster.ray.logs import LogMirror
@@ -74,7 +74,7 @@ def completed(calls: Sequence[PendingCall], timeout_s: float | None = None) -> l
 
 
 class RemoteObject:
-    """An object in a process of its own, in a seat of a placement, until `close` or the end of this process.
+    """An object in a process of its own, in an allocation, until `close` or the end of this process.
 
     log: its output, here on this machine; that of another machine is copied every moment. environment:
     variables of the process, over those that the run passes on. The constructor does not wait, and `create`
@@ -85,25 +85,25 @@ class RemoteObject:
         self,
         session: RaySession,
         group: PlacementGroup,
-        seat: Seat,
+        allocation: Allocation,
         log: Path,
         environment: Mapping[str, str] | None = None,
         *,
         appends: bool = False,
     ) -> None:
-        self.seat, self.log, self._session = seat, log, session
-        is_here = seat.node == session.node
+        self.allocation, self.log, self._session = allocation, log, session
+        is_here = allocation.node == session.node
         log.parent.mkdir(parents=True, exist_ok=True)
         if not appends:
             log.write_bytes(b"")
         log.touch()
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(seat.devices)} if seat.devices else {}
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(allocation.devices)} if allocation.devices else {}
         settings = HostSettings(
             f"{session.namespace}-{log.stem}",
             log.resolve() if is_here else None,
             {**session.environment, **devices, **(environment or {})},
         )
-        self._actor = Actor(ObjectHost, settings, strategy=in_bundle(group, seat.bundle))
+        self._actor = Actor(ObjectHost, settings, strategy=in_bundle(group, allocation.bundle))
         self._is_here = is_here
         self._identity: Identity | None = None
         self._mirror: LogMirror | None = None
@@ -119,13 +119,13 @@ class RemoteObject:
             assert isinstance(identity, Identity), identity
             self._identity = identity
             if not self._is_here:
-                self._mirror = LogMirror(self.seat.node, identity.log, self.log)
+                self._mirror = LogMirror(self.allocation.node, identity.log, self.log)
         return self._identity
 
     @property
     def where(self) -> str:
         """Its process and its machine, for an error message."""
-        return f"process {self._identity.pid if self._identity else '?'} on {self.seat.host}"
+        return f"process {self._identity.pid if self._identity else '?'} on {self.allocation.host}"
 
     def create(self, target: str, *args: object) -> PendingCall:
         """Begin to make the object. target: its class or a function, as `package.module:name`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.cluster.placement import Bundle, Layout, PlacedBundle, Seat, described
+from agentrl.cluster.placement import Allocation, Bundle, Layout, PlacedBundle, described
 from agentrl.cluster.ray.actor import in_bundle
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ConfigError
@@ -20,8 +20,8 @@ class RayPlacement:
     """Reserved bundles, until this process disconnects. ranks, servers: where each of them runs."""
 
     group: PlacementGroup
-    ranks: Sequence[Seat]
-    servers: Sequence[Seat]
+    ranks: Sequence[Allocation]
+    servers: Sequence[Allocation]
 
     def remove(self) -> None:
         """Free the bundles; whatever still runs in them is killed."""
@@ -49,7 +49,7 @@ def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacemen
         raise ConfigError(
             _unplaceable(session, layout, f"after {timeout_s:g} s it still has no room: it has")
         )
-    ranks, servers = layout.seats(_where(group, layout.bundles), session.node)
+    ranks, servers = layout.allocations(_where(group, layout.bundles), session.node)
     return RayPlacement(group, ranks, servers)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from agentrl.cluster.placement import Seat
+from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed, put
 from agentrl.cluster.ray.placement import RayPlacement
 from agentrl.cluster.ray.session import RaySession
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class RayRanks:
-    """One process for each of the first `world_size` seats of the ranks in a placement.
+    """One process for each of the first `world_size` allocations of the ranks in a placement.
 
     folder: for their output, rank-0.log and so on. preloaded: the module with their worker, which they import
     at once; `begin` sends them the plan.
@@ -44,22 +44,22 @@ class RayRanks:
     def __init__(
         self, session: RaySession, placement: RayPlacement, world_size: int, folder: Path, *, preloaded: str
     ) -> None:
-        seats = placement.ranks[:world_size]
-        assert len(seats) == world_size, "the placement has a seat for each rank"
+        allocations = placement.ranks[:world_size]
+        assert len(allocations) == world_size, "the placement has an allocation for each rank"
         folder.mkdir(parents=True, exist_ok=True)
         self._background = Background(self._kill)
         self._failure: str | None = None
         self._unread: list[PendingCall] = []
-        is_near = all(seat.node == session.node for seat in seats)
+        is_near = all(allocation.node == session.node for allocation in allocations)
         host = _LOOPBACK if is_near else session.host
         self._store = host_store(host, 0)
         rendezvous = Rendezvous(host, self._store.port, "ranks")
         self._ranks = [
-            RemoteObject(session, placement.group, seat, folder / f"rank-{number}.log")
-            for number, seat in enumerate(seats)
+            RemoteObject(session, placement.group, allocation, folder / f"rank-{number}.log")
+            for number, allocation in enumerate(allocations)
         ]
         for number, rank in enumerate(self._ranks):
-            place = RankPlace(number, _local_rank(seats, number), rendezvous)
+            place = RankPlace(number, _local_rank(allocations, number), rendezvous)
             self._unread.append(rank.create(_RANK, place, preloaded))
 
     @property
@@ -220,8 +220,8 @@ class RayRanks:
         )
 
 
-def _local_rank(seats: Sequence[Seat], number: int) -> int:
+def _local_rank(allocations: Sequence[Allocation], number: int) -> int:
     """The number of a rank among those of its machine; 0 for one that has GPUs, since it sees no others."""
-    if seats[number].devices:
+    if allocations[number].devices:
         return 0
-    return sum(seat.node == seats[number].node for seat in seats[:number])
+    return sum(allocation.node == allocations[number].node for allocation in allocations[:number])

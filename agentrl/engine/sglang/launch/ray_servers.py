@@ -1,4 +1,4 @@
-"""Servers on the machines of a Ray cluster: the driver's side. An actor starts each in its seat.
+"""Servers on the machines of a Ray cluster: the driver's side. An actor starts each in its allocation.
 
 consumes: starts and stops. waits for: the actor's replies. unblocked by: the replies, or the end of the actor
 or of its machine. on shutdown: `stop` ends the server, then its actor. Ray ends the actor when this process
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.cluster.placement import Seat
+from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed
 from agentrl.cluster.ray.session import RaySession
 from agentrl.engine.config import Role
@@ -37,31 +37,37 @@ _KEY_BYTES = 32
 
 
 class RayLauncher:
-    """Starts each server of a fleet in an actor, in the seats of a placement, in order.
+    """Starts each server of a fleet in an actor, in the allocations of a placement, in order.
 
     A server on this machine listens on the loopback address and asks for no key, as without Ray. One on
     another machine listens on that machine's address, and asks for a key that is random for each launcher.
     """
 
-    def __init__(self, session: RaySession, group: PlacementGroup, seats: Sequence[Seat]) -> None:
-        self._session, self._group, self._seats = session, group, tuple(seats)
-        self.is_local = all(seat.node == session.node for seat in seats)
+    def __init__(self, session: RaySession, group: PlacementGroup, allocations: Sequence[Allocation]) -> None:
+        self._session, self._group, self._allocations = session, group, tuple(allocations)
+        self.is_local = all(allocation.node == session.node for allocation in allocations)
         self.host = HOST if self.is_local else session.host
         self.key = None if self.is_local else secrets.token_hex(_KEY_BYTES)
 
     def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer, ...]:
-        """The servers, in order; their GPUs are those of their seats."""
+        """The servers, in order; their GPUs are those of their allocations."""
         return tuple(
-            RayServer(self._session, self._group, seat, replica.name, self._placed(replica.settings, seat))
-            for replica, seat in zip(replicas, self._seats, strict=True)
+            RayServer(
+                self._session,
+                self._group,
+                allocation,
+                replica.name,
+                self._placed(replica.settings, allocation),
+            )
+            for replica, allocation in zip(replicas, self._allocations, strict=True)
         )
 
-    def _placed(self, settings: ServerSettings, seat: Seat) -> ServerSettings:
+    def _placed(self, settings: ServerSettings, allocation: Allocation) -> ServerSettings:
         entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         settings = replace(settings, python_path=(*settings.python_path, *map(Path, entries)))
-        if seat.node == self._session.node:
+        if allocation.node == self._session.node:
             return settings
-        return replace(settings, host=seat.host, key=self.key)
+        return replace(settings, host=allocation.host, key=self.key)
 
 
 class RayServer:
@@ -71,9 +77,14 @@ class RayServer:
     """
 
     def __init__(
-        self, session: RaySession, group: PlacementGroup, seat: Seat, name: str, settings: ServerSettings
+        self,
+        session: RaySession,
+        group: PlacementGroup,
+        allocation: Allocation,
+        name: str,
+        settings: ServerSettings,
     ) -> None:
-        self.name, self.settings, self.seat = name, settings, seat
+        self.name, self.settings, self.allocation = name, settings, allocation
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
         self._session, self._group = session, group
@@ -198,7 +209,7 @@ class RayServer:
     async def _opened(self) -> RemoteObject:
         """Its actor, with the server in it."""
         if self._actor is None:
-            actor = RemoteObject(self._session, self._group, self.seat, self.log, appends=True)
+            actor = RemoteObject(self._session, self._group, self.allocation, self.log, appends=True)
             self._actor = actor
             try:
                 identity = await asyncio.to_thread(actor.identify)
