@@ -51,7 +51,7 @@ MAY_CHANGE = frozenset(
         *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
         *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
-        "adaptive_concurrency",
+        *("adaptive_concurrency", "num_rollout_workers"),
         *ClusterConfig.model_fields,
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }

@@ -21,6 +21,7 @@ NAMES = {
         "python",
         "quickstart",
         "ray",
+        "simulate",
         "refill",
         "search",
         "security",

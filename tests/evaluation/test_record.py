@@ -157,7 +157,7 @@ def test_200_000_episodes_end_within_two_seconds_of_an_interrupt(tmp_path, numbe
     record = EpisodeRecord(tmp_path, "test")
     evaluation, num_resets, num_ended = played(record, on_reset, n=100_000, concurrency=256, rewards=())
     # Seconds of computing: other work on the machine does not decide.
-    assert time.process_time() - struck[0] < 1.0
+    assert time.process_time() - struck[0] < 2.0
     assert evaluation is None
     assert num_resets - 256 <= len(ids_in(record)) < num_resets
     assert num_ended <= num_resets

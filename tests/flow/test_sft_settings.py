@@ -12,6 +12,7 @@ import pytest
 import agentrl
 from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
 from agentrl.assembly.load import listed_inactive, load_config
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import effective_values, leaves, parse, read_toml, write_toml
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -78,8 +79,9 @@ ELSEWHERE = {
     "wandb_mode",
     "max_restarts",
     *MegatronConfig.model_fields,
+    *ClusterConfig.model_fields,
 }
-"""Shown by tests of processes, of trackers, of restarts and of Megatron."""
+"""Shown by tests of processes, of trackers, of restarts, of Megatron and of Ray."""
 
 
 def test_every_setting_of_sft_is_here():

@@ -63,7 +63,7 @@ def test_values_override_defaults_and_unsupported_defaults_are_left_out(availabl
         ),
         ({"port": 3}, "`port` is set by agentrl: a free one is chosen"),
         ({"model": "x"}, "`model` is set by agentrl: set `model`, the folder"),
-        ({"admin_api_key": "hunter2"}, "have no key, since SGLang shows it in its log and at /server_info"),
+        ({"admin_api_key": "hunter2"}, "is set by agentrl: servers on other machines get a key of the run's"),
         ({"weight-version": "3"}, "it counts the trainer's updates"),
         ({"tp_size": 1, "tensor_parallel_size": 2}, "`tp_size` and `tensor_parallel_size` are one argument"),
         ({"tp_size": True}, "`tp-size` needs a value, not true"),
