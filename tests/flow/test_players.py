@@ -98,8 +98,10 @@ def test_a_player_that_is_killed_while_others_train_costs_no_prompt(tmp_path, ca
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_is_ended_leaves_no_player_and_its_run_goes_on(tmp_path, number):
     options = options_of("Talkative", tmp_path, "x", **{**SHORT, **LATE, "num_rollout": 200})
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    command = [sys.executable, "-c", HEARING, "train", *flags, "--num-rollout-workers=2"]
+    values = {name.replace("_", "-"): value for name, value in options.items() if not isinstance(value, bool)}
+    flags = [f"--{name}={value}" for name, value in values.items()]
+    flags += ["--enable-deterministic-inference", "--num-rollout-workers=2"]
+    command = [sys.executable, "-c", HEARING, "train", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 120
     while not (metrics.exists() and '"train/loss"' in metrics.read_text()):
