@@ -16,7 +16,8 @@ from tests.flow.worlds import Examined
 
 pytestmark = pytest.mark.full
 
-FIRST_LIMIT, SHORT, LONG = 16, 24, 400
+# The cache is full while its requests sample their last twentieth: as long as the time between two reports.
+FIRST_LIMIT, SHORT, LONG = 16, 24, 900
 
 
 async def test_requests_in_flight_grow_and_the_youngest_make_room_in_a_full_cache(tmp_path, monkeypatch):
