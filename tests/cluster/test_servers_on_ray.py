@@ -1,4 +1,4 @@
-"""Real SGLang servers in the actors of a run on Ray: keys, weights, servers that are killed, a whole run."""
+"""Real SGLang servers in the actors of a run on Ray: keys, weights, servers that are killed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.observe import reconcile
 from agentrl.protocols import Sampling
 from tests.engine.fleets import PATIENT, pids_at, send_signal
 from tests.engine.serving import save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 from tests.engine.test_fleet import expect_exact, publish, start_request, until
-from tests.flow.runs import metrics_of, train
 
 pytestmark = pytest.mark.full
 
@@ -150,25 +148,3 @@ async def test_a_server_an_actor_and_the_router_that_are_killed_are_replaced(ses
     assert any("server-0: it ended (exit code 137); it is restarted. the last lines of" in e for e in events)
     assert any("server-1: its actor, process" in e and "the last lines of" in e for e in events), events
     assert any("the router: it ended" in e for e in events), events
-
-
-def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
-    settings = {
-        "num_rollout": 2,
-        "warm_start_steps": 2,
-        "warm_start_batch_size": 8,
-        "eval_episodes": 8,
-        "inline": False,
-        "engine": "sglang",
-        "sglang_python": str(sglang_python()),
-        "num_cpus_per_rank": 0.5,
-        "num_cpus_per_server": 0.5,
-    }
-    result = train("Bandit", tmp_path, "ray", cluster="ray", **settings)
-    rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
-    assert len(rows) == 2
-    assert all(row["engine/restarts"] == 0 for row in rows)
-    assert reconcile(result.folder).problems == ()
-    assert (result.folder / "trainer" / "rank-0.log").exists()
-    log = (result.folder / "engine" / "server-0.log").read_text()
-    assert "host='127.0.0.1'" in log

@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 
 import agentrl
 from agentrl.errors import ConfigError
+from agentrl.observe import reconcile
+from tests.engine.serving import sglang_python
 from tests.flow.runs import metrics_of, train
 from tests.flow.sft import conversations, settings_of, sft
 
@@ -60,3 +62,26 @@ def test_a_run_that_ray_cannot_place_says_what_is_missing(tmp_path):
     asks = r"it asks for 1000 CPUs, each part of that on one machine, and it has \d+ CPUs?; add machines"
     with pytest.raises(ConfigError, match=asks):
         train("Bandit", tmp_path, "x", cluster="ray", num_cpus_per_rank=1000, **SETTINGS)
+
+
+@pytest.mark.full
+def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
+    settings = {
+        "num_rollout": 2,
+        "warm_start_steps": 2,
+        "warm_start_batch_size": 8,
+        "eval_episodes": 8,
+        "inline": False,
+        "engine": "sglang",
+        "sglang_python": str(sglang_python()),
+        "num_cpus_per_rank": 0.5,
+        "num_cpus_per_server": 0.5,
+    }
+    result = train("Bandit", tmp_path, "ray", cluster="ray", **settings)
+    rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
+    assert len(rows) == 2
+    assert all(row["engine/restarts"] == 0 for row in rows)
+    assert reconcile(result.folder).problems == ()
+    assert (result.folder / "trainer" / "rank-0.log").exists()
+    log = (result.folder / "engine" / "server-0.log").read_text()
+    assert "host='127.0.0.1'" in log
