@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -77,20 +78,17 @@ async def _run(
     config: SftConfig, paths: tuple[str, ...], records: Records, launched: LaunchedRanks | None
 ) -> SftRun:
     folder = records.folder
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(records.journal.close)
+        stack.callback(records.metrics.close)
         # Ray ends with the thread that starts it, so it blocks this one.
-        with run_cluster(config, folder.path) as cluster:
-            trainers = TrainerFactory(config, folder.trainer, launched, cluster)
-            try:
-                async with records.monitor:
-                    run = await SftRun.build(config, paths, records, trainers)
-                    with results_written(partial(_write_results, run), records.console.line):
-                        await run.train()
-            finally:
-                await trainers.close()
-    finally:
-        await records.journal.close()
-        records.metrics.close()
+        cluster = stack.enter_context(run_cluster(config, folder.path))
+        trainers = TrainerFactory(config, folder.trainer, launched, cluster)
+        stack.push_async_callback(trainers.close)
+        await stack.enter_async_context(records.monitor)
+        run = await SftRun.build(config, paths, records, trainers)
+        with results_written(partial(_write_results, run), records.console.line):
+            await run.train()
     return run
 
 
