@@ -2,7 +2,7 @@
 
 One SGLang server on the CPU, with the dtype of the weights. Two versions alternate that differ in the lowest
 bit of some values, so that a delta is not empty. The time of the complete update is measured: checksums of
-the staged weights, pause, transfer, loading, reading back, flush, resume. The copy is numpy's, bucket by
+the staged weights, pause, transfer, loading, reading back, resume. The copy is numpy's, bucket by
 bucket, into memory that is already mapped.
 """
 

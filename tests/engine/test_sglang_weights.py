@@ -125,7 +125,7 @@ async def test_servers_serve_the_new_version_or_the_previous_one(
 async def test_an_update_under_running_requests_loses_none_and_every_token_has_its_version(
     urls: list[str],
 ) -> None:
-    """A flush while a request runs crashes SGLang's scheduler: the sink waits until none runs."""
+    """A load while a request runs would mix versions in its prefix: the sink waits until none runs."""
     prompts = [[1, 2, 3 + n] for n in range(3)]
     async with open_rig([Server(url) for url in urls], SharedMemory()) as rig:
         await rig.send(1)

@@ -75,7 +75,7 @@ class Server:
     url: of the server itself, not of a router. headers: sent with every call (`Authorization`).
     timeout_s: of a call that moves no weights. update_timeout_s: of one that does, and of a pause.
 
-    in_doubt: an update got no reply: the server's weights may still change, so restart it.
+    in_doubt: an update got no reply: the server's weights or version may still change, so restart it.
 
     Every call raises:
         EngineUnavailableError: the server is not reachable, dropped the connection, or took too long.
@@ -156,7 +156,7 @@ class Server:
     async def set_version(self, version: int) -> None:
         """Set the version of the current weights."""
         payload = {"new_version": str(version), "abort_all_requests": False}
-        await self._post("/update_weight_version", payload, self._timeout_s)
+        await self._post_once("/update_weight_version", payload, self._timeout_s)
 
     async def facts(self) -> Facts:
         """The server's parallelism and loaders."""
@@ -232,19 +232,24 @@ class Server:
 
     async def _update(self, path: str, payload: Mapping[str, object], version: int | None) -> UpdateReply:
         version_field = {} if version is None else {"weight_version": str(version)}
+        body = await self._post_once(path, {**payload, **version_field}, self._update_timeout_s)
+        reply = wire.read(UpdateReply, body, f"the reply of {self.url}{path}")
+        if not reply.success:
+            raise EngineError(f"{self.url} did not take the weights: {reply.message[:300]}")
+        return reply
+
+    async def _post_once(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
+        """Post what must not take effect at an unknown time: without a reply, the server is in doubt."""
         self.in_doubt = True
         try:
-            body = await self._post(path, {**payload, **version_field}, self._update_timeout_s)
+            body = await self._post(path, payload, timeout_s)
         except EngineUnavailableError:
             raise
         except EngineError:
             self.in_doubt = False
             raise
         self.in_doubt = False
-        reply = wire.read(UpdateReply, body, f"the reply of {self.url}{path}")
-        if not reply.success:
-            raise EngineError(f"{self.url} did not take the weights: {reply.message[:300]}")
-        return reply
+        return body
 
     async def _post(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
         return await self._connection.call("POST", path, json.dumps(payload).encode(), timeout_s=timeout_s)

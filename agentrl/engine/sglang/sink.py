@@ -8,9 +8,8 @@ begin -> put ... -> commit: compare the checksum of the staged weights with the 
                     set the version, resume; the policy's requests have another salt from then on
 
 No prefix that older weights computed is used afterwards, because requests are salted with the weights
-(`salt`). A flush is no part of that, and an update never waits for one. A paused server, which is most likely
-idle, is asked once while it gets the version: that costs no time of its own, frees the memory of prefixes
-that nobody can use any more, and serves clients that send no salt.
+(`salt`), and the server evicts such prefixes as its cache needs room. A flush is no part of an update: it
+takes SGLang longer than all the rest of a small one.
 """
 
 from __future__ import annotations
@@ -124,11 +123,14 @@ class SGLangSink:
             finally:
                 if not opened:
                     await self._report_dead(servers)
+            # Freeing these weights takes time, too: not before the servers are resumed.
+            previous = self._current
             async with self._transport.staged(servers, delivery):
                 began = time.perf_counter()
                 async with self._hold():
                     await self._swap(servers, delivery)
                 self.standstill_s = time.perf_counter() - began
+            del previous
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
         await self._pause(servers)
@@ -143,9 +145,8 @@ class SGLangSink:
                     await self._report_failure(server, self._roll_back(server))
         self._current = delivery
         self.num_updates += 1
-        for server in servers:
-            # Its weights are complete now; resume still fails where the server has crashed.
-            await self._report_failure(server, server.resume())
+        # Their weights are complete now; resume still fails where a server has crashed.
+        await asyncio.gather(*(self._report_failure(server, server.resume()) for server in servers))
 
     async def _pause(self, servers: Sequence[Server]) -> None:
         results = await asyncio.gather(*(server.pause() for server in servers), return_exceptions=True)
@@ -169,9 +170,7 @@ class SGLangSink:
                     f"{server.url} holds other weights than version {delivery.version} has (checksum "
                     f"{loaded_checksum}, expected {delivery.checksum}); send them again."
                 )
-        await results_of(
-            call for server in servers for call in (server.set_version(delivery.version), server.flush())
-        )
+        await results_of(server.set_version(delivery.version) for server in servers)
 
     async def _roll_back(self, server: Server) -> None:
         """Send the previous version to a server that may hold some of the new weights."""
