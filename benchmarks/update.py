@@ -6,8 +6,8 @@ the other. Sides take turns, repeat by repeat:
     embedded             in a process of its own. Standstill: the time between its forward passes, while it
                          has requests
     embedded, inline     in the process of the event loop, where the buckets arrive; the same measure
-    SGLang               one server on the CPU. Standstill: from the hold of all requests until they are
-                         sent again
+    SGLang               one server on the CPU. Standstill: from the end of the first request that is
+                         interrupted until they are sent again
     SGLang, all paused   the same server, and the baseline: nothing is staged, so it is paused all the time
 
 Loads: a model whose weights take most of an update; and, adverse, one so small that what an update costs
@@ -233,9 +233,9 @@ async def _sglang(model: Path, context: EngineContext, load: RequestLoad) -> Asy
         sinks: dict[str, SGLangSink] = {}
 
         @asynccontextmanager
-        async def hold(name: str) -> AsyncIterator[None]:
-            async with policy.held(server.abort_all):
-                yield
+        async def hold(name: str) -> AsyncIterator[float]:
+            async with policy.held(server.abort_all) as still_since:
+                yield still_since
                 policy.salt = sinks[name].salt
 
         for name, transport in transports.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ class Rig:
         self.sink = SGLangSink(transport, lambda: self.servers, self._hold, self._report_lost)
 
     @asynccontextmanager
-    async def _hold(self) -> AsyncIterator[None]:
+    async def _hold(self) -> AsyncIterator[float]:
         self.held += 1
-        yield
+        yield time.perf_counter()
 
     def _report_lost(self, server: Server, error: EngineError) -> None:
         assert str(error)

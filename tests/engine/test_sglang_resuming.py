@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import httpx2
 import numpy as np
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy, wire
+from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
@@ -157,6 +159,28 @@ async def test_held_requests_go_on_afterwards_and_none_is_sent_meanwhile():
     assert [len(completion.token_ids) for completion in done] == [60, 60, 60, 4]
     assert {completion.finish for completion in done} == {Finish.LENGTH}
     assert policy.counts["resumed"] == 3
+
+
+@pytest.mark.parametrize("overtakes", [True, False])
+async def test_a_hold_ends_what_an_abort_of_all_requests_has_overtaken(overtakes):
+    async with embedded_server() as (url, engine):
+        policy, server = SGLangPolicy(url), Server(url, CONTROL)
+        running = asyncio.create_task(complete(policy, "a", 200))
+        while not engine.num_requests:
+            await asyncio.sleep(0)
+
+        async def abort_all():
+            if not overtakes:
+                await server.abort_all()
+            ends.append(time.perf_counter())
+
+        ends = []
+        async with policy.held(abort_all) as still_since:
+            assert engine.num_requests == 0
+            assert ends[0] <= still_since <= time.perf_counter()
+        assert len((await running).token_ids) == 200
+        await server.close()
+        await policy.close()
 
 
 async def test_a_held_request_can_be_aborted():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -186,22 +187,31 @@ class SGLangPolicy:
         await asyncio.gather(*(self._abort_request(pending) for pending in self._pending.values()))
 
     @asynccontextmanager
-    async def held(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
+    async def held(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[float]:
         """Hold all requests during the block: running ones end with their tokens so far and resume
         afterwards, new ones wait. Where blocks overlap, they resume after the last one.
 
         abort_all: ends all requests of the servers, in fewer calls than one for each request. What runs still
         is ended one by one.
+
+        Yields:
+            When the first running request had ended (`time.perf_counter`): the servers sampled until then.
         """
         self._holds += 1
         self._open.clear()
+        ended_at: list[float] = []
+
+        async def end(pending: PendingRequest, *, aborted: bool) -> None:
+            await pending.ended_by(self._abort_on_server, aborted=aborted)
+            ended_at.append(time.perf_counter())
+
         try:
-            if abort_all is not None and any(pending.sent for pending in self._pending.values()):
+            running = [pending for pending in self._pending.values() if not pending.idle.is_set()]
+            ends_all = abort_all is not None and any(pending.sent for pending in self._pending.values())
+            if abort_all is not None and ends_all:
                 await abort_all()
-            await asyncio.gather(
-                *(pending.ended_by(self._abort_on_server) for pending in self._pending.values())
-            )
-            yield
+            await asyncio.gather(*(end(pending, aborted=ends_all) for pending in running))
+            yield min(ended_at, default=time.perf_counter())
         finally:
             self._holds -= 1
             if not self._holds:

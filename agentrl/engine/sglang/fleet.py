@@ -185,12 +185,12 @@ class Fleet:
         return roles == {member.process.role for member in self._members if member.serves}
 
     @asynccontextmanager
-    async def _held(self) -> AsyncIterator[None]:
-        async with self.policy.held(self._abort_all):
+    async def _held(self) -> AsyncIterator[float]:
+        async with self.policy.held(self._abort_all) as still_since:
             # A paused server may fail its health check.
             self._updating = True
             try:
-                yield
+                yield still_since
             finally:
                 self._updating = False
                 self.policy.salt = self._sink.salt

@@ -163,6 +163,7 @@ def _contains_any(text: str, stops: Sequence[str]) -> bool:
 
 ABORT_TIMEOUT_S = 30.0
 ABORT_RETRY_S = 0.2
+_ABORT_ALL_S = 0.02
 
 
 class PendingRequest:
@@ -205,11 +206,13 @@ class PendingRequest:
         self.idle.set()
         self.done.set_result(None)
 
-    async def ended_by(self, abort: Callable[[str], Awaitable[None]]) -> None:
+    async def ended_by(self, abort: Callable[[str], Awaitable[None]], *, aborted: bool = False) -> None:
         """Send aborts until the HTTP request in flight has ended.
 
         An abort may overtake its request, so it is repeated. A server that does not answer in
         ABORT_TIMEOUT_S has lost the request.
+
+        aborted: one was sent already, with others; where it acts at once, no other is sent.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ABORT_TIMEOUT_S
@@ -219,7 +222,9 @@ class PendingRequest:
             if loop.time() > deadline_s and not self.deadline.expired():
                 self.overdue = True
                 self.deadline.reschedule(loop.time())
-            await abort(rid)
+            if not aborted:
+                await abort(rid)
             idle = asyncio.ensure_future(self.idle.wait())
-            await asyncio.wait([idle], timeout=ABORT_RETRY_S)
+            await asyncio.wait([idle], timeout=_ABORT_ALL_S if aborted else ABORT_RETRY_S)
             idle.cancel()
+            aborted = False

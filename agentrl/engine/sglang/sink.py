@@ -30,8 +30,9 @@ from agentrl.weights.staging import Transaction
 
 Servers: TypeAlias = Callable[[], Sequence[Server]]
 """The servers in service now."""
-Hold: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""During the block the policy sends no request, and none of its requests runs."""
+Hold: TypeAlias = Callable[[], AbstractAsyncContextManager[float]]
+"""During the block the policy sends no request, and none of its requests runs. Yields when the first one had
+ended (`time.perf_counter`)."""
 Lost: TypeAlias = Callable[[Server, EngineError], None]
 """Called with a server that may not serve one complete version: it has to be restarted."""
 
@@ -49,7 +50,8 @@ class SGLangSink:
     One update or restore runs at a time; the next waits for it. A cancellation takes effect after it has
     ended.
 
-    standstill_s: how long, in the last update, no request was served: from its hold to its end (seconds).
+    standstill_s: how long servers sampled nothing in the last update: from the end of the first request that
+        it interrupted until requests are sent again (seconds).
     num_updates: versions that all servers have loaded (count).
     """
 
@@ -126,10 +128,9 @@ class SGLangSink:
             # Freeing these weights takes time, too: not before the servers are resumed.
             previous = self._current
             async with self._transport.staged(servers, delivery):
-                began = time.perf_counter()
-                async with self._hold():
+                async with self._hold() as still_since:
                     await self._swap(servers, delivery)
-                self.standstill_s = time.perf_counter() - began
+                self.standstill_s = time.perf_counter() - still_since
             del previous
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
