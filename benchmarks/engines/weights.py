@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,10 +109,15 @@ async def measured(
     return rows
 
 
+@asynccontextmanager
+async def _hold_nothing() -> AsyncIterator[float]:
+    yield time.perf_counter()
+
+
 async def _row(
     name: str, server: Server, both: tuple[Version, Version], transport: Transport, context: EngineContext
 ) -> ResultRow:
-    sink = SGLangSink(transport, lambda: [server], nullcontext, _lost)
+    sink = SGLangSink(transport, lambda: [server], _hold_nothing, _lost)
     try:
         sides = {UPDATE: _updating(sink, both), COPY: _copying(both[0])}
         spent = await timed(sides, repeats=context.settings.repeats)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ class Rig(NamedTuple):
     sink: SGLangSink
     servers: list[Server]
     lost: list[Server]
+    policies: list[SGLangPolicy]
 
     async def send(self, version: int) -> None:
         delivery = delivery_of(tiny("qwen3", version))
@@ -87,13 +89,19 @@ class Rig(NamedTuple):
 @asynccontextmanager
 async def open_rig(servers: Sequence[Server], transport: Transport) -> AsyncIterator[Rig]:
     lost: list[Server] = []
+    policies: list[SGLangPolicy] = []
 
     @asynccontextmanager
-    async def hold() -> AsyncIterator[None]:
-        yield
+    async def hold() -> AsyncIterator[float]:
+        async with AsyncExitStack() as stack:
+            for policy in policies:
+                await stack.enter_async_context(policy.held())
+            yield time.perf_counter()
+            for policy in policies:
+                policy.salt = sink.salt
 
     sink = SGLangSink(transport, lambda: servers, hold, lambda server, error: lost.append(server))
-    yield Rig(sink, list(servers), lost)
+    yield Rig(sink, list(servers), lost, policies)
     await sink.close()
     for server in servers:
         await server.close()
@@ -125,11 +133,15 @@ async def test_servers_serve_the_new_version_or_the_previous_one(
 async def test_an_update_under_running_requests_loses_none_and_every_token_has_its_version(
     urls: list[str],
 ) -> None:
-    """A load while a request runs would mix versions in its prefix: the sink waits until none runs."""
+    """A load while a request runs would mix versions in its prefix: the sink waits until none runs.
+
+    Nothing is flushed, so the salt keeps a resumed request from the prefix that older weights computed.
+    """
     prompts = [[1, 2, 3 + n] for n in range(3)]
     async with open_rig([Server(url) for url in urls], SharedMemory()) as rig:
         await rig.send(1)
         policies = [SGLangPolicy(server.url, vocab_size=VOCAB, decode=text_of) for server in rig.servers]
+        rig.policies.extend(policies)
         rule = Sampling(240, temperature=0.0)
         tasks = {
             asyncio.create_task(policy.generate(prompt, rule, session=f"{prompt}")): prompt

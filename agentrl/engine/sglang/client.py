@@ -54,7 +54,8 @@ class SGLangPolicy:
     vocab_size: of the model. SGLang crashes on a token beyond it; None = prompts are not checked.
     decode: the text of tokens, for stop strings that a server misses (see `request.Draft`).
     salt: of the weights that the servers hold; whoever sends them weights sets it while requests are held.
-        None = nobody does here: the version that the server reported last takes its place.
+        None = nobody does here: the version that the server reported last takes its place. Whoever updates
+        the weights of such a server has to flush its cache, too.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
         server, `resumed` from their own tokens, `interrupted` since a cache was full; `prompt_tokens`,
         `cached_tokens`.
