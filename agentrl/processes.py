@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,14 +38,14 @@ class ProcessFailure(NamedTuple):
 
 
 class Child:
-    """A child process with the same module search path. log: the file for its output.
+    """A child process with the same module search path. log: the file for its output; None = this process's.
 
     pipe: this process's end.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, module: str, arguments: Sequence[str], log: Path | None) -> None:
         self.pipe, child_end = Pipe()
-        with log.open("wb") as out:
+        with nullcontext() if log is None else log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(child_end.fileno()), *arguments],
                 stdin=subprocess.DEVNULL,

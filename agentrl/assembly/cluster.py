@@ -1,4 +1,4 @@
-"""The cluster of a run: from the configuration to the reserved places of its ranks and servers."""
+"""The cluster of a run: from the configuration to the reserved places of its processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.cluster.placement import Allocation, Layout, RankNeeds, ServerNeeds, described, layout_of
+from agentrl.cluster.placement import (
+    Allocation,
+    Layout,
+    PlayerNeeds,
+    RankNeeds,
+    ServerNeeds,
+    described,
+    layout_of,
+)
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, cluster_address, connected
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
+from agentrl.envs.registry import find
+from agentrl.errors import ConfigError
+from agentrl.rollout.players.ray_players import RayPlayers
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.types import JSON
 
@@ -23,7 +34,7 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, slots=True)
 class RunCluster:
-    """A Ray cluster with an allocation for every rank and server of a run. fleets: of servers, by name."""
+    """A Ray cluster with an allocation for every process of a run. fleets: of servers, by name."""
 
     session: RaySession
     placement: RayPlacement
@@ -32,6 +43,11 @@ class RunCluster:
     def launcher(self, fleet: str) -> RayLauncher:
         """The places of the servers of a fleet, by its name."""
         return RayLauncher(self.session, self.placement.group, self.fleets[fleet])
+
+    @property
+    def players(self) -> RayPlayers:
+        """The places of the players."""
+        return RayPlayers(self.session, self.placement.group, self.placement.players)
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
         """Start ranks; those that were started before in these allocations have ended. See `RayRanks`."""
@@ -46,7 +62,7 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConfigError: no cluster answers, or it has no room for the run.
+        ConfigError: no cluster answers, it has no room for the run, or see `check_reach`.
     """
     if not _places(config):
         yield None
@@ -55,9 +71,25 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
         layout = run_layout(config, has_gpus=session.has_gpus)
         placement = placed(session, layout, config.cluster.placement_timeout_s)
         try:
+            check_reach(config, [place.host for place in placement.players if place.node != session.node])
             yield RunCluster(session, placement, _fleets(config, placement.servers))
         finally:
             placement.remove()
+
+
+def check_reach(config: RunConfig, hosts: Sequence[str]) -> None:
+    """Check that players on these other machines reach all that they need.
+
+    Raises:
+        ConfigError: the run serves models for environments, at an address of its own machine alone.
+    """
+    if hosts and config.engine.sglang_models:
+        name = next(iter(config.engine.sglang_models))
+        raise ConfigError(
+            f"a player on {hosts[0]} cannot reach sglang_models.{name}, which the run serves on the loopback "
+            "address of its own machine; start that model's server yourself and give its URL, or leave "
+            "num_rollout_workers out."
+        )
 
 
 def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
@@ -70,7 +102,17 @@ def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
         gpus = int(has_gpus) if chosen is None else chosen
     ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus) if num_ranks(config) else None
     servers = [server for fleet in server_needs(config).values() for server in fleet]
-    return layout_of(ranks, servers, colocate=config.trainer.colocate)
+    return layout_of(ranks, servers, player_needs(config), colocate=config.trainer.colocate)
+
+
+def player_needs(config: RunConfig) -> list[PlayerNeeds]:
+    """What each player of the run takes."""
+    if not config.num_players:
+        return []
+    asked = find(config.env.env).env_class.resources
+    chosen = config.cluster.num_cpus_per_rollout_worker
+    cpus = asked.num_cpus if chosen is None else chosen
+    return [PlayerNeeds(cpus, asked.num_gpus, round(asked.memory_gb * 1e9))] * config.num_players
 
 
 def server_needs(config: RunConfig) -> dict[str, list[ServerNeeds]]:
@@ -108,7 +150,9 @@ def _fleets(config: RunConfig, allocations: Sequence[Allocation]) -> dict[str, S
 
 def _places(config: RunConfig) -> bool:
     """Whether Ray places any process of the run."""
-    return config.cluster.cluster == "ray" and bool(num_ranks(config) or server_needs(config))
+    return config.cluster.cluster == "ray" and bool(
+        num_ranks(config) or server_needs(config) or config.num_players
+    )
 
 
 def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
@@ -128,6 +172,7 @@ def cluster_facts(config: RunConfig, *, num_gpus: int) -> dict[str, JSON]:
             f"{name}, server {number} in bundle {slot.bundle}"
             for (name, number), slot in zip(_server_names(config), layout.servers, strict=True)
         ],
+        "players": [f"player {n} in bundle {slot.bundle}" for n, slot in enumerate(layout.players)],
     }
 
 

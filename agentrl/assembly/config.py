@@ -78,7 +78,7 @@ class RunConfig(Section):
         own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
         own |= self._inactive_cluster
         plays = self.rollout.replay is None
-        if self.run.inline and self.engine.engine == "embedded":
+        if self._plays_inline:
             own["num_rollout_workers"] = "with inline, where the run's own process plays; drop that"
         if plays and not self.rollout.off_policy_by:
             own["accept_bias"] = "without max_staleness above 0; raise it"
@@ -121,6 +121,16 @@ class RunConfig(Section):
     def has_eval_engine(self) -> bool:
         """Whether evaluations have an engine of their own."""
         return self.evaluates_beside and self.eval.eval_engine == "own" and not self._inactive_engine
+
+    @property
+    def num_players(self) -> int:
+        """Processes that play groups, besides the run's own (count)."""
+        plays = self.command == "train" and self.rollout.replay is None
+        return self.rollout.num_rollout_workers if plays and not self._plays_inline else 0
+
+    @property
+    def _plays_inline(self) -> bool:
+        return self.run.inline and self.engine.engine == "embedded"
 
     @property
     def _playing(self) -> set[str]:
@@ -180,6 +190,8 @@ class RunConfig(Section):
         if not (serves_policy or self.engine.sglang_models):
             reason = "without servers that the run starts (engine = sglang); choose that"
             reasons["num_cpus_per_server"] = reason
+        if not self.num_players:
+            reasons["num_cpus_per_rollout_worker"] = "without num_rollout_workers; set it"
         return reasons
 
     @property

@@ -1,4 +1,4 @@
-"""Settings of the cluster: on which machines the trainer's ranks and the servers of a run are."""
+"""Settings of the cluster: on which machines the ranks, the servers and the players of a run are."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ClusterConfig(Section):
     """Whether a run's processes are on this machine, or where Ray places them. Nothing else depends on it."""
 
     cluster: Literal["local", "ray"] = "local"
-    """Where the trainer's ranks and the servers run: child processes on this machine (local), or actors on
-    the machines of a Ray cluster (ray)."""
+    """Where the trainer's ranks, the servers and the players run: child processes on this machine (local), or
+    actors on the machines of a Ray cluster (ray)."""
     ray_address: str | None = None
     """Ray cluster to attach to: HOST:PORT of its head, or `auto` for the one of this machine. Left out, the
     run starts a Ray of its own on this machine, reachable from it alone, and ends it; under `ray job submit`
@@ -31,9 +31,12 @@ class ClusterConfig(Section):
     """CPUs of the cluster that each SGLang server that the run starts takes (count)."""
     num_gpus_per_rank: Annotated[int, Field(ge=0, le=1)] | None = None
     """GPUs that each rank takes (count); left out, 1 where the cluster has any, else 0."""
+    num_cpus_per_rollout_worker: Cpus | None = None
+    """CPUs of the cluster that each player takes (count; num_rollout_workers); left out, those of the
+    environment's `resources`."""
     ray_env_vars: list[VariableName] = Field(default_factory=list)
-    """Environment variables of this process that the ranks and servers get, too (a list of names, `NCCL_*`
-    for all that begin so; as a flag: JSON). A Ray that the run starts has all of them already."""
+    """Environment variables of this process that the ranks, servers and players get, too (a list of names,
+    `NCCL_*` for all that begin so; as a flag: JSON). A Ray that the run starts has all of them already."""
 
     @property
     def inactive(self) -> dict[str, str]:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 
 class Bundle(NamedTuple):
-    """A reservation on one machine: CPUs and GPUs (counts)."""
+    """A reservation on one machine: CPUs and GPUs (counts), memory (bytes)."""
 
     cpus: float
     gpus: int
+    memory: int = 0
 
 
 class RankNeeds(NamedTuple):
@@ -34,6 +35,14 @@ class ServerNeeds(NamedTuple):
 
     cpus: float
     gpus: int
+
+
+class PlayerNeeds(NamedTuple):
+    """One player: what it takes. cpus, gpus: counts. memory: bytes."""
+
+    cpus: float
+    gpus: int
+    memory: int = 0
 
 
 class Slot(NamedTuple):
@@ -54,27 +63,36 @@ class PlacedBundle(NamedTuple):
 class Allocation(NamedTuple):
     """Where one process runs. bundle: the number of its bundle in the placement group.
 
-    devices: its GPUs, in the form of CUDA_VISIBLE_DEVICES; empty = none.
+    devices: its GPUs, in the form of CUDA_VISIBLE_DEVICES; empty = none. has_bundle: whether it has the whole
+    bundle, and goes with it where Ray moves that to another machine.
     """
 
     bundle: int
     node: str
     host: str
     devices: tuple[str, ...]
+    has_bundle: bool = False
+
+
+class Allocations(NamedTuple):
+    """Where the ranks, the servers and the players of a run are, each in their order."""
+
+    ranks: tuple[Allocation, ...]
+    servers: tuple[Allocation, ...]
+    players: tuple[Allocation, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The bundles of a run, those of the ranks first; the slot of every rank and every server."""
+    """The bundles of a run, those of the ranks first; the slot of every rank, server and player."""
 
     bundles: tuple[Bundle, ...]
     ranks: tuple[Slot, ...]
     servers: tuple[Slot, ...]
+    players: tuple[Slot, ...]
 
-    def allocations(
-        self, placed: Sequence[PlacedBundle], driver_node: str
-    ) -> tuple[tuple[Allocation, ...], tuple[Allocation, ...]]:
-        """The allocations of the ranks and of the servers, once the bundles are placed.
+    def allocations(self, placed: Sequence[PlacedBundle], driver_node: str) -> Allocations:
+        """The allocations of all processes, once the bundles are placed.
 
         Equal bundles are interchangeable: they are taken node by node, the driver's node first, and on a node
         by their first device. So neighbouring ranks are on one machine, and rank 0 is near the driver.
@@ -89,34 +107,39 @@ class Layout:
                 bundle, where.node, where.host, tuple(devices[n] for n in slot.gpus if n < len(devices))
             )
 
-        return tuple(map(allocation, self.ranks)), tuple(map(allocation, self.servers))
+        return Allocations(
+            tuple(map(allocation, self.ranks)),
+            tuple(map(allocation, self.servers)),
+            tuple(allocation(slot)._replace(has_bundle=True) for slot in self.players),
+        )
 
     def _order(self, placed: Sequence[PlacedBundle], driver_node: str) -> dict[int, int]:
         """Which placed bundle each bundle of the layout is."""
-        num_of_ranks = len({slot.bundle for slot in self.ranks})
+        of_ranks, of_players = ({slot.bundle for slot in slots} for slots in (self.ranks, self.players))
         order: dict[int, int] = {}
-        kinds: dict[tuple[Bundle, bool], list[int]] = {}
+        kinds: dict[tuple[Bundle, bool, bool], list[int]] = {}
         for number, bundle in enumerate(self.bundles):
-            kinds.setdefault((bundle, number < num_of_ranks), []).append(number)
+            kinds.setdefault((bundle, number in of_ranks, number in of_players), []).append(number)
         for numbers in kinds.values():
             by_place = sorted(numbers, key=lambda number: _place_key(placed[number], driver_node))
             order |= dict(zip(numbers, by_place, strict=True))
         return order
 
 
-def layout_of(ranks: RankNeeds | None, servers: Sequence[ServerNeeds], *, colocate: bool) -> Layout:
-    """The bundles for the ranks and the servers of a run. ranks: None = nothing is trained.
+def layout_of(
+    ranks: RankNeeds | None,
+    servers: Sequence[ServerNeeds],
+    players: Sequence[PlayerNeeds] = (),
+    *,
+    colocate: bool,
+) -> Layout:
+    """The bundles for the ranks, the servers and the players of a run. ranks: None = nothing is trained.
 
     colocate: a server takes GPUs of one of the ranks' bundles, each GPU of it for at most one server; one
-    that finds no room there, or takes no GPU, gets a bundle of its own, as all do without `colocate`.
+    that finds no room there, or takes no GPU, gets a bundle of its own, as all do without `colocate`. Each
+    player has a bundle of its own.
     """
-    slots_of_ranks: list[Slot] = []
     shared = [0] * (ranks.nodes if ranks is not None and colocate else 0)
-    if ranks is not None:
-        for bundle in range(ranks.nodes):
-            for number in range(ranks.per_node):
-                gpus = range(number * ranks.gpus, (number + 1) * ranks.gpus)
-                slots_of_ranks.append(Slot(bundle, tuple(gpus)))
     room = ranks.per_node * ranks.gpus if ranks is not None else 0
     cpus_of_shared = [0.0] * len(shared)
     own: list[Bundle] = []
@@ -137,7 +160,25 @@ def layout_of(ranks: RankNeeds | None, servers: Sequence[ServerNeeds], *, coloca
         # All alike, so that they are interchangeable.
         cpus = ranks.per_node * ranks.cpus + max(cpus_of_shared, default=0.0)
         bundles = [Bundle(cpus, room)] * ranks.nodes
-    return Layout((*bundles, *own), tuple(slots_of_ranks), tuple(slots_of_servers))
+    first = len(bundles) + len(own)
+    slots_of_players = [
+        Slot(first + number, tuple(range(player.gpus))) for number, player in enumerate(players)
+    ]
+    return Layout(
+        (*bundles, *own, *(Bundle(*player) for player in players)),
+        () if ranks is None else _slots_of_ranks(ranks),
+        tuple(slots_of_servers),
+        tuple(slots_of_players),
+    )
+
+
+def _slots_of_ranks(ranks: RankNeeds) -> tuple[Slot, ...]:
+    """One bundle a machine, whose GPUs the ranks share out in order."""
+    return tuple(
+        Slot(bundle, tuple(range(number * ranks.gpus, (number + 1) * ranks.gpus)))
+        for bundle in range(ranks.nodes)
+        for number in range(ranks.per_node)
+    )
 
 
 def described(bundles: Sequence[Bundle]) -> str:
@@ -152,8 +193,12 @@ def described(bundles: Sequence[Bundle]) -> str:
 
 
 def _resources(bundle: Bundle) -> str:
-    cpus = f"{bundle.cpus:g} CPU{'' if bundle.cpus == 1 else 's'}"
-    return f"{cpus}, {bundle.gpus} GPU{'' if bundle.gpus == 1 else 's'}" if bundle.gpus else cpus
+    parts = [f"{bundle.cpus:g} CPU{'' if bundle.cpus == 1 else 's'}"]
+    if bundle.gpus:
+        parts.append(f"{bundle.gpus} GPU{'' if bundle.gpus == 1 else 's'}")
+    if bundle.memory:
+        parts.append(f"{bundle.memory / 1e9:.3g} GB of memory")
+    return ", ".join(parts)
 
 
 def _place_key(

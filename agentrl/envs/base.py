@@ -16,6 +16,7 @@ from agentrl.envs.declarations import (
     as_dialect,
     as_limits,
     as_names,
+    as_resources,
     check_methods,
     convert,
 )
@@ -23,7 +24,7 @@ from agentrl.envs.dialect import Dialect, Tags
 from agentrl.envs.scoring import GroupReward, Reward
 from agentrl.errors import EnvCode, UserError, did_you_mean
 from agentrl.protocols import ToolSchema
-from agentrl.types import AGENT, JSON, Limits, Message, Observation, Step, Task, ToolStats, quoted
+from agentrl.types import AGENT, JSON, Limits, Message, Observation, Resources, Step, Task, ToolStats, quoted
 
 Script: TypeAlias = Generator[Message, str, None]
 """A scripted agent: it yields actions (`call`, `say`), and receives the text of the world's answers."""
@@ -65,6 +66,7 @@ class BaseEnv(ABC):
     the defaults do not fit:
 
     limits: of an episode. dialect: the form of the model's turns.
+    resources: what a process that plays it takes of a cluster.
     rewards: rewards of an episode in addition to those of its steps, see `Reward` and `GroupReward`.
     breakdown: the key of `Task.metadata` by which reports split the mean: `breakdown = "hops"` gives
         `hops=1`, `hops=2`. None = they do not.
@@ -88,6 +90,7 @@ class BaseEnv(ABC):
     expert_score: float = 1.0
     chance_score: float = 0.0
     limits: Limits = Limits()
+    resources: Resources = Resources()
     dialect: Dialect = Tags()
     rewards: Sequence[Reward | GroupReward] = ()
 
@@ -96,6 +99,7 @@ class BaseEnv(ABC):
     _rng_seed: int = 0
     _conversions: ClassVar[Conversions] = {
         "limits": as_limits,
+        "resources": as_resources,
         "splits": as_names,
         "needs": as_names,
         "dialect": as_dialect,

@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from types import FunctionType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from agentrl.envs.dialect import Chat, Dialect, Tags
 from agentrl.errors import UserError, did_you_mean
-from agentrl.types import Limits, quoted
+from agentrl.types import Limits, Resources, quoted
 
 Conversions: TypeAlias = Mapping[str, Callable[[object], object]]
 """By attribute: from its value to the form that the package reads. It raises a ValueError that says what to
 write."""
 
+_Kind = TypeVar("_Kind", Limits, Resources)
 _NOTHING = object()
 _SYNCHRONOUS = ("tasks", "corpus")
 _SCRIPTS = ("expert", "demonstrator", "opponent")
@@ -52,16 +53,29 @@ def as_limits(value: object) -> Limits:
     Raises:
         ValueError: it is nothing of this kind, or a limit is wrong.
     """
-    if isinstance(value, Limits):
+    return _of_kind(Limits, value, "limit", "limits = Limits(max_turns=4)")
+
+
+def as_resources(value: object) -> Resources:
+    """Resources, or a mapping of some of them.
+
+    Raises:
+        ValueError: it is nothing of this kind, or a resource is wrong.
+    """
+    return _of_kind(Resources, value, "resource", 'resources = {"num_cpus": 2}')
+
+
+def _of_kind(kind: type[_Kind], value: object, part: str, example: str) -> _Kind:
+    if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError(f"is {quoted(value)}; write limits = Limits(max_turns=4)")
-    names = [limit.name for limit in fields(Limits)]
+        raise ValueError(f"is {quoted(value)}; write {example}")
+    names = [field.name for field in fields(kind)]
     if unknown := [name for name in value if name not in names]:
         near = did_you_mean(str(unknown[0]), names)
-        raise ValueError(f"has no limit {unknown[0]!r}.{near} There are {', '.join(names)}")
+        raise ValueError(f"has no {part} {unknown[0]!r}.{near} There are {', '.join(names)}")
     try:
-        return Limits(**value)
+        return kind(**value)
     except ValueError as error:
         raise ValueError(f"is wrong: {error}") from None
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import run_cluster
+from agentrl.assembly.cluster import RunCluster, run_cluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
@@ -105,18 +105,20 @@ async def _built_and_played(config: RunConfig, records: Records, launch: Start) 
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):
                 records.console.line(line)
-        await _play(run, config, addresses)
+        await _play(run, config, addresses, cluster)
     return run
 
 
-async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> None:
+async def _play(
+    run: TrainingRun, config: RunConfig, addresses: Addresses, cluster: RunCluster | None
+) -> None:
     chosen = config.env.opponents if config.rollout.replay is None else {}
     env = run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"
     setup = OpponentSetup(config.rendering, folder)
     with results_written(partial(write_results, run), run.records.console.line):
         try:
-            players = players_of(config, run.progress.source, run.engine, run.records, addresses)
+            players = players_of(config, run.progress.source, run.engine, run.records, addresses, cluster)
             async with opened_opponents(chosen, env, addresses, setup) as opponents, players or nullcontext():
                 await _stages(replace(run.against(opponents), players=players))
         finally:

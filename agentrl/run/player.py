@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import run_env_factory
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
@@ -25,7 +26,9 @@ from agentrl.envs.registry import EnvSpec, find, register
 from agentrl.protocols import Policy
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players.hosted import main
-from agentrl.rollout.players.players import PlayerPlan, Players
+from agentrl.rollout.players.launcher import PlayerPlan
+from agentrl.rollout.players.local import LocalPlayers
+from agentrl.rollout.players.players import Players
 from agentrl.run.parts import Records, World, filters_of, player_of, scoring_of
 from agentrl.trainer.launch.messages import pickled_plan
 
@@ -43,21 +46,28 @@ class _Plan(NamedTuple):
 
 
 def players_of(
-    config: RunConfig, source: ModelSource, engine: Policy | None, records: Records, addresses: Addresses
+    config: RunConfig,
+    source: ModelSource,
+    engine: Policy | None,
+    records: Records,
+    addresses: Addresses,
+    cluster: RunCluster | None,
 ) -> Players | None:
     """The players of a run; None = the driver plays, or nothing plays.
+
+    cluster: has an allocation for each; None = they are child processes.
 
     Raises:
         ConfigError: no other process can import the environment.
     """
-    number = 0 if "num_rollout_workers" in config.inactive else config.rollout.num_rollout_workers
-    if engine is None or not number:
+    if engine is None or not config.num_players:
         return None
     folder = records.folder.players
     plan = _Plan(config, source.directory.absolute(), find(config.env.env), {**addresses}, folder)
     activities: Activities = records.monitor.activities
     started = PlayerPlan(__spec__.name, pickled_plan(plan), folder)
-    return Players(number, started, engine, activities, records.console.line)
+    launcher = LocalPlayers(config.num_players) if cluster is None else cluster.players
+    return Players(launcher, started, engine, activities, records.console.line)
 
 
 @asynccontextmanager

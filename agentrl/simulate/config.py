@@ -135,8 +135,6 @@ class SizesSection(Section):
     turn_cpu_s: Seconds = 0.001
     """Processor time of a turn in the process that plays it (seconds); turns of one process wait for each
     other."""
-    rollout_workers: Count = 1
-    """Processes that play groups (count)."""
     play_slowdown: Seconds = 0.0
     """How much longer the engine takes while the trainer works, where they share processors (share of its
     time)."""

@@ -22,10 +22,10 @@ SCHEDULING: Final = frozenset(
         *("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout", "global_batch_size"),
         *("max_episode_retries", "group_timeout_s", "max_num_gen_batches", "over_sampling_batch_size"),
         *("staleness_policy", "staleness_window", "async_buffer_size", "update_weights_interval"),
-        "partial_rollout",
+        *("partial_rollout", "num_rollout_workers"),
     }
 )
-"""Settings of [rollout] that decide when groups start and are trained, besides max_staleness."""
+"""Settings of [rollout] that decide when, where groups are played and trained, besides max_staleness."""
 
 
 class SimulationFlags(Section):

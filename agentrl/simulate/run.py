@@ -149,7 +149,7 @@ def simulate(
     program = _Simulation(rollout, section, workload, passes).run()
     iterations, simulation = run_in_virtual_time(program)
     return SimulatedRun(
-        *(iterations, first, last, section.num_engines, section.rollout_workers),
+        *(iterations, first, last, section.num_engines, num_workers(rollout)),
         groups=simulation.groups,
         events=simulation.events,
     )
@@ -171,6 +171,11 @@ def steady(rollout: RolloutConfig) -> tuple[int, int]:
             "at the begin and as many at the end are no steady ones; raise it."
         )
     return first, last
+
+
+def num_workers(rollout: RolloutConfig) -> int:
+    """Processes that play: the run's own, unless it has players (count)."""
+    return max(1, rollout.num_rollout_workers)
 
 
 def staleness_of(groups: Sequence[SimulatedGroup], version: int) -> tuple[float, int]:
@@ -195,7 +200,7 @@ class _Simulation:
         """All iterations, and this with its counts."""
         section, rollout = self._section, self._rollout
         engines = SimulatedEngines([SimulatedEngine(section) for _ in range(section.num_engines)])
-        workers = Workers(section.rollout_workers, section.turn_cpu_s)
+        workers = Workers(num_workers(rollout), section.turn_cpu_s)
         player = SimulatedPlayer(
             *(self._workload, engines, workers, section.request_s, rollout.max_episode_retries),
             timeout_s=rollout.group_timeout_s or float("inf"),

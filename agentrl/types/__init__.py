@@ -52,7 +52,7 @@ from agentrl.types.training import (
     newest_version,
     staleness_of,
 )
-from agentrl.types.world import JointStep, Limits, RewardParts, Step, StepReward, Task
+from agentrl.types.world import JointStep, Limits, Resources, RewardParts, Step, StepReward, Task
 
 __all__ = [
     "AGENT",
@@ -84,6 +84,7 @@ __all__ = [
     "Observation",
     "Part",
     "ProximalInStep",
+    "Resources",
     "Restart",
     "RewardParts",
     "Role",

@@ -216,3 +216,29 @@ class Limits:
             if not (isinstance(value, Real) and float(value) > 0):
                 off = "; None means no limit" if may_be_off else ""
                 raise ValueError(f"{limit.name} must be above 0, got {value!r}{off}")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a process that plays an environment takes of a cluster (`num_rollout_workers`, `cluster = "ray"`).
+
+    They are reserved, and the process sees its GPUs alone; nothing else limits what it uses.
+
+    num_cpus: CPUs (count, may be a fraction). num_gpus: GPUs (count). memory_gb: memory (1e9 bytes); 0 = not
+    counted.
+
+    Raises:
+        ValueError: num_cpus is not above 0, num_gpus no count, or memory_gb below 0.
+    """
+
+    num_cpus: float = 1.0
+    num_gpus: int = 0
+    memory_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.num_cpus, Real) and float(self.num_cpus) > 0):
+            raise ValueError(f"num_cpus must be above 0, got {self.num_cpus!r}")
+        if not (isinstance(self.num_gpus, Integral) and int(self.num_gpus) >= 0):
+            raise ValueError(f"num_gpus must be a count of 0 or more, got {self.num_gpus!r}")
+        if not (isinstance(self.memory_gb, Real) and float(self.memory_gb) >= 0):
+            raise ValueError(f"memory_gb must be 0 or more, got {self.memory_gb!r}")

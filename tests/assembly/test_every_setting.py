@@ -230,6 +230,7 @@ INACTIVE = {
     "num_cpus_per_rank": (2.0, {}),
     "num_gpus_per_rank": (1, {"cluster": "ray"}),
     "num_cpus_per_server": (2.0, {"cluster": "ray"}),
+    "num_cpus_per_rollout_worker": (2.0, {"cluster": "ray"}),
     "ray_env_vars": (["HOME"], {}),
     "enable_deterministic_inference": (True, SERVERS),
     "engine_dtype": ("bfloat16", SERVERS),

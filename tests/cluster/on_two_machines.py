@@ -162,7 +162,40 @@ async def lost(folder: Path, address: str) -> dict[str, object]:
     return {"message": message}
 
 
+async def players_lost(folder: Path, address: str) -> dict[str, object]:
+    """The second machine is lost while its player has groups in play; the other player takes them over."""
+    from agentrl.cluster.config import ClusterConfig
+    from agentrl.cluster.placement import PlayerNeeds, layout_of
+    from agentrl.cluster.ray.placement import placed
+    from agentrl.cluster.ray.session import connected
+    from agentrl.rollout.players.ray_players import RayPlayers
+    from tests.rollout.player_scenarios import Engine, players_in, prompt
+
+    engine = Engine()
+    engine.is_held.clear()
+    with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
+        layout = layout_of(None, (), [PlayerNeeds(1.0, 0)] * 2, colocate=False)
+        placement = placed(session, layout, 300.0)
+        assert [allocation.host for allocation in placement.players] == [NEAR, FAR]
+        launcher = RayPlayers(session, placement.group, placement.players)
+        players, lines = players_in(folder, engine, launcher)
+        async with players:
+            playing = [asyncio.create_task(players.play(prompt(index), version=0)) for index in range(4)]
+            while len(engine.sessions) < 8:
+                await asyncio.sleep(0.05)
+            before = len(engine.sessions)
+            kill_far_machine()
+            while len(engine.sessions) < before + 4:
+                await asyncio.sleep(0.05)
+            engine.is_held.set()
+            outcomes = [outcome.group.id for outcome in await asyncio.gather(*playing)]
+        cancelled = len(engine.cancelled)
+    return {"groups": outcomes, "lines": lines, "cancelled": cancelled}
+
+
+SCENARIOS = {"same": same, "lost": lost, "players_lost": players_lost}
+
 if __name__ == "__main__":
     with two_machines() as where:
-        scenario = {"same": same, "lost": lost}[sys.argv[1]]
+        scenario = SCENARIOS[sys.argv[1]]
         print(json.dumps(asyncio.run(scenario(Path(sys.argv[2]), where))), flush=True)

@@ -9,8 +9,9 @@ import agentrl
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from tests.engine.serving import sglang_python
-from tests.flow.runs import metrics_of, train
+from tests.flow.runs import journal_of, metrics_of, train
 from tests.flow.sft import conversations, settings_of, sft
+from tests.flow.test_settings_act import without_times
 
 SETTINGS = {
     "num_rollout": 2,
@@ -46,6 +47,17 @@ def test_a_run_of_this_machine_resumes_on_ray_and_ends_as_if_it_had_been_there_a
     on_ray = {"cluster": "ray", "num_cpus_per_rank": 0.5, "num_rollout": 2}
     moved = agentrl.train(begun.folder, resume=True, quiet=True, **on_ray)
     assert learned(moved.folder)[0] == learned(whole.folder)[0]
+
+
+@pytest.mark.full
+def test_a_run_with_players_on_ray_is_the_run_that_its_driver_plays(tmp_path):
+    alone = train("Bandit", tmp_path, "alone", **SETTINGS)
+    settings = {**SETTINGS, "num_rollout_workers": 2, "num_cpus_per_rollout_worker": 0.25}
+    shared = train("Bandit", tmp_path, "ray", cluster="ray", num_cpus_per_rank=0.5, **settings)
+    assert learned(shared.folder) == learned(alone.folder)
+    assert without_times(journal_of(shared.folder)) == without_times(journal_of(alone.folder))
+    assert len(list((shared.folder / "players").glob("player-*.log"))) == 2
+    assert reconcile(shared.folder).problems == ()
 
 
 @pytest.mark.full

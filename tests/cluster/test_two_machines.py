@@ -37,3 +37,13 @@ def test_a_machine_that_is_lost_in_mid_call_is_named_and_ends_the_other_rank(tmp
     message = str(run("lost", tmp_path)["message"])
     assert message.startswith("rank 1 of the trainer (process ")
     assert " on 10.231.0.2) has gone with its machine; the others were ended, too (see " in message
+
+
+@pytest.mark.faults
+def test_the_groups_of_a_machine_that_is_lost_are_played_by_players_of_others(tmp_path):
+    result = run("players_lost", tmp_path)
+    assert result["groups"] == ["g0", "g1", "g2", "g3"]
+    # Two groups of two episodes were there.
+    assert result["cancelled"] == 4
+    (line,) = result["lines"]
+    assert " on 10.231.0.2) has gone with its machine; groups g1, g3 are played again (see " in line

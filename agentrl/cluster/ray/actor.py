@@ -27,6 +27,8 @@ class _Method(Protocol):
 class Actor:
     """Starts an object of `kind`, a class of a module, and takes no CPU of the cluster beyond its bundle's.
 
+    num_gpus: those of its bundle that Ray shows it (count); 0 = Ray chooses none.
+
     Calls run one after the other, in their order; those with `control` in threads of their own, meanwhile.
     """
 
@@ -35,13 +37,15 @@ class Actor:
         kind: type[object],
         *args: object,
         strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy,
+        num_gpus: int = 0,
     ) -> None:
         import ray
 
         remote = cast(Callable[..., Callable[[type[object]], _ActorClass]], ray.remote)
-        actor_class = remote(num_cpus=0, max_restarts=0, concurrency_groups={_CONTROL: _CONTROL_THREADS})(
-            kind
-        )
+        options = {"num_gpus": num_gpus} if num_gpus else {}
+        actor_class = remote(
+            num_cpus=0, max_restarts=0, concurrency_groups={_CONTROL: _CONTROL_THREADS}, **options
+        )(kind)
         self._handle = actor_class.options(scheduling_strategy=strategy).remote(*args)
 
     def call(self, method: str, *args: object) -> ObjectRef[object]:

@@ -6,6 +6,7 @@ and reaches any number of objects by reference; arrays in it are read in place, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,11 @@ class PendingCall:
         self.of = of
         self.ref = ref
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return bool(completed([self], 0))
+
     def result(self) -> object:
         """What the method returned; waits for it.
 
@@ -53,16 +59,35 @@ class PendingCall:
             ClusterError: the method raised an exception, or the process or its machine has gone.
         """
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import RayError
 
         try:
             return ray.get(self.ref)
-        except RayTaskError as error:
-            if isinstance(error.cause, ClusterError):
-                raise ClusterError(str(error.cause), at_s=error.cause.at_s) from None
-            raise ClusterError(_first_line(error.cause or error), at_s=time.time()) from None
         except RayError as error:
-            raise ClusterError(self.of.end_reason(error), is_gone=True) from None
+            raise self._described(error) from None
+
+    async def reply(self) -> object:
+        """As `result`, in an event loop, and without a thread that waits.
+
+        Raises:
+            ClusterError: as for `result`.
+        """
+        from ray.exceptions import RayError
+
+        try:
+            return await asyncio.wrap_future(self.ref.future())
+        except RayError as error:
+            # It asks the machine whether it is there.
+            raise await asyncio.to_thread(self._described, error) from None
+
+    def _described(self, error: Exception) -> ClusterError:
+        from ray.exceptions import RayTaskError
+
+        if not isinstance(error, RayTaskError):
+            return ClusterError(self.of.end_reason(error), is_gone=True)
+        if isinstance(error.cause, ClusterError):
+            return ClusterError(str(error.cause), at_s=error.cause.at_s)
+        return ClusterError(_first_line(error.cause or error), at_s=time.time())
 
 
 def completed(calls: Sequence[PendingCall], timeout_s: float | None = None) -> list[PendingCall]:
@@ -97,13 +122,17 @@ class RemoteObject:
         if not appends:
             log.write_bytes(b"")
         log.touch()
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(allocation.devices)} if allocation.devices else {}
+        # Of a bundle that has moved, only Ray knows the devices.
+        num_gpus = len(allocation.devices) if allocation.has_bundle else 0
+        given = () if num_gpus else allocation.devices
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(given)} if given else {}
         settings = HostSettings(
             f"{session.namespace}-{log.stem}",
             log.resolve() if is_here else None,
             {**session.environment, **devices, **(environment or {})},
         )
-        self._actor = Actor(ObjectHost, settings, strategy=in_bundle(group, allocation.bundle))
+        strategy = in_bundle(group, allocation.bundle)
+        self._actor = Actor(ObjectHost, settings, strategy=strategy, num_gpus=num_gpus)
         self._is_here = is_here
         self._identity: Identity | None = None
         self._mirror: LogMirror | None = None
@@ -119,13 +148,20 @@ class RemoteObject:
             assert isinstance(identity, Identity), identity
             self._identity = identity
             if not self._is_here:
-                self._mirror = LogMirror(self.allocation.node, identity.log, self.log)
+                self._mirror = LogMirror(identity.node, identity.log, self.log)
         return self._identity
 
     @property
     def where(self) -> str:
         """Its process and its machine, for an error message."""
-        return f"process {self._identity.pid if self._identity else '?'} on {self.allocation.host}"
+        if self._identity is None:
+            return f"process ? on {self.allocation.host}"
+        return f"process {self._identity.pid} on {self._identity.host}"
+
+    @property
+    def machine_is_gone(self) -> bool:
+        """Whether its machine did not answer when the process had gone."""
+        return self._mirror is not None and self._mirror.is_lost
 
     def create(self, target: str, *args: object) -> PendingCall:
         """Begin to make the object. target: its class or a function, as `package.module:name`."""

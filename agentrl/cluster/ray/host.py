@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -35,10 +34,11 @@ class HostSettings(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The process on its machine. log: where its output is there."""
+    """The process on its machine. node: Ray's id of that. host: its address. log: the output there."""
 
     pid: int
-    machine: str
+    node: str
+    host: str
     log: str
 
 
@@ -58,7 +58,10 @@ class ObjectHost:
 
     def identity(self) -> Identity:
         """This process."""
-        return Identity(os.getpid(), socket.gethostname(), str(self._log))
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return Identity(os.getpid(), node, ray.util.get_node_ip_address(), str(self._log))
 
     def print_stacks(self) -> None:
         """Print the stacks of all threads of this process into its log."""

@@ -24,7 +24,7 @@ class LogMirror:
     def __init__(self, node: str, there: str, here: Path) -> None:
         self._reader = Actor(LogReader, strategy=on_node(node))
         self._there, self._here, self._offset = there, here, 0
-        self._is_lost = False
+        self.is_lost = False
         self._copying = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="agentrl-log", daemon=True)
@@ -45,7 +45,7 @@ class LogMirror:
         with suppress(RayError):
             ray.get(self._reader.control("read", self._there, 0, 0), timeout=_TIMEOUT_S)
             return True
-        self._is_lost = True
+        self.is_lost = True
         return False
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class LogMirror:
         self._thread.join()
         self.catch_up()
         with suppress(RayError):
-            if not self._is_lost:
+            if not self.is_lost:
                 ray.get(self._reader.call("remove", self._there), timeout=_TIMEOUT_S)
         self._reader.kill()
 
@@ -65,7 +65,7 @@ class LogMirror:
         import ray
         from ray.exceptions import RayError
 
-        if self._is_lost:
+        if self.is_lost:
             return b""
         with suppress(RayError):
             piece = ray.get(

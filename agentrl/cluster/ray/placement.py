@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RayPlacement:
-    """Reserved bundles, until this process disconnects. ranks, servers: where each of them runs."""
+    """Reserved bundles, until this process disconnects. ranks, servers, players: where each of them runs."""
 
     group: PlacementGroup
     ranks: Sequence[Allocation]
     servers: Sequence[Allocation]
+    players: Sequence[Allocation] = ()
 
     def remove(self) -> None:
         """Free the bundles; whatever still runs in them is killed."""
@@ -49,24 +50,28 @@ def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacemen
         raise ConfigError(
             _unplaceable(session, layout, f"after {timeout_s:g} s it still has no room: it has")
         )
-    ranks, servers = layout.allocations(_where(group, layout.bundles), session.node)
-    return RayPlacement(group, ranks, servers)
+    return RayPlacement(group, *layout.allocations(_where(group, layout.bundles), session.node))
 
 
 def _resources(bundle: Bundle) -> dict[str, float]:
-    return {"CPU": bundle.cpus} | ({"GPU": bundle.gpus} if bundle.gpus else {})
+    needed = {"CPU": bundle.cpus, "GPU": bundle.gpus, "memory": bundle.memory}
+    return {name: amount for name, amount in needed.items() if amount}
 
 
 def _fits(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> bool:
     """Whether the one machine of a Ray of this run's own holds all bundles."""
     (node,) = nodes
-    cpus, gpus = sum(bundle.cpus for bundle in bundles), sum(bundle.gpus for bundle in bundles)
-    return cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0)
+    total = Bundle(*(sum(amounts) for amounts in zip(*bundles, strict=True)))
+    return all(amount <= node.get(name, 0) for name, amount in _resources(total).items())
 
 
 def _unplaceable(session: RaySession, layout: Layout, has: str) -> str:
-    nodes = [Bundle(node.get("CPU", 0), int(node.get("GPU", 0))) for node in session.nodes()]
-    advice = "add machines, lower num_cpus_per_rank, or take fewer ranks or servers"
+    asks_for_memory = any(bundle.memory for bundle in layout.bundles)
+    nodes = [
+        Bundle(node.get("CPU", 0), int(node.get("GPU", 0)), int(asks_for_memory and node.get("memory", 0)))
+        for node in session.nodes()
+    ]
+    advice = "add machines, lower num_cpus_per_rank, or take fewer ranks, servers or players"
     return (
         f"the Ray cluster cannot place this run: it asks for {described(layout.bundles)}, each part of that "
         f"on one machine, and {has} {described(nodes) or 'no machine'}; {advice}."

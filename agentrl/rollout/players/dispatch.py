@@ -11,17 +11,20 @@ MAX_ENDS = 3
 class Dispatch:
     """Each group is at one player, the least loaded one when it starts, until it has ended.
 
-    size: players (count).
+    A player whose machine is gone is away: it gets groups only where all are. size: players (count).
     """
 
     def __init__(self, size: int) -> None:
         self._groups: list[dict[int, None]] = [{} for _ in range(size)]
         self._ends: Counter[int] = Counter()
         self._early_ends = [0] * size
+        self._away: set[int] = set()
 
     def start(self, ordinal: int) -> int:
         """The player of a group that starts: of the least loaded ones the first."""
-        player = min(range(len(self._groups)), key=lambda number: len(self._groups[number]))
+        player = min(
+            range(len(self._groups)), key=lambda number: (number in self._away, len(self._groups[number]))
+        )
         self._groups[player][ordinal] = None
         return player
 
@@ -35,9 +38,21 @@ class Dispatch:
         """The groups of a player, in the order of their start."""
         return list(self._groups[player])
 
+    def at(self, ordinal: int) -> int | None:
+        """The player of a group; None = it has ended."""
+        return next((player for player, groups in enumerate(self._groups) if ordinal in groups), None)
+
     def opened(self, player: int) -> None:
         """The player has its environment."""
         self._early_ends[player] = 0
+        self._away.discard(player)
+
+    def leave(self, player: int) -> None:
+        """The player is away until it is opened again: its groups go to others."""
+        self._away.add(player)
+        groups, self._groups[player] = self._groups[player], {}
+        for ordinal in groups:
+            self.start(ordinal)
 
     def lost(self, player: int, *, was_open: bool) -> bool:
         """The player's process has ended; its groups stay with it. Whether another process may start."""

@@ -159,14 +159,12 @@ class Pipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._outbox: list[messages.FromPlayer] = []
+        self._outbox = messages.Outbox[messages.FromPlayer](self.send_now)
         self._sending = threading.Lock()
 
     def send(self, message: messages.FromPlayer) -> None:
         """Send a message at the end of this turn of the event loop."""
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(message)
+        self._outbox.add(message)
 
     def send_now(self, outbox: Sequence[messages.FromPlayer]) -> None:
         """Send messages at once; from any thread."""
@@ -180,10 +178,6 @@ class Pipe:
             while True:
                 put(pickle.loads(self._connection.recv_bytes()))
         put(None)
-
-    def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        self.send_now(outbox)
 
 
 class Reports:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from agentrl.data import Prompt
 from agentrl.errors import AgentRLError
@@ -102,3 +103,23 @@ class InProgress(NamedTuple):
 
 
 FromPlayer: TypeAlias = Opened | Failed | Played | Generate | CloseSession | CancelRequest | InProgress
+
+Message = TypeVar("Message")
+
+
+class Outbox(Generic[Message]):
+    """Collects messages until the end of this turn of the event loop. send_all: then called with them."""
+
+    def __init__(self, send_all: Callable[[Sequence[Message]], None]) -> None:
+        self._send_all = send_all
+        self._messages: list[Message] = []
+
+    def add(self, message: Message) -> None:
+        """Send the message after all earlier ones."""
+        if not self._messages:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        messages, self._messages = self._messages, []
+        self._send_all(messages)

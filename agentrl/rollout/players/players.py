@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from agentrl.activity import Activities
 from agentrl.data import Prompt
 from agentrl.errors import AgentRLError, WorldBrokenError
 from agentrl.observe.mirror import Mirror
-from agentrl.processes import Child
 from agentrl.protocols import Policy
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.dispatch import Dispatch
-from agentrl.rollout.players.process import DriverPipe, Requests
+from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
+from agentrl.rollout.players.requests import Requests
 
 _CLEAN_UP_S = 10.0
 _LOG_LINES, _LOG_BYTES = 3, 4096
-
-
-class PlayerPlan(NamedTuple):
-    """How players start: `python -m MODULE FD`, to which the first message on the pipe is `plan`.
-
-    folder: for their output, player-0.log and so on.
-    """
-
-    module: str
-    plan: bytes
-    folder: Path
 
 
 @dataclass(eq=False, slots=True)
@@ -49,10 +39,7 @@ class _Flight:
 class _Player:
     """A player's process, which another one replaces where it ends."""
 
-    name: str
-    log: Path
-    child: Child
-    pipe: DriverPipe
+    process: PlayerProcess
     requests: Requests
     mirror: Mirror
     is_open: bool = False
@@ -80,7 +67,8 @@ class Players:
     episodes. on shutdown: every process is ended. A process that ends is replaced, and its groups are played
     again from reset under the same ordinals, or from where they were begun.
 
-    engine: for the requests of all. on_event: called with a sentence where a player has ended.
+    launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
+    where a player has ended.
 
     Raises (from play):
         WorldBrokenError: players ended `MAX_ENDS` times while they played one group, or before any.
@@ -89,19 +77,20 @@ class Players:
 
     def __init__(
         self,
-        number: int,
+        launcher: PlayerLauncher,
         plan: PlayerPlan,
         engine: Policy,
         activities: Activities,
         on_event: Callable[[str], None],
     ) -> None:
-        self._plan, self._engine, self._activities, self._on_event = plan, engine, activities, on_event
-        self._dispatch = Dispatch(number)
+        self._launcher, self._plan = launcher, plan
+        self._engine, self._activities, self._on_event = engine, activities, on_event
+        self._dispatch = Dispatch(launcher.size)
         self._players: list[_Player] = []
         self._flights: dict[int, _Flight] = {}
         self._cancelled: dict[int, GroupOutcome] = {}
         self._restarts: set[asyncio.Task[None]] = set()
-        self._number, self._num_started = number, 0
+        self._num_started = 0
         self._in_place_of: GroupPlayer | None = None
         self._is_away = self._is_stopping = self._is_closed = False
         self._failure: AgentRLError | None = None
@@ -109,7 +98,7 @@ class Players:
 
     async def __aenter__(self) -> Self:
         self._plan.folder.mkdir(parents=True, exist_ok=True)
-        self._players = [self._started(number) for number in range(self._number)]
+        self._players = [self._started(number) for number in range(self._launcher.size)]
         return self
 
     async def __aexit__(
@@ -120,18 +109,17 @@ class Players:
         self._contexts.close()
         for player in self._players:
             player.mirror.clear()
-            player.pipe.close()
-            player.child.pipe.close()
+            player.process.close()
         for player in self._players:
             await player.requests.close()
-            # Its groups clean up when its pipe has closed.
-            await asyncio.to_thread(player.child.wait)
-            player.child.kill()
+            # Its groups clean up.
+            await player.process.end_reason()
+            await player.process.kill()
 
     @property
-    def pids(self) -> list[int]:
+    def processes(self) -> Sequence[PlayerProcess]:
         """The processes, in their order."""
-        return [player.child.pid for player in self._players]
+        return [player.process for player in self._players]
 
     def in_place_of(self, player: GroupPlayer) -> Self:
         """Stand for this player of the driver, which plays nothing: where its engine is away, no limit of a
@@ -151,7 +139,7 @@ class Players:
         ordinal, outcome = prompt.index, asyncio.get_running_loop().create_future()
         flight = self._flights[ordinal] = _Flight(messages.Play(prompt, version, begun), outcome)
         number = self._dispatch.start(ordinal)
-        self._players[number].pipe.send(flight.message)
+        self._players[number].process.send(flight.message)
         try:
             played = await asyncio.shield(flight.outcome)
         except asyncio.CancelledError:
@@ -187,13 +175,12 @@ class Players:
 
     def _send_to_all(self, message: messages.ToPlayer) -> None:
         for player in self._players:
-            player.pipe.send(message)
+            player.process.send(message)
 
     async def _cancel(self, ordinal: int, flight: _Flight) -> None:
         flight.is_cancelled = True
-        for number, player in enumerate(self._players):
-            if ordinal in self._dispatch.of(number):
-                player.pipe.send(messages.CancelGroup(ordinal))
+        if (number := self._dispatch.at(ordinal)) is not None:
+            self._players[number].process.send(messages.CancelGroup(ordinal))
         await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
         if flight.outcome.done() and not flight.outcome.cancelled() and flight.outcome.exception() is None:
             outcome = flight.outcome.result()
@@ -203,24 +190,23 @@ class Players:
     def _started(self, number: int) -> _Player:
         """Start the process of a player."""
         self._num_started += 1
-        again = f"-{self._num_started - self._number}" if self._num_started > self._number else ""
-        log = self._plan.folder / f"player-{number}{again}.log"
-        child = Child(self._plan.module, (), log)
-        name = f"player {number} (process {child.pid})"
-        pipe = DriverPipe(
-            child.pipe, lambda message: self._receive(number, message), lambda: self._on_closed(number)
-        )
-        pipe.send_plan(self._plan.plan)
+        num_replaced = self._num_started - self._launcher.size
+        log = self._plan.folder / f"player-{number}{f'-{num_replaced}' if num_replaced > 0 else ''}.log"
+        events = PlayerEvents(partial(self._receive, number), partial(self._on_ended, number))
+        process = self._launcher.start(number, self._plan, log, events)
         if self._is_away:
-            pipe.send(messages.EngineAway(True))
-        mirror = Mirror(self._activities, name, number)
-        return _Player(name, log, child, pipe, Requests(self._engine, pipe.send), mirror)
+            process.send(messages.EngineAway(True))
+        if self._is_stopping:
+            process.send(messages.Stop())
+        mirror = Mirror(self._activities, process.name, number)
+        return _Player(process, Requests(self._engine, process.send), mirror)
 
     def _receive(self, number: int, message: messages.FromPlayer) -> None:
         player = self._players[number]
         match message:
             case messages.Opened():
                 player.is_open = True
+                player.mirror.name = player.process.name
                 self._dispatch.opened(number)
             case messages.Failed():
                 self._fail(message.error)
@@ -247,7 +233,7 @@ class Players:
             if not flight.outcome.done():
                 flight.outcome.set_exception(error)
 
-    def _on_closed(self, number: int) -> None:
+    def _on_ended(self, number: int) -> None:
         """The player's process has ended."""
         player = self._players[number]
         player.mirror.clear()
@@ -262,15 +248,14 @@ class Players:
         player = self._players[number]
         # The same sessions begin again.
         await player.requests.close()
-        ended = await asyncio.to_thread(player.child.exit_description) or "closed its pipe"
-        player.child.kill()
+        reason = await player.process.end_reason()
+        await player.process.kill()
         if self._is_closed:
             return
-        why = f": {player.pipe.failure.error}" if player.pipe.failure else ""
-        flights = {ordinal: self._flights[ordinal] for ordinal in self._dispatch.of(number)}
-        playing = ", ".join(f"g{ordinal}" for ordinal in flights)
-        what = f"{player.name} {ended}{why}"
-        where = f"(see {player.log}{_last_lines(player.log)})"
+        ordinals = self._dispatch.of(number)
+        playing = ", ".join(f"g{ordinal}" for ordinal in ordinals)
+        what, log = f"{player.process.name} {reason}", player.process.log
+        where = f"(see {log}{_last_lines(log)})"
         if not may_restart:
             at = f"while it played {playing}" if playing and player.is_open else "before it played anything"
             self._fail(
@@ -282,16 +267,21 @@ class Players:
             return
         again = f"groups {playing} are played again" if playing else "no group was in play"
         self._on_event(f"Warning: {what}; {again} {where}.")
+        if player.process.machine_is_gone:
+            self._dispatch.leave(number)
         self._players[number] = self._started(number)
-        if self._is_stopping:
-            self._players[number].pipe.send(messages.Stop())
-        # Groups may have been sent to the one that had ended.
-        for ordinal in self._dispatch.of(number):
-            flight = self._flights[ordinal]
-            if flight.is_cancelled and not flight.outcome.done():
-                flight.outcome.set_result(None)
-            elif not flight.outcome.done():
-                self._players[number].pipe.send(flight.message)
+        for ordinal in ordinals:
+            self._play_again(ordinal)
+
+    def _play_again(self, ordinal: int) -> None:
+        """Send a group to its player, which may be another one now."""
+        flight, number = self._flights.get(ordinal), self._dispatch.at(ordinal)
+        if flight is None or number is None or flight.outcome.done():
+            return
+        if flight.is_cancelled:
+            flight.outcome.set_result(None)
+        else:
+            self._players[number].process.send(flight.message)
 
 
 def _last_lines(log: Path) -> str:

@@ -1,0 +1,129 @@
+"""Players on the machines of a Ray cluster: the driver's side. An actor relays the messages of each.
+
+consumes: messages to a player. waits for: those of the player, one call of the actor after another. unblocked
+by: these, or the end of the player, of its actor or of its machine. on shutdown: the player reads the end of
+its pipe, cleans up and ends; then its actor is ended. Ray ends the actor when this process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agentrl.cluster.placement import Allocation
+from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.cluster.ray.session import RaySession
+from agentrl.errors import ClusterError
+from agentrl.processes import ProcessFailure
+from agentrl.rollout.players import messages
+from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+_RELAY = "agentrl.rollout.players.relay:Relay"
+_END_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlayers:
+    """Starts each player in a bundle of its own. Ray moves it where its machine is gone, if one has room."""
+
+    session: RaySession
+    group: PlacementGroup
+    allocations: Sequence[Allocation]
+
+    @property
+    def size(self) -> int:
+        """Players that run at once (count)."""
+        return len(self.allocations)
+
+    def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> RayPlayer:
+        """Start a player; see `PlayerLauncher`."""
+        actor = RemoteObject(self.session, self.group, self.allocations[number], log.absolute())
+        return RayPlayer(number, plan, actor, events)
+
+
+class RayPlayer:
+    """A player whose messages an actor relays; see `PlayerProcess`."""
+
+    def __init__(self, number: int, plan: PlayerPlan, actor: RemoteObject, events: PlayerEvents) -> None:
+        self.log = actor.log
+        self._number, self._actor, self._events = number, actor, events
+        self._outbox = messages.Outbox[messages.ToPlayer](self._send_all)
+        self._is_closing = False
+        self._reason, self._failure = "sent what cannot be read", ""
+        self._created = actor.create(_RELAY, plan.module)
+        actor.call("send", plan.plan)
+        self._following = asyncio.create_task(self._follow())
+
+    @property
+    def name(self) -> str:
+        """The player, its actor's process and its machine."""
+        return f"player {self._number} ({self._actor.where})"
+
+    @property
+    def machine_is_gone(self) -> bool:
+        """Whether its machine did not answer when the actor had gone."""
+        return self._actor.machine_is_gone
+
+    def send(self, message: messages.ToPlayer) -> None:
+        """Send a message; what the actor does not take is kept by Ray."""
+        self._outbox.add(message)
+
+    def close(self) -> None:
+        """Have the player cancel its groups and end."""
+        self._is_closing = True
+        if self._created.is_done:
+            self._actor.aside("close")
+
+    async def end_reason(self) -> str:
+        """How the player, its actor or its machine ended."""
+        await asyncio.wait([self._following], timeout=_END_S if self._created.is_done else 0.0)
+        return self._reason + self._failure
+
+    async def kill(self) -> None:
+        """Kill the actor, with which the player ends, and copy the rest of its log."""
+        self._is_closing = True
+        self._following.cancel()
+        await asyncio.to_thread(self._actor.close)
+
+    async def pid(self) -> int:
+        """The player's process on its machine.
+
+        Raises:
+            ClusterError: it has gone.
+        """
+        await self._created.reply()
+        return cast(int, await self._actor.aside("pid").reply())
+
+    def _send_all(self, outbox: Sequence[messages.ToPlayer]) -> None:
+        self._actor.call("send", pickle.dumps(outbox, pickle.HIGHEST_PROTOCOL))
+
+    async def _follow(self) -> None:
+        """Pass on what the player sends, until it ends."""
+        try:
+            await asyncio.to_thread(self._actor.identify)
+            await self._created.reply()
+            while received := await self._actor.aside("receive").reply():
+                for data in cast(Sequence[bytes], received):
+                    self._receive(pickle.loads(data))
+            exit_description = await self._actor.aside("exit_description").reply()
+            self._reason = str(exit_description or "closed its pipe")
+        except ClusterError as error:
+            self._reason = str(error)
+        finally:
+            if not self._is_closing:
+                self._events.ended()
+
+    def _receive(self, message: ProcessFailure | Sequence[messages.FromPlayer]) -> None:
+        if isinstance(message, ProcessFailure):
+            self._failure = f": {message.error}"
+            return
+        for each in message:
+            if not self._is_closing:
+                self._events.received(each)

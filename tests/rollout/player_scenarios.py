@@ -1,0 +1,168 @@
+"""What players do, wherever they run: scenarios, which take a function from a number to a launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from agentrl import Task
+from agentrl.activity import Activities
+from agentrl.clocks import clocks_stopped
+from agentrl.data import Prompt
+from agentrl.envs import Scorer
+from agentrl.errors import RequestTooLargeError, WorldBrokenError
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.players.launcher import PlayerPlan
+from agentrl.rollout.players.players import Players
+from agentrl.types import Completion, Ending, Finish
+from tests.rollout.playing_process import World
+
+
+class Engine:
+    """Answers at once, or waits with stopped clocks; refuses where `error` is set."""
+
+    version = 0
+
+    def __init__(self):
+        self.error, self.is_held = None, asyncio.Event()
+        self.sessions, self.closed, self.cancelled = [], [], []
+        self.is_held.set()
+
+    async def generate(self, prompt_ids, sampling, *, session):
+        self.sessions.append(session)
+        if self.error is not None:
+            raise self.error
+        try:
+            with clocks_stopped():
+                await self.is_held.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(session)
+            raise
+        ids = np.arange(2, dtype=np.int32)
+        return Completion(ids, np.zeros(2, np.float32), np.zeros(2, np.int32), Finish.STOP, 1)
+
+    async def close_session(self, session):
+        self.closed.append(session)
+
+
+def players_in(tmp_path, engine, launcher, size=2):
+    plan = PlayerPlan("tests.rollout.playing_process", str(size).encode(), tmp_path)
+    lines = []
+    players = Players(launcher, plan, engine, Activities(), lines.append)
+    driver = GroupPlayer(World, lambda: None, Scorer(), size, 0, 0)
+    return players.in_place_of(driver), lines
+
+
+async def pids_of(players):
+    """The processes that play."""
+    return [await player.pid() for player in players.processes]
+
+
+def prompt(index, text="go"):
+    return Prompt(index, Task.ask(f"t{index}", text), index)
+
+
+async def groups_are_played_by_all_players_with_the_engine_of_the_driver(tmp_path, launched):
+    engine = Engine()
+    players, lines = players_in(tmp_path, engine, launched(2))
+    async with players:
+        outcomes = await asyncio.gather(*(players.play(prompt(index), version=3) for index in range(4)))
+        pids = await pids_of(players)
+        assert len(set(pids)) == 2
+    assert [outcome.group.id for outcome in outcomes] == ["g0", "g1", "g2", "g3"]
+    assert {outcome.group.start_version for outcome in outcomes} == {3}
+    assert sorted(engine.closed) == sorted(engine.sessions)
+    assert len(engine.sessions) == 8
+    assert not lines
+    assert all(not os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+async def an_error_of_the_engine_fails_the_turn_in_the_player(tmp_path, launched):
+    engine = Engine()
+    engine.error = RequestTooLargeError("too long")
+    players, _ = players_in(tmp_path, engine, launched(1))
+    async with players:
+        outcome = await players.play(prompt(0), version=0)
+    assert outcome.group is None
+    assert all("RequestTooLargeError: too long" in episode.failure.detail for episode in outcome.failed)
+
+
+async def a_cancelled_group_cancels_its_requests_and_keeps_what_was_played(tmp_path, launched):
+    engine = Engine()
+    engine.is_held.clear()
+    players, _ = players_in(tmp_path, engine, launched(1))
+    async with players:
+        playing = asyncio.create_task(players.play(prompt(0), version=0))
+        while len(engine.sessions) < 2:
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        assert sorted(engine.cancelled) == sorted(engine.sessions)
+        outcome = players.cancelled(prompt(0))
+    assert [episode.ending for episode in outcome.finished] == [Ending.ABORTED] * 2
+
+
+async def a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player(tmp_path, launched):
+    engine = Engine()
+    engine.is_held.clear()
+    players, _ = players_in(tmp_path, engine, launched(1))
+    async with players:
+        playing = asyncio.create_task(players.play(prompt(0), version=0))
+        while len(engine.sessions) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * World.limits.episode_timeout_s)
+        engine.is_held.set()
+        outcome = await playing
+    assert not outcome.failed
+    assert outcome.group is not None
+
+
+async def the_groups_of_a_killed_player_are_played_again(tmp_path, launched):
+    engine = Engine()
+    engine.is_held.clear()
+    players, lines = players_in(tmp_path, engine, launched(1))
+    async with players:
+        playing = asyncio.create_task(players.play(prompt(7), version=0))
+        while len(engine.sessions) < 2:
+            await asyncio.sleep(0.01)
+        os.kill((await pids_of(players))[0], signal.SIGKILL)
+        while len(engine.sessions) < 4:
+            await asyncio.sleep(0.01)
+        assert sorted(engine.cancelled) == sorted(set(engine.sessions))
+        assert set(engine.closed) == set(engine.sessions)
+        engine.is_held.set()
+        outcome = await playing
+    assert outcome.group.id == "g7"
+    (line,) = lines
+    assert "was ended by SIGKILL; groups g7 are played again" in line
+
+
+async def a_group_that_ends_its_players_ends_the_run_with_a_sentence(tmp_path, launched):
+    players, lines = players_in(tmp_path, Engine(), launched(1))
+    async with players:
+        with pytest.raises(WorldBrokenError) as caught:
+            await players.play(prompt(0, "die"), version=0)
+    assert len(lines) == 2
+    assert all(part in str(caught.value) for part in ("ended with code 3", "g0", "the last words", "mend"))
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        groups_are_played_by_all_players_with_the_engine_of_the_driver,
+        an_error_of_the_engine_fails_the_turn_in_the_player,
+        a_cancelled_group_cancels_its_requests_and_keeps_what_was_played,
+        a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player,
+    )
+}
+FAULTS = {
+    scenario.__name__: scenario
+    for scenario in (
+        the_groups_of_a_killed_player_are_played_again,
+        a_group_that_ends_its_players_ends_the_run_with_a_sentence,
+    )
+}
