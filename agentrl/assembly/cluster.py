@@ -19,7 +19,7 @@ from agentrl.cluster.placement import (
     layout_of,
 )
 from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, cluster_address, connected
+from agentrl.cluster.ray.session import RaySession, checked, cluster_address, connected
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError
@@ -75,6 +75,30 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
             yield RunCluster(session, placement, _fleets(config, placement.servers))
         finally:
             placement.remove()
+
+
+def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
+    """Check what can be known of the machines of a run before any process starts.
+
+    Raises:
+        MissingExtraError: cluster = ray, and it is not installed.
+        ConfigError: several machines without Ray; this process is one of many that a launcher started; or a
+            variable of ray_env_vars is not set.
+    """
+    if config.cluster.cluster == "ray":
+        checked(config.cluster, environment)
+    if config.trainer.trainer != "megatron" or not num_ranks(config):
+        return
+    if config.cluster.cluster == "local" and (nodes := config.megatron.actor_num_nodes) > 1:
+        raise ConfigError(
+            f"actor_num_nodes = {nodes} needs cluster = ray, which starts ranks on several machines; add it, "
+            "or take one machine."
+        )
+    if environment.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "a run starts all of its ranks itself, and WORLD_SIZE is in the environment; start this command "
+            "once, without a launcher such as torchrun, or unset WORLD_SIZE."
+        )
 
 
 def check_reach(config: RunConfig, hosts: Sequence[str]) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.ranks import launched_ranks
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
-from agentrl.trainer.launch.launched import LaunchedRanks
 
 EVAL_ENGINE = "evaluation"
 """The folder of an engine of evaluations alone, in that of the engine."""
@@ -23,7 +20,8 @@ EVAL_ENGINE = "evaluation"
 class RunProcesses(NamedTuple):
     """trainers: starts the trainer's ranks. engine: the embedded engine's process; None = it has none.
 
-    eval_engine: that of an engine of evaluations alone; None likewise. cluster: as of `Start`.
+    eval_engine: that of an engine of evaluations alone; None likewise. cluster: has an allocation for each
+    rank and server; None = they are child processes.
     """
 
     trainers: TrainerFactory
@@ -38,50 +36,25 @@ class RunProcesses(NamedTuple):
         return self.cluster.launcher(fleet)
 
 
-class Start(Protocol):
-    """Starts the processes of a run. The folders, of the engine and of the trainer, are for their output.
-
-    cluster: has an allocation for each rank and server; None = they are child processes.
-    """
-
-    def __call__(
-        self, engine_folder: Path, trainer_folder: Path, *, cluster: RunCluster | None = None
-    ) -> AbstractAsyncContextManager[RunProcesses]:
-        """The processes, until the end of the block."""
-
-
-@contextmanager
-def launched_processes(config: RunConfig) -> Iterator[Start]:
-    """The function that starts a run's processes; ranks of a launcher run already, and are connected.
-
-    Raises:
-        UserError: this process is such a rank, not the run; or the others did not connect.
-        TrainerError: a rank disconnected before all were connected.
-    """
-    with launched_ranks(config) as launched:
-        yield partial(run_processes, config, launched=launched)
-
-
 @asynccontextmanager
 async def run_processes(
     config: RunConfig,
     engine_folder: Path,
     trainer_folder: Path,
     *,
-    launched: LaunchedRanks | None = None,
     cluster: RunCluster | None = None,
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
     The engines' processes start at once, and import torch while the world is built. The folders are for their
-    output. launched: Megatron's ranks that a launcher started. cluster: as of `Start`.
+    output. cluster: as of `RunProcesses`.
     """
     embedded = config.engine.engine == "embedded" and config.rollout.replay is None
     hosted = embedded and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
     is_second = hosted and config.has_eval_engine
     eval_engine = EngineProcess(engine_folder / EVAL_ENGINE) if is_second else None
-    trainers = TrainerFactory(config, trainer_folder, launched, cluster)
+    trainers = TrainerFactory(config, trainer_folder, cluster)
     try:
         yield RunProcesses(trainers, engine, eval_engine, cluster)
     finally:

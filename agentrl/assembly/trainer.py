@@ -13,7 +13,6 @@ from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
-from agentrl.assembly.ranks import launcher_env_of
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require
@@ -22,7 +21,6 @@ from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
-from agentrl.trainer.launch.launched import LaunchedRanks
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -38,14 +36,12 @@ from agentrl.types import ScoreRole
 class TrainerFactory:
     """Builds the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. cluster: has
-    an allocation for each rank; None = they are child processes. The warm start and RL share the torch
-    trainer's rank; with `inline` it is this process.
+    folder: for the output of the ranks. cluster: has an allocation for each rank; None = they are child
+    processes. The warm start and RL share the torch trainer's rank; with `inline` it is this process.
     """
 
     config: RunConfig
     folder: Path
-    launched: LaunchedRanks | None = None
     cluster: RunCluster | None = None
     _torch: Ranks | None = None
     _started: list[Ranks] = field(default_factory=list)
@@ -115,7 +111,7 @@ class TrainerFactory:
             return await RankTrainer.started(self._torch_rank(), plan)
         # The warm start is over: the memory of its rank is free for others.
         await self.close()
-        ranks = self._processes(plan.world_size, self.folder, megatron.WORKER, self.launched)
+        ranks = self._processes(plan.world_size, self.folder, megatron.WORKER)
         self._started.append(ranks)
         return await RankTrainer.started(ranks, plan)
 
@@ -173,12 +169,10 @@ class TrainerFactory:
             self._started.append(self._torch)
         return self._torch
 
-    def _processes(
-        self, world_size: int, folder: Path, preloaded: str, launched: LaunchedRanks | None = None
-    ) -> Ranks:
+    def _processes(self, world_size: int, folder: Path, preloaded: str) -> Ranks:
         if self.cluster is not None:
             return self.cluster.ranks(world_size, folder, preloaded=preloaded)
-        return Processes(world_size, folder, preloaded=preloaded, launched=launched)
+        return Processes(world_size, folder, preloaded=preloaded)
 
 
 def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
@@ -218,7 +212,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
             )
         return
     require("trainer = megatron", "megatron")
-    if launcher_env_of(config) is None and is_here:
+    if is_here:
         check_gpus(config.megatron.world_size)
     check_layout(shape_of(source.config), config.megatron)
 

@@ -7,7 +7,6 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
 from agentrl.assembly.load import load_run
-from agentrl.assembly.ranks import served_as_rank
 from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import leaves, spellings
@@ -39,10 +38,8 @@ def sft_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool 
     """
     settings = flag_values(flags, SftConfig)
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
-    config = load_run(run, settings, SftConfig)
+    load_run(run, settings, SftConfig)
     require("fine-tuning", *TRAINING)
-    if served_as_rank(config):
-        return
     result = agentrl.sft(run, resume=resume, quiet=quiet, **settings)
     if quiet:
         click.echo(str(result.folder))

@@ -11,7 +11,6 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
-from agentrl.assembly.ranks import served_as_rank
 from agentrl.assembly.sections import SftSection
 from agentrl.cli.dry_run import show_dry_run
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
@@ -55,21 +54,17 @@ def train_command(
 
     Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 
-    Under a launcher such as torchrun, which starts it for every rank (trainer = megatron), rank 0 is the run.
-
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
     settings = flag_values(flags, RunConfig)
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
-    config = load_run(run, settings)
+    load_run(run, settings)
     require("training", *TRAINING)
     if as_json and not dry_run:
         raise ConfigError("--json prints the report of --dry-run; add --dry-run, or leave --json out.")
     if dry_run:
         show_dry_run(run, settings, resume=resume, as_json=as_json)
-        return
-    if served_as_rank(config):
         return
     result = agentrl.train(run, resume=resume, quiet=quiet, **settings)
     if quiet:

@@ -13,7 +13,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
-from agentrl.assembly.processes import Start, launched_processes
+from agentrl.assembly.processes import run_processes
 from agentrl.collector import rare_collections
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import NoSignalError
@@ -67,7 +67,7 @@ def train(
 def _attempt(start: RunStart, console: RunConsole) -> TrainingRun:
     """One attempt at the run, to its end."""
     config, folder = start.config, start.folder
-    with launched_processes(config) as launch, attempt_at(start, console) as begun:
+    with attempt_at(start, console) as begun:
         for warning in (*config.warnings, *start.warnings):
             console.line(f"Warning: {warning}")
         for line in listed_inactive(config):
@@ -75,7 +75,7 @@ def _attempt(start: RunStart, console: RunConsole) -> TrainingRun:
         try:
             with rare_collections():
                 finished = run_until_signal(
-                    _built_and_played(config, Records.opened(config, folder, console, begun), launch)
+                    _built_and_played(config, Records.opened(config, folder, console, begun))
                 )
         except (KeyboardInterrupt, SystemExit):
             for line in stopped(folder, "train"):
@@ -87,7 +87,7 @@ def _attempt(start: RunStart, console: RunConsole) -> TrainingRun:
     return finished
 
 
-async def _built_and_played(config: RunConfig, records: Records, launch: Start) -> TrainingRun:
+async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
     folder = records.folder
     # A replay serves nothing; arguments of its environment that name a model still need an address.
     engine = config.engine if config.rollout.replay is None else EngineConfig()
@@ -99,7 +99,9 @@ async def _built_and_played(config: RunConfig, records: Records, launch: Start) 
         served = await stack.enter_async_context(
             served_models(engine, folder.engine, records.console.line, cluster)
         )
-        processes = await stack.enter_async_context(launch(folder.engine, folder.trainer, cluster=cluster))
+        processes = await stack.enter_async_context(
+            run_processes(config, folder.engine, folder.trainer, cluster=cluster)
+        )
         addresses = {**unserved, **served}
         run = await TrainingRun.build(config, records, addresses, processes)
         if config.observe.log_model_config:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from agentrl.assembly.cluster import cluster_facts
+from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
@@ -31,12 +31,10 @@ from agentrl.assembly.memory import (
 )
 from agentrl.assembly.model import model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
-from agentrl.assembly.ranks import launcher_env_of
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.checkpoints.tensors import TensorFiles, num_parameters
-from agentrl.cluster.ray.session import checked
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
@@ -92,9 +90,7 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
         start_of(run, settings, resume=resume)
     else:
         folder.check_free(config)
-    launcher_env_of(config)
-    if config.cluster.cluster == "ray":
-        checked(config.cluster, os.environ)
+    check_machines(config, os.environ)
     return run_until_signal(_validated(config, folder))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from agentrl.assembly.cluster import check_machines
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
-from agentrl.assembly.ranks import launcher_env_of
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
@@ -100,12 +101,13 @@ def start_of(
 
     Raises:
         ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run, or
-            one of another command.
+            one of another command; or see `check_machines`.
         MissingExtraError: the settings need a package that is not installed.
         RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
     config = load_run(run, settings, kind)
+    check_machines(config, os.environ)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     is_folder = run is not None and Path(run).is_dir()
@@ -130,15 +132,9 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
     most. All processes of an attempt have ended when it raises.
 
     Raises:
-        ConfigError: a launcher such as torchrun started this process's ranks: they end with the attempt.
         EngineError, TrainerError, ClusterError: of the last attempt.
     """
     limit = start.config.checkpoint.max_restarts
-    if limit and launcher_env_of(start.config) is not None:
-        raise ConfigError(
-            f"max_restarts = {limit} has no effect under a launcher such as torchrun, whose ranks end with a "
-            "failure; drop it, and have the launcher restart the command with --resume."
-        )
     for number in range(limit):
         try:
             return attempt(start)

@@ -11,7 +11,6 @@ from pathlib import Path
 from agentrl.assembly.cluster import run_cluster
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.ranks import launched_ranks
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.collector import rare_collections
@@ -24,7 +23,6 @@ from agentrl.run.results import SftResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.sft_training import SftRun, data_paths
 from agentrl.run.summary import records_of, results_written, show_files, stopped
-from agentrl.trainer.launch.launched import LaunchedRanks
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 from agentrl.view.report import ReportData, write_report
@@ -60,30 +58,26 @@ def _attempt(start: RunStart, paths: tuple[str, ...], console: RunConsole) -> Sf
     """One attempt at the run, to its end."""
     config, folder = start.config, start.folder
     assert isinstance(config, SftConfig), "it was read as one"
-    with launched_ranks(config) as launched, attempt_at(start, console) as begun:
+    with attempt_at(start, console) as begun:
         for line in (*(f"Warning: {warning}" for warning in start.warnings), *listed_inactive(config)):
             console.line(line)
         try:
             with rare_collections():
-                return run_until_signal(
-                    _run(config, paths, Records.opened(config, folder, console, begun), launched)
-                )
+                return run_until_signal(_run(config, paths, Records.opened(config, folder, console, begun)))
         except (KeyboardInterrupt, SystemExit):
             for line in stopped(folder, "sft"):
                 console.line(line)
             raise
 
 
-async def _run(
-    config: SftConfig, paths: tuple[str, ...], records: Records, launched: LaunchedRanks | None
-) -> SftRun:
+async def _run(config: SftConfig, paths: tuple[str, ...], records: Records) -> SftRun:
     folder = records.folder
     async with AsyncExitStack() as stack:
         stack.push_async_callback(records.journal.close)
         stack.callback(records.metrics.close)
         # Ray ends with the thread that starts it, so it blocks this one.
         cluster = stack.enter_context(run_cluster(config, folder.path))
-        trainers = TrainerFactory(config, folder.trainer, launched, cluster)
+        trainers = TrainerFactory(config, folder.trainer, cluster)
         stack.push_async_callback(trainers.close)
         await stack.enter_async_context(records.monitor)
         run = await SftRun.build(config, paths, records, trainers)

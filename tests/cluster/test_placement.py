@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import SingleTurnEnv
-from agentrl.assembly.cluster import check_reach, player_needs
+from agentrl.assembly.cluster import check_machines, check_reach, player_needs
 from agentrl.assembly.load import load_config
 from agentrl.cluster.placement import (
     Bundle,
@@ -160,3 +160,34 @@ def test_resources_that_are_wrong_are_refused_when_the_class_is_made(resources, 
     with pytest.raises(UserError) as caught:
         type("Wrong", (SingleTurnEnv,), {"resources": resources})
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "sentence"),
+    [
+        ({"actor_num_nodes": 2}, {}, "actor_num_nodes = 2 needs cluster = ray, which"),
+        ({}, {"WORLD_SIZE": "2"}, "WORLD_SIZE is in the environment; start"),
+        (
+            {"cluster": "ray"},
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE is in the environment; start",
+        ),
+        ({"cluster": "ray", "ray_env_vars": ["X_Y"]}, {}, "ray_env_vars names X_Y, which is not set"),
+    ],
+)
+def test_machines_that_nothing_would_start_ranks_on_are_refused(settings, environment, sentence):
+    config = load_config(None, {"env": "Calculator-v0", "trainer": "megatron", **settings})
+    with pytest.raises(ConfigError, match=sentence):
+        check_machines(config, environment)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment"),
+    [
+        ({"trainer": "megatron"}, {"WORLD_SIZE": "1"}),
+        ({"trainer": "megatron", "actor_num_nodes": 2, "cluster": "ray"}, {}),
+        ({"trainer": "torch"}, {"WORLD_SIZE": "2"}),
+    ],
+)
+def test_other_machines_are_not(settings, environment):
+    check_machines(load_config(None, {"env": "Calculator-v0", **settings}), environment)

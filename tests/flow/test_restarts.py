@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from agentrl.errors import ConfigError, EngineDiedError, TrainerError
+from agentrl.errors import EngineDiedError, TrainerError
 from agentrl.observe.history import attempts
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import train
@@ -121,11 +121,3 @@ def test_without_restarts_a_killed_engine_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         train("Struck", tmp_path, "x", **IN_PROCESSES)
     assert [attempt.ended for attempt in attempts(tmp_path / "x")] == ["failed"]
-
-
-def test_a_launcher_restarts_its_own_ranks(tmp_path, monkeypatch):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
-        monkeypatch.setenv(name, str(value))
-    settings = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "inline": False, "max_restarts": 1}
-    with pytest.raises(ConfigError, match="drop it, and have the launcher restart the command"):
-        train("Struck", tmp_path, "x", **{**SMALL, **settings})

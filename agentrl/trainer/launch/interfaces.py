@@ -6,8 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-
-from agentrl.trainer.launch.launcher_env import is_loopback
+from ipaddress import ip_address
 
 _SIOCGIFADDR = 0x8915  # from linux/sockios.h
 _REQUEST_BYTES = 40
@@ -24,6 +23,17 @@ def use_interface_to(host: str) -> None:
     if name is not None:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name is a loopback address on every machine.
+
+    A machine's own name is not, though that machine may resolve it to a loopback address.
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def interface_to(host: str) -> str | None:

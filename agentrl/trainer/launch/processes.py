@@ -21,8 +21,7 @@ from agentrl.processes import ProcessFailure
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
-from agentrl.trainer.launch.launched import LaunchedRanks
-from agentrl.trainer.launch.members import ChildRank, Member
+from agentrl.trainer.launch.child_rank import ChildRank
 from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
@@ -37,31 +36,22 @@ class Processes:
     """One process for each rank. folder: for their output, rank-0.log and so on.
 
     preloaded: the module with their worker, which they import at once; `begin` sends them the plan.
-    launched: the ranks that a launcher started, all but rank 0; None = all are child processes.
 
     Raises:
         ConfigError: this machine has GPUs, but not one for each rank.
     """
 
-    def __init__(
-        self, world_size: int, folder: Path, *, preloaded: str, launched: LaunchedRanks | None = None
-    ) -> None:
-        if launched is None and world_size > 1:
+    def __init__(self, world_size: int, folder: Path, *, preloaded: str) -> None:
+        if world_size > 1:
             check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
         self._background = Background(self._kill)
         self._failure: str | None = None
         self._last_bucket: ReferenceType[Bytes] | None = None
-        first, others = (0, ()) if launched is None else (launched.env.local_rank, launched.members)
-        if launched is None:
-            self._store = host_store("127.0.0.1", 0)
-            rendezvous = Rendezvous("127.0.0.1", self._store.port, "ranks")
-        else:
-            rendezvous = launched.rendezvous
-        num_children = world_size - len(others)
-        self._ranks: Sequence[Member] = [
-            *(ChildRank(folder / f"rank-{n}.log", first + n, preloaded) for n in range(num_children)),
-            *others,
+        self._store = host_store("127.0.0.1", 0)
+        rendezvous = Rendezvous("127.0.0.1", self._store.port, "ranks")
+        self._ranks: Sequence[ChildRank] = [
+            ChildRank(folder / f"rank-{number}.log", number, preloaded) for number in range(world_size)
         ]
         for number in range(len(self._ranks)):
             self._send(number, pickled((number, rendezvous)))
@@ -204,8 +194,8 @@ class Processes:
             f"rank {culprit} of the trainer ({rank.where}) {rank.exit_reason()}{why}; the others were ended, "
             f"too (see {rank.log})."
         )
-        for member in self._ranks:
-            member.kill()
+        for other in self._ranks:
+            other.kill()
         raise TrainerError(self._failure)
 
     def _first_failed(self, number: int) -> int:

@@ -15,7 +15,7 @@ from torch.distributed import DistError
 
 from agentrl.errors import ConfigError
 from agentrl.serving import WAITING_CONNECTIONS, bound
-from agentrl.trainer.launch.launcher_env import is_loopback
+from agentrl.trainer.launch.interfaces import is_loopback
 
 _TIMEOUT_S = 600.0
 _HOST_TIMEOUT_S = 30.0
@@ -78,8 +78,8 @@ def store_errors(host: str, port: int) -> Iterator[None]:
         yield
     except (DistError, TimeoutError) as error:
         raise ConfigError(
-            f"no store of rank 0 answers at {host}:{port} (MASTER_ADDR, MASTER_PORT); both must lead to the "
-            "machine of RANK = 0, and be the same for all ranks."
+            f"no store of the ranks answers at {host}:{port}; every machine of the ranks has to reach that "
+            "address of the run's machine: open it, or give Ray another with --node-ip-address."
         ) from error
 
 

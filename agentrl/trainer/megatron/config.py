@@ -29,8 +29,7 @@ class MegatronConfig(Section):
     sequence_parallel: bool = False
     """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
     actor_num_nodes: Size = 1
-    """Machines; more than 1 needs cluster = ray, or a launcher that starts the command for every rank
-    (count)."""
+    """Machines; more than 1 needs cluster = ray (count)."""
     actor_num_gpus_per_node: Size = 1
     """Ranks of each machine (count)."""
     use_distributed_optimizer: bool = True

@@ -1,4 +1,4 @@
-"""Whole runs on several ranks, as processes: started here, by torchrun, or by nobody but an environment."""
+"""Whole runs on several ranks, as processes: started by this or another process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ SETTINGS = {
     "eval_episodes": 16,
 }
 ENDLESS = {"num_rollout": 100_000, "eval_interval": 100_000}
-LAUNCHER = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def flags(folder: Path, *, world: str = "Bandit", **settings) -> list[str]:
@@ -55,7 +54,7 @@ def running(
     """A command in a session of its own, as a terminal would start it. It prints to `folder`/NUMBER.txt."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    environment = {name: text for name, text in os.environ.items() if name not in LAUNCHER} | {
+    environment = dict(os.environ) | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
@@ -159,9 +158,9 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
     wait_until(far, message=lambda: output_of(folder))
 
 
-def megatron_trainer(plan, folder: Path, launched=None, *, bucket_bytes: int = 64 << 20) -> RankTrainer:
+def megatron_trainer(plan, folder: Path, *, bucket_bytes: int = 64 << 20) -> RankTrainer:
     """The trainer over processes, which end where it cannot begin."""
-    processes = Processes(plan.world_size, folder, preloaded=WORKER, launched=launched)
+    processes = Processes(plan.world_size, folder, preloaded=WORKER)
     try:
         return RankTrainer(processes, plan, bucket_bytes=bucket_bytes)
     except ConfigError:
@@ -169,8 +168,8 @@ def megatron_trainer(plan, folder: Path, launched=None, *, bucket_bytes: int = 6
         raise
 
 
-def processes_on(plan, folder: Path, launched=None) -> Processes:
+def processes_on(plan, folder: Path) -> Processes:
     """Ranks that have begun with a plan."""
-    processes = Processes(plan.world_size, folder, preloaded=WORKER, launched=launched)
+    processes = Processes(plan.world_size, folder, preloaded=WORKER)
     processes.begin(plan)
     return processes
