@@ -79,6 +79,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks suite --json
 	$(BIN)/python -m benchmarks ray --json
+	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks security --json
 	$(BIN)/python -m benchmarks grading --json

@@ -46,6 +46,7 @@ _PLAIN: Final = {
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
     "ray": "The cost of Ray: a call of the trainer's ranks and the hand-off of samples, against local ranks.",
+    "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",

@@ -16,11 +16,12 @@ import numpy as np
 from agentrl.data.source import Prompt
 from agentrl.envs import Env, Scorer
 from agentrl.envs.dialect import Tags
-from agentrl.protocols import Renderer, Sampling
+from agentrl.protocols import Policy, Renderer, Sampling
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome, GroupPlayer
+from agentrl.rollout.player import Player as GroupPlaying
 from agentrl.types import Completion, Ending, Finish
 from benchmarks.library import TASK, Library
 from benchmarks.question import ANSWER, QUESTION
@@ -71,11 +72,21 @@ class InstantEngine:
 class Player:
     """Plays groups of `size` in a `Library`.
 
-    payload: characters of each tool result. calls: tool calls before the final answer (count).
+    payload: characters of each tool result. calls: tool calls before the final answer (count). work: of a
+    call, see `Library`. policy: in place of its own engine.
     """
 
-    def __init__(self, *, payload: int = 40, calls: int = 3, wait_s: float = 0.0, size: int = 8) -> None:
-        self.size = size
+    def __init__(
+        self,
+        *,
+        payload: int = 40,
+        calls: int = 3,
+        wait_s: float = 0.0,
+        work: int = 0,
+        size: int = 8,
+        policy: Policy | None = None,
+    ) -> None:
+        self.size, self._work = size, work
         self.texts = texts_of(payload)
         self.tokenizer = train_tokenizer(
             [*_WORDS, QUESTION],
@@ -85,9 +96,12 @@ class Player:
         renderer: Renderer = InlineRenderer(self.tokenizer, Tags())
         call, answer = self.encode("<look> tower</look>"), self.encode(f"<answer> {ANSWER}</answer>")
         self.engine = InstantEngine(call, answer, calls)
-        self._player = GroupPlayer(
+        sampling = SamplingSettings(max_response_len=64)
+        self.group_player = GroupPlayer(
             make_env=lambda: self._env(wait_s),
-            make_agent=lambda: TokenAgent(self.engine, renderer, SamplingSettings(max_response_len=64)),
+            make_agent=lambda: TokenAgent(
+                policy or self.engine, renderer, SamplingSettings(max_response_len=64)
+            ),
             scorer=Scorer(),
             size=self.size,
             retries=0,
@@ -98,10 +112,11 @@ class Player:
         """The tokens of a text, from the tokenizer only."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    async def play(self, episodes: int) -> list[GroupOutcome]:
-        """Play this number of episodes concurrently, and check each of them."""
+    async def play(self, episodes: int, player: GroupPlaying | None = None) -> list[GroupOutcome]:
+        """Play this number of episodes concurrently, and check each of them. player: in place of its own."""
+        player = player or self.group_player
         prompts = [Prompt(index, TASK, index) for index in range(episodes // self.size)]
-        outcomes = await asyncio.gather(*(self._player.play(prompt, 0) for prompt in prompts))
+        outcomes = await asyncio.gather(*(player.play(prompt, version=0) for prompt in prompts))
         turns = self.engine.calls + 1
         for episode in chain.from_iterable(outcome.episodes for outcome in outcomes):
             if episode.ending is not Ending.COMPLETED or len(episode.turns) != turns:
@@ -109,7 +124,7 @@ class Player:
         return list(outcomes)
 
     def _env(self, wait_s: float) -> Env:
-        return Library(self.texts, wait_s)
+        return Library(self.texts, wait_s, self._work)
 
 
 def texts_of(payload: int) -> list[str]:

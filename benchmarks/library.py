@@ -14,13 +14,16 @@ TASK = Task.ask("t", QUESTION, answer=ANSWER)
 
 
 class Library(ToolEnv):
-    """One tool that returns one of `texts`, after `wait_s` where that is above 0."""
+    """One tool that returns one of `texts`, after `wait_s` where that is above 0.
+
+    work: squares that a call adds up first (count).
+    """
 
     id = "Library-v0"
     limits = Limits(max_turns=4096, max_tokens=None, max_tool_chars=None)
 
-    def __init__(self, texts: Sequence[str], wait_s: float = 0.0) -> None:
-        self._texts, self._wait_s, self._num_calls = texts, wait_s, 0
+    def __init__(self, texts: Sequence[str], wait_s: float = 0.0, work: int = 0) -> None:
+        self._texts, self._wait_s, self._work, self._num_calls = texts, wait_s, work, 0
         self.tools = (self.look_after_a_wait,) if wait_s else (self.look,)
         super().__init__()
 
@@ -28,6 +31,7 @@ class Library(ToolEnv):
     def look(self, where: str) -> str:
         """Look somewhere."""
         del where
+        sum(number * number for number in range(self._work))
         return self._next_text()
 
     @tool(name="look")

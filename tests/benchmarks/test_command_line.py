@@ -22,6 +22,7 @@ NAMES = {
         "quickstart",
         "ray",
         "simulate",
+        "players",
         "refill",
         "search",
         "security",
