@@ -99,9 +99,7 @@ class Player:
         sampling = SamplingSettings(max_response_len=64)
         self.group_player = GroupPlayer(
             make_env=lambda: self._env(wait_s),
-            make_agent=lambda: TokenAgent(
-                policy or self.engine, renderer, SamplingSettings(max_response_len=64)
-            ),
+            make_agent=lambda: TokenAgent(policy or self.engine, renderer, sampling),
             scorer=Scorer(),
             size=self.size,
             retries=0,

@@ -16,7 +16,7 @@ from benchmarks.instant import Player
 
 
 class PlayingPlan(NamedTuple):
-    """The first message. work: of a tool call. calls: of an episode. own_engine: whether the player has one."""
+    """work: of a tool call. calls: of an episode. own_engine: whether the player has an instant engine."""
 
     work: int
     calls: int
