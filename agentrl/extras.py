@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "minigrid": {"minigrid": "minigrid"},
     "openenv": {"websockets": "websockets"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},
+    "prometheus": {"prometheus_client": "prometheus-client"},
     "ray": {"ray": "ray"},
     "reasoning-gym": {"reasoning_gym": "reasoning-gym"},
     "textarena": {"textarena": "textarena"},

@@ -257,6 +257,7 @@ SFT_SETTINGS = frozenset(
         *ClusterConfig.model_fields,
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
+        *("use_prometheus", "prometheus_host", "prometheus_port"),
         *("eval_interval", "save_interval", "save_total_limit", "max_restarts"),
     }
 )

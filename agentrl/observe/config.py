@@ -24,6 +24,13 @@ class ObserveConfig(Section):
     """Group of the run there, such as several seeds of one experiment."""
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
     """offline writes the run's folder wandb/ only, without a network, for `wandb sync`; disabled drops it."""
+    use_prometheus: bool = False
+    """Serve the metrics of the last step, and what the run does now, for Prometheus: the page /metrics at
+    prometheus_host and prometheus_port, for anyone who reaches that."""
+    prometheus_host: str = "127.0.0.1"
+    """Address that is listened at; the loopback address admits this machine only."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Port there; 0 = any free one, which is printed."""
     log_model_config: bool = False
     """Print the model's shape and its parameters by component at the start, and write all of its config to
     model_config.json."""
@@ -46,6 +53,9 @@ class ObserveConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Settings of W&B, where it is not used."""
-        names = () if self.use_wandb else ("wandb_project", "wandb_group", "wandb_mode")
-        return dict.fromkeys(names, "without use_wandb; add it")
+        """Settings of W&B and of Prometheus, where they are not used."""
+        of_wandb = () if self.use_wandb else ("wandb_project", "wandb_group", "wandb_mode")
+        of_prometheus = () if self.use_prometheus else ("prometheus_host", "prometheus_port")
+        return dict.fromkeys(of_wandb, "without use_wandb; add it") | dict.fromkeys(
+            of_prometheus, "without use_prometheus; add it"
+        )

@@ -33,7 +33,9 @@ from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Earlier, Journal, MetricLog, Tracker, WandbTracker
+from agentrl.observe.config import ObserveConfig
 from agentrl.observe.diagnoses import Diagnoses, RunFacts
+from agentrl.observe.prometheus import PrometheusTracker
 from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
@@ -93,6 +95,8 @@ class Records:
         if observe.use_wandb:
             settings = effective_values(config)
             trackers["wandb"] = lambda: WandbTracker(folder.path.resolve(), observe, settings)
+        if observe.use_prometheus:
+            trackers["prometheus"] = lambda: _prometheus(folder.path, observe, console)
         metrics = MetricLog(
             folder.path,
             use_tensorboard=config.run.use_tensorboard,
@@ -116,6 +120,12 @@ class Records:
                 hang_warning_s=observe.hang_warning_s,
             ),
         )
+
+
+def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:
+    tracker = PrometheusTracker(run_dir, observe.prometheus_host, observe.prometheus_port)
+    console.line(f"Prometheus: http://{observe.prometheus_host}:{tracker.port}/metrics")
+    return tracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ MAY_CHANGE = frozenset(
         ),
         *("save_interval", "save_total_limit", "metric_for_best_model", "max_restarts", "prompt_data"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
+        *("use_prometheus", "prometheus_host", "prometheus_port"),
         *("log_model_config", "profile_step", "memory_snapshot_step", "hang_warning_s"),
         *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
         *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
@@ -110,6 +111,8 @@ def start_of(
     check_machines(config, os.environ)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
+    if config.observe.use_prometheus:
+        require("use_prometheus", "prometheus_client")
     is_folder = run is not None and Path(run).is_dir()
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     check_unlocked(folder.path)

@@ -246,6 +246,8 @@ INACTIVE = {
     "wandb_project": ("x", {}),
     "wandb_group": ("x", {}),
     "wandb_mode": ("offline", {}),
+    "prometheus_host": ("127.0.0.2", {}),
+    "prometheus_port": (1, {}),
     "profile_step": (41, {"num_rollout": 40}),
     "memory_snapshot_step": (1, WITHOUT_RL),
 }

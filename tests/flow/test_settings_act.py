@@ -178,6 +178,8 @@ CHANGES = {
 
 # Act on a run that hangs or fails: `tests/run/test_monitor.py`, `tests/flow/test_restarts.py`.
 FAULTS = {"hang_warning_s", "max_restarts"}
+# What others read while a run goes on: `tests/observe/test_prometheus.py`.
+SERVED = {"use_prometheus"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
 # shows it.
 OF_TIMING = {
@@ -189,7 +191,9 @@ OF_TIMING = {
 
 
 def test_every_setting_is_here_or_where_the_algorithms_are():
-    assert {*CHANGES, *OF_TIMING, *FAULTS, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(leaves(RunConfig))
+    assert {*CHANGES, *OF_TIMING, *FAULTS, *SERVED, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(
+        leaves(RunConfig)
+    )
 
 
 @pytest.mark.parametrize("name", OF_TIMING)
