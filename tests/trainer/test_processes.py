@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -239,3 +240,8 @@ def test_what_a_notebook_defines_reaches_no_other_process(model):
             pickled_plan(plan_over(model, loss))
     plan = plan_over(model, Waits("begun", 0.0))
     assert pickle.loads(pickled_plan(plan)).models == plan.models
+
+
+def test_a_value_that_pickle_does_not_take_is_refused_with_a_sentence():
+    with pytest.raises(ConfigError, match=r"sent to another process \(TypeError: .*lock.*\); pass what"):
+        pickled_plan({"lock": threading.Lock()})

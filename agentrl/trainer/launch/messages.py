@@ -6,7 +6,7 @@ import io
 import pickle
 from types import FunctionType
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, summary_of
 
 _PROTOCOL = 5
 
@@ -34,10 +34,17 @@ def pickled_plan(message: object) -> bytes:
     """A message that may hold a user's functions and classes.
 
     Raises:
-        ConfigError: one of them cannot be imported by another process.
+        ConfigError: one of them cannot be imported by another process, or pickle does not take a value.
     """
     buffer = io.BytesIO()
-    _Pickler(buffer, _PROTOCOL).dump(message)
+    try:
+        _Pickler(buffer, _PROTOCOL).dump(message)
+    # What pickle raises for a lock, an open file, or an object whose class refuses it.
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"a setting holds a value that cannot be sent to another process ({summary_of(error)}); pass "
+            "what makes it instead, such as a path, or its import path."
+        ) from None
     return buffer.getvalue()
 
 
