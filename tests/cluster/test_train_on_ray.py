@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from safetensors.torch import load_file
 
@@ -9,9 +15,12 @@ import agentrl
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from tests.engine.serving import sglang_python
-from tests.flow.runs import journal_of, metrics_of, train
+from tests.flow.runs import HEARING, journal_of, metrics_of, options_of, train
 from tests.flow.sft import conversations, settings_of, sft
 from tests.flow.test_settings_act import without_times
+from tests.trainer.megatron.launching import alive, descendants, wait_until, words_of
+
+ROOT = Path(__file__).parents[2]
 
 SETTINGS = {
     "num_rollout": 2,
@@ -97,3 +106,34 @@ def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
     assert (result.folder / "trainer" / "rank-0.log").exists()
     log = (result.folder / "engine" / "server-0.log").read_text()
     assert "host='127.0.0.1'" in log
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_controller_that_is_ended_leaves_nothing_on_ray_and_its_run_goes_on(tmp_path, number):
+    late = {"max_staleness": 1, "correction": "tis", "save_interval": 1}
+    settings = {**SETTINGS, **late, "num_rollout_workers": 1, "num_cpus_per_rollout_worker": 0.25}
+    settings |= {"cluster": "ray", "num_cpus_per_rank": 0.5}
+    options = options_of("Talkative", tmp_path, "x", **{**settings, "num_rollout": 200})
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in options.items()
+        if not isinstance(value, bool)
+    ]
+    command = [sys.executable, "-c", HEARING, "train", *flags, "--enable-deterministic-inference"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and '"train/loss"' in metrics.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = descendants(process.pid)
+    names = b" ".join(word for pid in started for word in words_of(pid))
+    assert all(part in names for part in (b"raylet", b"ray::ObjectHost", b"agentrl.run.player"))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == (143 if number == signal.SIGTERM else -9), out
+    wait_until(lambda: not any(alive(pid) for pid in started), message=lambda: str([*map(words_of, started)]))
+    done = sum(1 for line in metrics.read_text().splitlines() if "train/loss" in line)
+    resumed = train("Talkative", tmp_path, "x", resume=True, **{**settings, "num_rollout": done + 2})
+    assert reconcile(resumed.folder).problems == ()
