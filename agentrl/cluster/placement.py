@@ -186,9 +186,12 @@ def described(bundles: Sequence[Bundle]) -> str:
     counts: dict[Bundle, int] = {}
     for bundle in bundles:
         counts[bundle] = counts.get(bundle, 0) + 1
+    parts = [(count, _resources(bundle)) for bundle, count in counts.items()]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
     return " + ".join(
-        _resources(bundle) if count == 1 else f"{count} x ({_resources(bundle)})"
-        for bundle, count in counts.items()
+        (f"{count} x " if count > 1 else "") + (f"({text})" if count > 1 or "," in text else text)
+        for count, text in parts
     )
 
 

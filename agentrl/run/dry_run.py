@@ -35,6 +35,7 @@ from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.checkpoints.tensors import TensorFiles, num_parameters
+from agentrl.cluster.ray.session import cluster_address
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
@@ -121,7 +122,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
     servers = await check_servers(config, source.directory.absolute())
     memory = _memory(config, source, env)
-    _check_fits(memory, is_elsewhere=config.cluster.ray_address is not None)
+    _check_fits(memory, is_elsewhere=_is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
@@ -319,8 +320,13 @@ def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
     return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
 
 
+def _is_elsewhere(config: RunConfig) -> bool:
+    """Whether trainer and servers are on machines of a cluster that runs already, which are not asked."""
+    return config.cluster.cluster == "ray" and cluster_address(config.cluster, os.environ) is not None
+
+
 def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    if num_gpus():
+    if num_gpus() or _is_elsewhere(config):
         return
     if servers.num_gpus:
         yield f"{servers.num_gpus} GPUs for its servers: this machine has none."
@@ -331,7 +337,9 @@ def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
     """A note where servers and ranks use the same GPUs, and the servers' share is SGLang's own choice."""
     has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
-    if config.trainer.trainer == "megatron" and servers.num_gpus and not has_share:
+    # Ray gives each its own, unless they take turns.
+    shares = config.cluster.cluster == "local" or config.trainer.colocate
+    if config.trainer.trainer == "megatron" and servers.num_gpus and shares and not has_share:
         yield (
             "Servers and ranks use the same GPUs, from the first on: set mem_fraction_static under "
             "[engine.sglang], else a server takes most of its GPU."

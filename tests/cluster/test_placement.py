@@ -117,7 +117,7 @@ def test_colocated_servers_use_the_gpus_of_the_ranks_one_after_the_other():
 
 def test_bundles_in_words():
     bundles = [Bundle(4.0, 4), Bundle(4.0, 4), Bundle(1.0, 0), Bundle(2.0, 0, 8 * 10**9)]
-    assert described(bundles) == "2 x (4 CPUs, 4 GPUs) + 1 CPU + 2 CPUs, 8 GB of memory"
+    assert described(bundles) == "2 x (4 CPUs, 4 GPUs) + 1 CPU + (2 CPUs, 8 GB of memory)"
 
 
 def test_models_of_the_run_are_out_of_reach_of_players_on_other_machines():

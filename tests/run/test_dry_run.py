@@ -171,6 +171,16 @@ def test_a_run_for_gpus_is_validated_without_any(model):
     assert ranks["optimizer_bytes"] == pytest.approx(3 * parameters, rel=0.2)
 
 
+def test_gpus_of_a_cluster_are_not_those_of_this_machine(model):
+    settings = {"trainer": "megatron", "actor_num_gpus_per_node": 4, "bf16": True, "cluster": "ray"}
+    report = dry_run(None, served(model, **settings, ray_address="10.0.0.7:6379"))
+    assert report.missing == ("SGLang is not installed here, so the arguments of servers were not checked.",)
+    assert report.notes == ()
+    assert report.sections["cluster"]["reserves"] == "(4 CPUs, 4 GPUs) + (1 CPU, 2 GPUs)"
+    own = dry_run(None, served(model, **settings))
+    assert "2 GPUs for its servers: this machine has none." in own.missing
+
+
 def test_the_command_prints_a_page_or_json(capsys, tmp_path):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in BANDIT.items()]
     main(["train", "--dry-run", *words])
