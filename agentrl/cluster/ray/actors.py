@@ -143,13 +143,25 @@ class RemoteObject:
         Raises:
             ClusterError: it did not start.
         """
-        if self._identity is None:
-            identity = PendingCall(self, self._actor.control("identity")).result()
-            assert isinstance(identity, Identity), identity
-            self._identity = identity
-            if not self._is_here:
-                self._mirror = LogMirror(identity.node, identity.log, self.log)
-        return self._identity
+        return self._identity or self._identified(self._asked().result())
+
+    async def identified(self) -> Identity:
+        """As `identify`, in an event loop, and without a thread that waits.
+
+        Raises:
+            ClusterError: it did not start.
+        """
+        return self._identity or self._identified(await self._asked().reply())
+
+    def _asked(self) -> PendingCall:
+        return PendingCall(self, self._actor.control("identity"))
+
+    def _identified(self, identity: object) -> Identity:
+        assert isinstance(identity, Identity), identity
+        self._identity = identity
+        if not self._is_here:
+            self._mirror = LogMirror(identity.node, identity.log, self.log)
+        return identity
 
     @property
     def where(self) -> str:

@@ -107,7 +107,7 @@ class RayPlayer:
     async def _follow(self) -> None:
         """Pass on what the player sends, until it ends."""
         try:
-            await asyncio.to_thread(self._actor.identify)
+            await self._actor.identified()
             await self._created.reply()
             while received := await self._actor.aside("receive").reply():
                 for data in cast(Sequence[bytes], received):

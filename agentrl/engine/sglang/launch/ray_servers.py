@@ -212,7 +212,7 @@ class RayServer:
             actor = RemoteObject(self._session, self._group, self.allocation, self.log, appends=True)
             self._actor = actor
             try:
-                identity = await asyncio.to_thread(actor.identify)
+                identity = await actor.identified()
             except ClusterError as error:
                 await self.stop()
                 raise EngineUnavailableError(f"the actor of {self.name} {error}.") from error
