@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from agentrl.cluster.placement import PlayerNeeds, layout_of
 from agentrl.cluster.ray.placement import placed
 from agentrl.rollout.players.ray_players import RayPlayers
-from tests.rollout.player_scenarios import FAULTS, SCENARIOS, Engine, pids_of, players_in, prompt
+from tests.rollout.player_scenarios import FAULTS, SCENARIOS, Engine, in_flight, pids_of, players_in, prompt
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +50,7 @@ async def test_a_player_ends_with_its_actor_and_another_one_plays_its_group(tmp_
     engine.is_held.clear()
     players, lines = players_in(tmp_path, engine, launched(1))
     async with players:
-        playing = asyncio.create_task(players.play(prompt(1), version=0))
-        while len(engine.sessions) < 2:
-            await asyncio.sleep(0.01)
+        playing = await in_flight(players, engine, prompt(1))
         (pid,), (player,) = await pids_of(players), players.processes
         os.kill(int(player.name.split("process ")[1].split()[0]), signal.SIGKILL)
         engine.is_held.set()

@@ -66,6 +66,14 @@ def prompt(index, text="go"):
     return Prompt(index, Task.ask(f"t{index}", text), index)
 
 
+async def in_flight(players, engine, of):
+    """A group whose two episodes have sent their requests."""
+    playing = asyncio.create_task(players.play(of, version=0))
+    while len(engine.sessions) < 2:
+        await asyncio.sleep(0.01)
+    return playing
+
+
 async def groups_are_played_by_all_players_with_the_engine_of_the_driver(tmp_path, launched):
     engine = Engine()
     players, lines = players_in(tmp_path, engine, launched(2))
@@ -96,9 +104,7 @@ async def a_cancelled_group_cancels_its_requests_and_keeps_what_was_played(tmp_p
     engine.is_held.clear()
     players, _ = players_in(tmp_path, engine, launched(1))
     async with players:
-        playing = asyncio.create_task(players.play(prompt(0), version=0))
-        while len(engine.sessions) < 2:
-            await asyncio.sleep(0.01)
+        playing = await in_flight(players, engine, prompt(0))
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
         assert sorted(engine.cancelled) == sorted(engine.sessions)
@@ -111,9 +117,7 @@ async def a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player(tmp_pat
     engine.is_held.clear()
     players, _ = players_in(tmp_path, engine, launched(1))
     async with players:
-        playing = asyncio.create_task(players.play(prompt(0), version=0))
-        while len(engine.sessions) < 2:
-            await asyncio.sleep(0.01)
+        playing = await in_flight(players, engine, prompt(0))
         await asyncio.sleep(2 * World.limits.episode_timeout_s)
         engine.is_held.set()
         outcome = await playing
@@ -126,9 +130,7 @@ async def the_groups_of_a_killed_player_are_played_again(tmp_path, launched):
     engine.is_held.clear()
     players, lines = players_in(tmp_path, engine, launched(1))
     async with players:
-        playing = asyncio.create_task(players.play(prompt(7), version=0))
-        while len(engine.sessions) < 2:
-            await asyncio.sleep(0.01)
+        playing = await in_flight(players, engine, prompt(7))
         os.kill((await pids_of(players))[0], signal.SIGKILL)
         while len(engine.sessions) < 4:
             await asyncio.sleep(0.01)
