@@ -2,7 +2,7 @@
 
     python -m tests.mutants [--json] [--jobs 2] [NAME ...]
 
-Exits with 1 when a bug survives, when its function or pattern is no longer in the code exactly once, or
+Exits with 1 when a bug survives, when its function or pattern is no longer in the code namedly once, or
 when its tests are not green without it.
 """
 
@@ -69,12 +69,17 @@ def copy_tree(root: Path, target: Path) -> Path:
     return target
 
 
+def _is_named(test: str) -> bool:
+    """Whether it is one test, not a file."""
+    return "::" in test
+
+
 def run_tests(
     tree: Path, tests: Sequence[str], *, timeout_s: float | None = None, jobs: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests of `tree` against the code of `tree`, not against the installed package.
 
-    Only those of the quick tier; a test with explicit parameters runs whatever its tier.
+    Of a file those of the quick tier; a test that is named runs whatever its tier.
 
     jobs: files at a time; 0 = one, in this order.
 
@@ -82,7 +87,7 @@ def run_tests(
         subprocess.TimeoutExpired: they took longer than `timeout_s`.
     """
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS": "bugs"}
-    marks = "not gpu" if all("[" in test for test in tests) else "not gpu and not full"
+    marks = "not gpu" if all(_is_named(test) for test in tests) else "not gpu and not full"
     command = [*PYTEST, "-m", marks, "-n", str(jobs), "--dist", "loadfile", *tests]
     return subprocess.run(
         command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -92,8 +97,8 @@ def run_tests(
 def all_green(tree: Path, bugs: Sequence[Bug], jobs: int) -> bool:
     """Whether the tests of these bugs pass without the bugs."""
     tests = {test for bug in bugs for test in bug.tests}
-    exact = {test for test in tests if "[" in test}
-    for chosen in (tests - exact, exact):
+    named = {test for test in tests if _is_named(test)}
+    for chosen in (tests - named, named):
         run = run_tests(tree, sorted(chosen), jobs=jobs) if chosen else None
         if run is not None and run.returncode:
             print(run.stdout, run.stderr, file=sys.stderr)
