@@ -2,7 +2,7 @@
 
     python -m tests.mutants [--json] [--jobs 2] [NAME ...]
 
-Exits with 1 when a bug survives, when its function or pattern is no longer in the code namedly once, or
+Exits with 1 when a bug survives, when its function or pattern is no longer in the code exactly once, or
 when its tests are not green without it.
 """
 
