@@ -21,7 +21,7 @@ from agentrl.interrupts import run_until_signal
 from agentrl.processes import print_stacks_on_signal
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
-from agentrl.run.player import players_of
+from agentrl.run.players import players_of
 from agentrl.run.results import TrainResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.summary import (

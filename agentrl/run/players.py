@@ -1,0 +1,59 @@
+"""The players of a run, in its own process: the plan that each is built from, and where they start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agentrl.activity import Activities
+from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.cluster import RunCluster
+from agentrl.assembly.config import RunConfig
+from agentrl.checkpoints.source import ModelSource
+from agentrl.envs.registry import EnvSpec, find
+from agentrl.protocols import Policy
+from agentrl.rollout.players.launcher import PlayerPlan
+from agentrl.rollout.players.local import LocalPlayers
+from agentrl.rollout.players.players import Players
+from agentrl.run.parts import Records
+from agentrl.trainer.launch.messages import pickled_plan
+
+_PROGRAM: Final = "agentrl.run.player"
+
+
+class PlayerSetup(NamedTuple):
+    """What a player is built from. directory: of the model, for its tokenizer. env: the environment that the
+    driver has under that name. folder: for the output of opponents.
+    """
+
+    config: RunConfig
+    directory: Path
+    env: EnvSpec
+    addresses: Mapping[str, str]
+    folder: Path
+
+
+def players_of(
+    config: RunConfig,
+    source: ModelSource,
+    engine: Policy | None,
+    records: Records,
+    addresses: Addresses,
+    cluster: RunCluster | None,
+) -> Players | None:
+    """The players of a run; None = the driver plays, or nothing plays.
+
+    cluster: has an allocation for each; None = they are child processes.
+
+    Raises:
+        ConfigError: no other process can import the environment.
+    """
+    if engine is None or not config.num_players:
+        return None
+    folder = records.folder.players
+    plan = PlayerSetup(config, source.directory.absolute(), find(config.env.env), {**addresses}, folder)
+    activities: Activities = records.monitor.activities
+    started = PlayerPlan(_PROGRAM, pickled_plan(plan), folder)
+    launcher = LocalPlayers(config.num_players) if cluster is None else cluster.players
+    return Players(launcher, started, engine, activities, records.console.line)
