@@ -45,7 +45,6 @@ _PLAIN: Final = {
     "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
-    "ray": "The cost of Ray: a call of the trainer's ranks and the hand-off of samples, against local ranks.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",
@@ -244,6 +243,20 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
 
     names = [name.strip() for name in only.split(",") if name.strip()]
     _print(bench_peers(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
+
+
+@cli.command("ray")
+@_JSON
+@click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. publish; none = all.")
+def ray_command(as_json: bool, only: str) -> None:
+    """The cost of Ray, side by side with child processes, and of new weights for servers.
+
+    Sections: step_overhead, hand_off (of samples), publish. It starts a Ray on this machine, and stops it.
+    """
+    from benchmarks.cluster.everything import bench_ray
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_ray(only=names), as_json)
 
 
 @cli.command("megatron")

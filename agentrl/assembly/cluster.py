@@ -42,7 +42,8 @@ class RunCluster:
 
     def launcher(self, fleet: str) -> RayLauncher:
         """The places of the servers of a fleet, by its name."""
-        return RayLauncher(self.session, self.placement.group, self.fleets[fleet])
+        ranks = self.placement.ranks
+        return RayLauncher(self.session, self.placement.group, self.fleets[fleet], ranks)
 
     @property
     def players(self) -> RayPlayers:

@@ -198,10 +198,10 @@ def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path, launcher: Launcher) -> Transport:
-    """The configured transport; left out, shared memory, or a process group where a server is elsewhere.
+    """The configured transport; left out, shared memory, or a process group where one is elsewhere.
 
-    A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. This process
-    would send from the first GPU with NCCL, which refuses two ranks on one GPU, and that may be a server's.
+    A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. With NCCL a
+    rank would send from its GPU, which refuses two ranks on one GPU, and that may be a server's.
 
     Raises:
         ConfigError: shared memory is chosen, and a server is on another machine.
@@ -213,7 +213,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path, launcher: Launch
             "machines; leave it out, or choose distributed."
         )
     written = folder / "weights"
-    match chosen or ("tensor" if launcher.is_local else "distributed"):
+    match chosen or ("tensor" if launcher.host == LocalLauncher.host else "distributed"):
         case "tensor":
             return SharedMemory()
         case "distributed":

@@ -5,15 +5,11 @@ types: `agentrl.algorithms.advantages.AdvantageEstimator` and `agentrl.losses.Lo
 """
 
 from agentrl.protocols.engine import (
-    Bucket,
     Engine,
     MemoryTag,
     Policy,
     RunningPolicy,
     Sampling,
-    TensorSpec,
-    WeightSink,
-    WeightTransaction,
 )
 from agentrl.protocols.environment import (
     Act,
@@ -34,6 +30,15 @@ from agentrl.protocols.trainer import (
     Teacher,
     Trainer,
 )
+from agentrl.protocols.weights import (
+    Bucket,
+    Snapshot,
+    SnapshotSink,
+    TensorSpec,
+    WeightSink,
+    WeightTransaction,
+    Work,
+)
 
 __all__ = [
     "Act",
@@ -52,6 +57,8 @@ __all__ = [
     "Seen",
     "Session",
     "SingleAgentEnvironment",
+    "Snapshot",
+    "SnapshotSink",
     "StepReport",
     "Stops",
     "Teacher",
@@ -60,4 +67,5 @@ __all__ = [
     "Trainer",
     "WeightSink",
     "WeightTransaction",
+    "Work",
 ]

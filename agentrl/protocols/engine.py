@@ -1,15 +1,14 @@
-"""Engines: what samples tokens, and receives weights."""
+"""Engines: what samples tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from agentrl.protocols.weights import WeightSink
 from agentrl.types import KEPT_IDS, Completion, NumberArray
 
 
@@ -69,44 +68,6 @@ class Policy(Protocol):
 
     async def close_session(self, session: str) -> None:
         """Free the cache of a session; unknown sessions are fine."""
-
-
-class TensorSpec(NamedTuple):
-    """A tensor by its Hugging Face name. dtype: as torch prints it, without `torch.`."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class Bucket(NamedTuple):
-    """Some complete tensors, one after another. data: uint8 [sum of their bytes]."""
-
-    tensors: tuple[TensorSpec, ...]
-    data: npt.NDArray[np.uint8]
-
-
-class WeightTransaction(Protocol):
-    """New weights that arrive. Leaving without commit keeps the old version serving."""
-
-    async def put(self, bucket: Bucket) -> None:
-        """Stage some tensors."""
-
-    async def commit(self, checksum: int) -> None:
-        """Pause, swap, compare the checksum of what was loaded, set the version, resume.
-
-        Raises:
-            EngineError: tensors are missing or the checksum differs; the old version serves on.
-        """
-
-
-class WeightSink(Protocol):
-    """Takes new weights."""
-
-    def begin(
-        self, manifest: Sequence[TensorSpec], version: int
-    ) -> AbstractAsyncContextManager[WeightTransaction]:
-        """Begin `version`; `manifest` lists every tensor that will be put."""
 
 
 class RunningPolicy(Policy, Protocol):

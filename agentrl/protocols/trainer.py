@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from agentrl.protocols.engine import WeightSink
+from agentrl.protocols.weights import WeightSink
 from agentrl.types import (
     FloatArray,
     Sample,

@@ -15,14 +15,22 @@ from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.export import write_directory
 from agentrl.errors import DivergedError
 from agentrl.losses import extras_used
-from agentrl.protocols import Bucket, PublishReport, StepReport, TensorSpec, WeightSink
+from agentrl.protocols import (
+    Bucket,
+    PublishReport,
+    Snapshot,
+    SnapshotSink,
+    StepReport,
+    TensorSpec,
+    WeightSink,
+)
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
-from agentrl.weights.codec import non_finite, views
+from agentrl.weights.codec import non_finite, size_of, views
 
 R = TypeVar("R")
 
@@ -52,6 +60,9 @@ class Ranks(Protocol):
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
         """Buckets of rank 0, one at a time, to their end; returns what the method of rank 0 returned."""
+
+    def snapshot(self, method: str, *args: object) -> Snapshot:
+        """All buckets that `stream` would give, whose checksum the method of rank 0 returns."""
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Run a function that makes such calls, off the event loop where the ranks are processes."""
@@ -157,6 +168,8 @@ class RankTrainer:
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights in buckets, each piece of memory once.
 
+        A `SnapshotSink` gets them from the process of rank 0; for any other sink, they pass through this one.
+
         Raises:
             DivergedError: a weight is not a finite number; the engine still serves its old version.
             EngineError: the engine rejected them, and still serves its old version.
@@ -165,8 +178,26 @@ class RankTrainer:
         started = time.perf_counter()
         with working(PUBLISH, f"version {version}"):
             async with self._streaming:
-                num_bytes = await self._send(target, version)
+                if isinstance(target, SnapshotSink):
+                    num_bytes = await self._hand_over(target, version)
+                else:
+                    num_bytes = await self._send(target, version)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
+
+    async def _hand_over(self, target: SnapshotSink, version: int) -> int:
+        """Have the sink send a snapshot; returns its bytes."""
+        stream = "weights", self._manifest, self._bucket_bytes
+        snapshot = await self.ranks.run(self.ranks.snapshot, *stream)
+        is_taken = False
+        try:
+            _check_finite(snapshot.not_finite)
+            num_bytes = sum(size_of(spec) for part in snapshot.parts for spec in part)
+            await target.load(snapshot, version)
+            is_taken = True
+        finally:
+            if not is_taken:
+                snapshot.free()
+        return num_bytes
 
     async def _send(self, target: WeightSink, version: int) -> int:
         """Stream all buckets to the sink; returns their bytes."""
@@ -321,13 +352,17 @@ def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) 
 def _next_finite(buckets: _Weights) -> Bucket | None:
     """The next bucket, whose numbers are all finite; None = there is no other."""
     bucket = next(buckets, None)
-    name = None if bucket is None else non_finite(views(bucket))
+    _check_finite(None if bucket is None else non_finite(views(bucket)))
+    return bucket
+
+
+def _check_finite(name: str | None) -> None:
+    """name: of a tensor that holds other numbers than finite ones; None = there is none."""
     if name is not None:
         raise DivergedError(
             f"training has diverged: after an update {name} holds weights that are not finite numbers, and "
             "nothing was sampled from them; resume from the last checkpoint with a lower lr."
         )
-    return bucket
 
 
 class _Weights:

@@ -66,7 +66,7 @@ class BucketChecksums(NamedTuple):
     checksum: int
 
 
-def bucket_checksums(*buckets: Bucket) -> BucketChecksums:
+def bucket_checksums(buckets: Iterable[Bucket]) -> BucketChecksums:
     """The checksums of all tensors in some buckets.
 
     Raises:

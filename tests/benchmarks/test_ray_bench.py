@@ -6,17 +6,36 @@ import json
 
 import pytest
 
-from benchmarks.ray import LOCAL, RAY, SECTIONS, RayBench, bench_ray
+from agentrl.errors import ConfigError
+from benchmarks.cluster.calls import LOCAL, RAY
+from benchmarks.cluster.context import RayBench
+from benchmarks.cluster.everything import SECTIONS, bench_ray
+from benchmarks.cluster.publish import WAYS
+from tests.engine.subjects import tiny as subject
+
+
+def tiny():
+    return subject("qwen3")
+
+
+def test_an_unknown_section_is_refused():
+    with pytest.raises(ConfigError, match="no section `publsh`; choose from step_overhead, hand_off"):
+        bench_ray(only=["publsh"])
 
 
 @pytest.mark.full
 def test_the_figures_of_both_sides_are_those_of_their_repeats():
-    result = bench_ray(RayBench(episodes=8, tokens=64, long_tokens=4096, repeats=2))
+    result = bench_ray(RayBench(episodes=8, tokens=64, long_tokens=4096, model=tiny, repeats=2))
     assert json.loads(json.dumps(result)) == result
     assert set(SECTIONS) < set(result)
     for section, unit in (("step_overhead", "ms"), ("hand_off", "gb_per_s")):
         figures = result[section][unit]
         assert {side: len(figures[side]["repeats"]) for side in figures} == {LOCAL: 2, RAY: 2}
         assert all(value > 0 for side in figures.values() for value in side["repeats"])
+    seconds = result["publish"]["seconds"]
+    assert {name: len(side["repeats"]) for name, side in seconds.items()} == dict.fromkeys(
+        ("copy", *(way.name for way in WAYS)), 2
+    )
+    assert all(value > 0 for side in seconds.values() for value in side["repeats"])
     # Whatever is large enough is read where the driver has put it.
     assert result["summary"]["share_of_arrays_without_a_copy_in_the_rank"] > 0.9

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from agentrl.protocols import Sampling
+
 NEAR, FAR = "10.231.0.1", "10.231.0.2"
 PORT = "6379"
 COMMANDS = """
@@ -37,15 +39,18 @@ ip netns exec far ip link set lo up
 
 
 @contextmanager
-def two_machines():
+def two_machines(far_cpus: int = 1):
     for line in COMMANDS.split("\n"):
         subprocess.run(line.split(), check=True) if line else None
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="r") as place:
-        options = ["--num-cpus=1", "--num-gpus=0", "--disable-usage-stats", "--block"]
+        options = ["--num-gpus=0", "--disable-usage-stats", "--block"]
         near = ["--head", f"--node-ip-address={NEAR}", f"--port={PORT}", "--include-dashboard=false"]
         far = [f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}"]
         for number, (arguments, where) in enumerate(
-            [([*near, f"--temp-dir={place}"], []), (far, ["ip", "netns", "exec", "far"])]
+            [
+                ([*near, f"--temp-dir={place}", "--num-cpus=1"], []),
+                ([*far, f"--num-cpus={far_cpus}"], ["ip", "netns", "exec", "far"]),
+            ]
         ):
             log = stack.enter_context(open(f"{place}/{number}.log", "wb"))
             command = [*where, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *options]
@@ -193,9 +198,52 @@ async def players_lost(folder: Path, address: str) -> dict[str, object]:
     return {"groups": outcomes, "lines": lines, "cancelled": cancelled}
 
 
-SCENARIOS = {"same": same, "lost": lost, "players_lost": players_lost}
+async def weights(folder: Path, address: str) -> dict[str, object]:
+    """A real server of the second machine gets its weights from a rank of the first one."""
+    from agentrl.cluster.config import ClusterConfig
+    from agentrl.cluster.placement import RankNeeds, ServerNeeds, layout_of
+    from agentrl.cluster.ray.placement import placed
+    from agentrl.cluster.ray.session import connected
+    from agentrl.engine.sglang.launch.ray_servers import RayLauncher
+    from agentrl.trainer.launch.rank_snapshot import RankSnapshot
+    from agentrl.trainer.launch.ray_ranks import RayRanks
+    from agentrl.trainer.ranks import RankTrainer
+    from agentrl.trainer.torch.plan import WORKER
+    from tests.cluster.test_servers_on_ray import fleet_in, real
+    from tests.engine.serving import save_tiny
+    from tests.engine.test_fleet import expect_versions
+    from tests.trainer.test_processes import plan_over
+
+    async def refused(self: RankSnapshot) -> None:
+        raise AssertionError("the weights do not pass through the driver")
+
+    RankSnapshot.buckets = refused
+    with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
+        # Only the second machine has room for the server.
+        needs = RankNeeds(1, 1, 1.0, 0), [ServerNeeds(2.0, 0)]
+        placement = placed(session, layout_of(*needs, colocate=False), 300.0)
+        (rank,), (server,) = placement.ranks, placement.servers
+        ranks = RayRanks(session, placement, 1, folder / "ranks", preloaded=WORKER)
+        launcher = RayLauncher(session, placement.group, placement.servers, placement.ranks)
+        prompt, versions = [1, 10, 20], []
+        try:
+            # Version 1 has other weights than the server starts with.
+            model = save_tiny(folder / "trained", seed=1)
+            trainer = await RankTrainer.started(ranks, plan_over(str(model)))
+            async with fleet_in(launcher, real(folder)) as fleet:
+                await trainer.publish(fleet.sink, version=1)
+                done = await fleet.generate(prompt, Sampling(8, temperature=0), session="a")
+                expect_versions(prompt, done)
+                versions += set(done.versions.tolist())
+                (url,) = [process.url for process in fleet.processes]
+        finally:
+            ranks.close()
+    return {"versions": versions, "rank": rank.host, "server": server.host, "url": url}
+
+
+SCENARIOS = {"same": same, "lost": lost, "players_lost": players_lost, "weights": weights}
 
 if __name__ == "__main__":
-    with two_machines() as where:
+    with two_machines(far_cpus=2 if sys.argv[1] == "weights" else 1) as where:
         scenario = SCENARIOS[sys.argv[1]]
         print(json.dumps(asyncio.run(scenario(Path(sys.argv[2]), where))), flush=True)

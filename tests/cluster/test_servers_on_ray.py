@@ -100,6 +100,22 @@ async def no_op() -> None:
 
 
 @asynccontextmanager
+async def fleet_in(launcher: RayLauncher, settings: ServerSettings) -> AsyncIterator[Fleet]:
+    """One server, on any machine, that gets its weights by a process group."""
+    headers = {"Authorization": f"Bearer {launcher.key}"}
+    async with Servers(ServerReplicas(settings), launcher=launcher) as servers:
+        policy = SGLangPolicy(servers.url, headers=headers, vocab_size=VOCAB, decode=text_of)
+        transport = Distributed(host=launcher.host, check_loaded=False)
+        fleet = Fleet(
+            servers.servers, servers.router, policy, transport, no_op, PATIENT, headers=headers
+        ).watch()
+        try:
+            yield fleet
+        finally:
+            await fleet.close()
+
+
+@asynccontextmanager
 async def fleet_on_ray(session, folder: Path, events: list[str]) -> AsyncIterator[Fleet]:
     placement = placed(session, layout_of(None, [ServerNeeds(0.1, 0)] * 2, colocate=False), 60)
     launcher = RayLauncher(session, placement.group, placement.servers)

@@ -32,6 +32,13 @@ def test_ranks_on_two_machines_learn_bit_for_bit_what_ranks_of_one_learn(tmp_pat
     assert run("same", tmp_path) == {"same": True, "logs": ["rank-0.log", "rank-1.log"]}
 
 
+@pytest.mark.full
+def test_a_server_of_another_machine_gets_its_weights_from_the_rank(tmp_path):
+    result = run("weights", tmp_path)
+    assert str(result.pop("url")).startswith("http://10.231.0.2:")
+    assert result == {"versions": [1], "rank": "10.231.0.1", "server": "10.231.0.2"}
+
+
 @pytest.mark.faults
 def test_a_machine_that_is_lost_in_mid_call_is_named_and_ends_the_other_rank(tmp_path):
     message = str(run("lost", tmp_path)["message"])

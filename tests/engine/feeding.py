@@ -18,8 +18,9 @@ from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket
+from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.snapshot import LocalSnapshot
 from tests.engine.scheduling import Scheduler, checkpoint
 
 NamedTensors = list[tuple[str, torch.Tensor]]
@@ -76,17 +77,18 @@ class Damaging:
     armed: list[bool]
     changed: Delivery | None = None
 
-    async def open(self, servers: Sequence[Server]) -> None:
-        await self.inner.open(servers)
+    async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
+        await self.inner.open(servers, snapshot)
 
     @asynccontextmanager
     async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
         self.changed = None
         if self.armed and self.armed.pop():
-            first, *rest = delivery.buckets
+            first, *rest = await delivery.snapshot.buckets()
             data = first.data.copy()
             data[-1] ^= 1
-            self.changed = delivery._replace(buckets=(Bucket(first.tensors, data), *rest))
+            damaged = LocalSnapshot([Bucket(first.tensors, data), *rest], delivery.checksum)
+            self.changed = Delivery(delivery.version, damaged)
         async with self.inner.staged(servers, self.changed or delivery):
             yield
         self.changed = None

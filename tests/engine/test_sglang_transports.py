@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,12 +87,12 @@ async def test_weights_that_do_not_fit_are_written_while_the_servers_are_paused(
     writes: list[int] = []
     write = shared_memory._write_bucket
 
-    def full(path: Path, bucket: Bucket) -> JSON:
+    def full(path: Path, number: int, buckets: Sequence[Bucket]) -> JSON:
         held = sum(file.stat().st_size > 0 for file in tmp_path.glob("agentrl-weights-*"))
         if held > 1:
             raise EngineError(f"{tmp_path} is too full for a bucket")
         writes.append(held)
-        return write(path, bucket)
+        return write(path, number, buckets)
 
     async with open_rig(tmp_path, Scheduler()) as rig:
         await rig.send(1)

@@ -59,7 +59,7 @@ def test_bytes_are_hashed_by_xxh3_and_for_receivers_by_crc32():
     ]
     assert checksum(tensors) == sum(digests) % 2**64
     expected = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in tensors}
-    assert bucket_checksums(*pack_buckets(tensors, 1000)) == (expected, checksum(tensors))
+    assert bucket_checksums(pack_buckets(tensors, 1000)) == (expected, checksum(tensors))
 
 
 def xxh3(tensor: torch.Tensor) -> int:

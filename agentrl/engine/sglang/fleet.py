@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
@@ -20,7 +21,7 @@ from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import MemoryTag, Sampling, TensorSpec, WeightTransaction
+from agentrl.protocols import MemoryTag, Sampling, Snapshot, TensorSpec, WeightTransaction
 from agentrl.types import Completion
 
 _POLL_S = 0.1
@@ -328,14 +329,38 @@ class FleetSink:
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
         """See `SGLangSink.begin`."""
         async with self._sink.begin(manifest, version) as transaction:
-            yield FleetTransaction(transaction, self._can_serve)
+            yield FleetTransaction(transaction, self._until_done)
+
+    async def load(self, snapshot: Snapshot, version: int) -> None:
+        """See `SGLangSink.load`; waits until every role has a server in service.
+
+        Raises:
+            EngineUnavailableError: servers crashed in each of several attempts.
+        """
+        await self._until_done(partial(self._sink.load, snapshot, version))
+
+    async def _until_done(self, update: Callable[[], Awaitable[None]]) -> None:
+        """Update all servers, again where one crashes meanwhile."""
+        for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):
+            await self._can_serve.wait()
+            try:
+                await update()
+            except EngineUnavailableError:
+                if not attempts_left:
+                    raise
+            else:
+                break
 
 
 class FleetTransaction:
-    """An update of all servers of a fleet to one version."""
+    """An update of all servers of a fleet to one version. until_done: makes several attempts of a call."""
 
-    def __init__(self, transaction: WeightTransaction, can_serve: asyncio.Event) -> None:
-        self._transaction, self._can_serve = transaction, can_serve
+    def __init__(
+        self,
+        transaction: WeightTransaction,
+        until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+    ) -> None:
+        self._transaction, self._until_done = transaction, until_done
         self.put = transaction.put
 
     async def commit(self, checksum: int) -> None:
@@ -344,12 +369,4 @@ class FleetTransaction:
         Raises:
             EngineUnavailableError: servers crashed in each of several attempts.
         """
-        for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):
-            await self._can_serve.wait()
-            try:
-                await self._transaction.commit(checksum)
-            except EngineUnavailableError:
-                if not attempts_left:
-                    raise
-            else:
-                break
+        await self._until_done(partial(self._transaction.commit, checksum))

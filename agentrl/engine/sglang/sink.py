@@ -1,11 +1,11 @@
 """The weight sink of SGLang servers: an update reaches all of them or none, and no server mixes versions.
 
-begin -> put ... -> commit: compare the checksum of the staged weights with the trainer's
-                    stage   all that the transport can prepare while the servers serve
-                    hold    the policy stops sending, and ends running requests
-                    pause   every server, in abort mode
-                    send    by the transport; compare the checksum of the loaded weights with the trainer's
-                    set the version, resume; the policy's requests have another salt from then on
+begin -> put ... -> commit: compare the checksum of what has arrived here with the trainer's, then `load` it
+load -> stage   all that the transport can prepare while the servers serve
+        hold    the policy stops sending, and ends running requests
+        pause   every server, in abort mode
+        send    by the transport; compare the checksum of the loaded weights with the trainer's
+        set the version, resume; the policy's requests have another salt from then on
 
 No prefix that older weights computed is used afterwards, because requests are salted with the weights
 (`salt`), and the server evicts such prefixes as its cache needs room. A flush is no part of an update: it
@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import TypeAlias
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Transport, results_of
-from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
+from agentrl.protocols import Bucket, Snapshot, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
+from agentrl.weights.snapshot import LocalSnapshot
 from agentrl.weights.staging import Transaction
 
 Servers: TypeAlias = Callable[[], Sequence[Server]]
@@ -41,7 +42,7 @@ _LONGEST_VERSION = 9
 
 
 class SGLangSink:
-    """Sends every version to all servers, and keeps a copy of the last one in this process.
+    """Sends every version to all servers, and keeps the snapshot of the last one for servers that restart.
 
     A server in service always serves one complete version. Where an update fails, the servers get the
     previous version again; a server where that fails, or without a previous version, stays paused and is
@@ -82,10 +83,22 @@ class SGLangSink:
         Raises:
             EngineError: a tensor is listed twice, has an unknown dtype, or differs from the previous version.
         """
-        if not 0 <= version < 10**_LONGEST_VERSION:
-            raise EngineError(f"a version is a number of at most {_LONGEST_VERSION} digits, not {version}.")
+        _check_version(version)
         _check_manifest(manifest, self._current)
-        yield Transaction(manifest, version, _StagedBuckets(manifest, version, self._deliver))
+        yield Transaction(manifest, version, _StagedBuckets(version, self._deliver))
+
+    async def load(self, snapshot: Snapshot, version: int) -> None:
+        """Serve a snapshot as `version`. It belongs to the sink then, which frees it after a later version.
+
+        Raises:
+            EngineError: a server did not load it, or it has other tensors than the previous version; the
+                previous version serves on, and the snapshot still belongs to the caller.
+            TrainerError: the process with the snapshot has gone; likewise.
+        """
+        _check_version(version)
+        delivery = Delivery(version, snapshot)
+        _check_manifest(delivery.manifest, self._current)
+        await self._deliver(delivery)
 
     async def restore(self, server: Server) -> None:
         """Send the current weights to a server that was just started; it may get requests afterwards.
@@ -98,16 +111,19 @@ class SGLangSink:
     async def close(self) -> None:
         """Wait for a running update, then free the weights and the transport. The servers keep running."""
         async with self._updating:
-            self._current = None
             await self._transport.close()
+            current, self._current = self._current, None
+            if current is not None:
+                current.snapshot.free()
 
     async def _restore(self, server: Server) -> None:
         async with self._updating:
             if self._current is None:
                 return
-            await self._transport.open([server])
-            await server.pause()
-            await self._load([server], self._current)
+            with _without_trainer(server):
+                await self._transport.open([server], self._current.snapshot)
+                await server.pause()
+                await self._load([server], self._current)
             await server.resume()
 
     async def _deliver(self, delivery: Delivery) -> None:
@@ -120,7 +136,7 @@ class SGLangSink:
                 raise EngineUnavailableError("no server takes weights; start one, and send them again.")
             opened = False
             try:
-                await self._transport.open(servers)
+                await self._transport.open(servers, delivery.snapshot)
                 opened = True
             finally:
                 if not opened:
@@ -131,7 +147,8 @@ class SGLangSink:
                 async with self._hold() as still_since:
                     await self._swap(servers, delivery)
                 self.standstill_s = time.perf_counter() - still_since
-            del previous
+            if previous is not None:
+                previous.snapshot.free()
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
         await self._pause(servers)
@@ -179,8 +196,9 @@ class SGLangSink:
             raise EngineError(f"{server.url} has no previous version to restore; restart it.")
         if server.in_doubt:
             raise EngineUnavailableError(f"{server.url} did not answer an update; restart it.")
-        await self._transport.open([server])
-        await self._load([server], self._current)
+        with _without_trainer(server):
+            await self._transport.open([server], self._current.snapshot)
+            await self._load([server], self._current)
         await server.resume()
 
     async def _report_failure(self, server: Server, call: Awaitable[None]) -> None:
@@ -198,13 +216,7 @@ class SGLangSink:
 class _StagedBuckets:
     """The buckets of one version. They are referenced, not copied: do not change them."""
 
-    def __init__(
-        self,
-        manifest: Sequence[TensorSpec],
-        version: int,
-        deliver: Callable[[Delivery], Awaitable[None]],
-    ) -> None:
-        self._manifest = tuple(manifest)
+    def __init__(self, version: int, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self._version = version
         self._deliver = deliver
         self._buckets: list[Bucket] = []
@@ -219,8 +231,22 @@ class _StagedBuckets:
 
     async def install(self) -> None:
         """Stage, hold, pause, send, compare the checksum of the loaded weights, set the version, resume."""
-        staged = sum_digests(self._digests)
-        await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), staged))
+        snapshot = LocalSnapshot(self._buckets, sum_digests(self._digests))
+        await self._deliver(Delivery(self._version, snapshot))
+
+
+@contextmanager
+def _without_trainer(server: Server) -> Iterator[None]:
+    """A server does not get the weights that the others have where the trainer that has them has gone."""
+    try:
+        yield
+    except TrainerError as error:
+        raise EngineUnavailableError(f"{server.url} cannot get its weights: {error}") from error
+
+
+def _check_version(version: int) -> None:
+    if not 0 <= version < 10**_LONGEST_VERSION:
+        raise EngineError(f"a version is a number of at most {_LONGEST_VERSION} digits, not {version}.")
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) -> None:
@@ -248,6 +274,6 @@ async def _uncancellable(work: Coroutine[None, None, None]) -> None:
         if not task.done():
             await asyncio.wait([task])
         # The cancelled caller does not handle its error.
-        with suppress(EngineError, asyncio.CancelledError):
+        with suppress(EngineError, TrainerError, asyncio.CancelledError):
             task.result()
         raise

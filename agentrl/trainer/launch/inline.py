@@ -11,6 +11,7 @@ from weakref import ref
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import bucket_of
+from agentrl.weights.snapshot import LocalSnapshot
 
 R = TypeVar("R")
 
@@ -55,6 +56,10 @@ class InlineRank:
             del bucket
             if data() is None:
                 filled.pool.give_back(filled.buffer)
+
+    def snapshot(self, method: str, *args: object) -> LocalSnapshot:
+        """All buckets of the stream."""
+        return LocalSnapshot.of_stream(self.stream(method, *args))
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Call it in this thread, at once."""

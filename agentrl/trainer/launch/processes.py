@@ -26,6 +26,7 @@ from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
 from agentrl.trainer.launch.shared_buffers import Bytes, receive
+from agentrl.weights.snapshot import LocalSnapshot
 
 _FAILURE_WAIT_S = 1.0
 
@@ -101,6 +102,14 @@ class Processes:
         for number in range(1, len(self._ranks)):
             self._next_message(number)
         return bucket
+
+    def snapshot(self, method: str, *args: object) -> LocalSnapshot:
+        """All buckets of the stream, which this process has mapped.
+
+        Raises:
+            TrainerError: a rank failed or was killed; the others have been ended.
+        """
+        return LocalSnapshot.of_stream(self.stream(method, *args))
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Run a function that makes such calls in a thread (see `Background`)."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed, put
@@ -22,6 +22,7 @@ from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
+from agentrl.trainer.launch.rank_snapshot import RankSnapshot, SnapshotFacts
 from agentrl.trainer.launch.remote_rank import SentBucket, StreamEnd
 from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
 from agentrl.trainer.launch.shared_buffers import AHEAD
@@ -47,6 +48,7 @@ class RayRanks:
         allocations = placement.ranks[:world_size]
         assert len(allocations) == world_size, "the placement has an allocation for each rank"
         folder.mkdir(parents=True, exist_ok=True)
+        self._session = session
         self._background = Background(self._kill)
         self._failure: str | None = None
         self._unread: list[PendingCall] = []
@@ -119,6 +121,24 @@ class RayRanks:
         finally:
             # Where it was not exhausted, the other ranks still wait for rank 0.
             self._unread += [*on_the_way, first.call("end_stream")]
+
+    def snapshot(self, method: str, *args: object) -> RankSnapshot:
+        """All buckets that `stream` would give, kept in the process of rank 0.
+
+        Raises:
+            TrainerError: a rank failed or has gone; the others have been ended.
+        """
+        self._check()
+        message, (first, *others) = put(method, *args), self._ranks
+        keeping = [first.call_shared("keep_stream", message)]
+        keeping += [rank.call_shared("call", message) for rank in others]
+        facts = cast(SnapshotFacts, self._results(keeping)[0])
+        return RankSnapshot(
+            first,
+            facts,
+            is_here=first.allocation.node == self._session.node,
+            failure=lambda error: TrainerError(self._sentence(first, error)),
+        )
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Run a function that makes such calls in a thread (see `Background`)."""

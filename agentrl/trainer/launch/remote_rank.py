@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import pickle
 from collections.abc import Generator
+from itertools import count
 from typing import NamedTuple
 
-from agentrl.protocols import TensorSpec
+from agentrl.cluster.interfaces import use_interface_to
+from agentrl.errors import AgentRLError
+from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.calls import RankCalls
-from agentrl.trainer.launch.interfaces import use_interface_to
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
+from agentrl.trainer.launch.rank_snapshot import Refused, SnapshotFacts
 from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
+from agentrl.weights.snapshot import LocalSnapshot, parts_of
 
 
 class SentBucket(NamedTuple):
@@ -28,7 +32,10 @@ class StreamEnd(NamedTuple):
 
 
 class RemoteRank:
-    """The object. preloaded: the module with the worker. A stream gives one bucket a call."""
+    """The object. preloaded: the module with the worker. A stream gives one bucket a call.
+
+    Calls of snapshots may come from other threads, while the worker has a call: they only read.
+    """
 
     def __init__(self, place: RankPlace, preloaded: str) -> None:
         if place.rendezvous is not None:
@@ -38,6 +45,8 @@ class RemoteRank:
         self._stream: Generator[Filled, None, object] | None = None
         self._end = StreamEnd(None)
         self._sent: Filled | None = None
+        self._snapshots: dict[int, LocalSnapshot] = {}
+        self._numbers = count()
 
     def begin(self, plan: bytes) -> None:
         """Build the worker of a pickled plan."""
@@ -76,6 +85,32 @@ class RemoteRank:
             pass
         return bucket.returned
 
+    def keep_stream(self, method: str, *args: object) -> SnapshotFacts:
+        """Run a stream of the worker to its end, and keep its buckets here.
+
+        Their memory is not filled again: only the mapping of each is kept, and no descriptor.
+        """
+        stream = self._calls.call(method, *args)
+        assert isinstance(stream, Generator), f"{method} gives buckets"
+        snapshot, number = LocalSnapshot.of_stream(_kept(stream)), next(self._numbers)
+        self._snapshots[number] = snapshot
+        return SnapshotFacts(number, parts_of(snapshot.content), snapshot.checksum, snapshot.not_finite)
+
+    def run_work(self, number: int, work: bytes) -> object:
+        """Call a pickled function with the buckets of a snapshot; an error of it is `Refused`."""
+        try:
+            return pickle.loads(work)(self._snapshots[number].content)
+        except AgentRLError as error:
+            return Refused(error)
+
+    def bytes_of(self, number: int, bucket: int) -> Bytes:
+        """The bytes of a bucket of a snapshot."""
+        return self._snapshots[number].content[bucket].data
+
+    def free_snapshot(self, number: int) -> None:
+        """Free a snapshot."""
+        self._snapshots.pop(number).free()
+
     def close(self) -> None:
         """Close the worker."""
         self._calls.close()
@@ -85,3 +120,14 @@ class RemoteRank:
         if self._sent is not None:
             self._sent.pool.give_back(self._sent.buffer)
             self._sent = None
+
+
+def _kept(stream: Generator[Filled, None, object]) -> Generator[Bucket, None, object]:
+    """The buckets of a stream, over memory that is freed with each; returns what the stream returns."""
+    while True:
+        try:
+            filled = next(stream)
+        except StopIteration as end:
+            returned: object = end.value
+            return returned
+        yield bucket_of(filled)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from agentrl.cluster.interfaces import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.serving import WAITING_CONNECTIONS, bound
-from agentrl.trainer.launch.interfaces import is_loopback
 
 _TIMEOUT_S = 600.0
 _HOST_TIMEOUT_S = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.trainer.launch.interfaces import is_loopback
+from agentrl.cluster.interfaces import is_loopback
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Plan, Worker

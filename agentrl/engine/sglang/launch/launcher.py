@@ -83,8 +83,9 @@ class ServerReplica(NamedTuple):
 class Launcher(Protocol):
     """Makes the servers of one fleet, each in its place; it starts none.
 
-    host: an address of this machine that all of its servers reach. is_local: whether all of them run on this
-    machine. key: of those that run elsewhere; None = none does.
+    host: an address of this machine that its servers reach, and the ranks that send them weights: loopback
+    where all of these run here. is_local: whether the servers do. key: of those that run elsewhere; None =
+    none does.
     """
 
     host: str

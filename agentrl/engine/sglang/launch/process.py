@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentrl.cluster.interfaces import interface_variables
 from agentrl.engine.config import Role
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Value, installed
@@ -47,6 +48,7 @@ class ServerSettings:
     arguments: SGLang's own, by their names; DEFAULTS or CPU_DEFAULTS apply to those left out.
     environment: variables, in addition to those of this process.
     first_wait_s: how long a server may take to be healthy (seconds).
+    rendezvous_host: where the process group that sends them weights meets; None = on this machine.
     host: the address that they listen at. key: every request but those of their health must have it as
     `Authorization: Bearer KEY`; None = they ask for none.
     """
@@ -60,6 +62,7 @@ class ServerSettings:
     python_path: Sequence[Path] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     first_wait_s: float = 600.0
+    rendezvous_host: str | None = None
     host: str = HOST
     key: str | None = field(default=None, repr=False)
 
@@ -73,6 +76,8 @@ class ServerSettings:
         if self.device == "cpu":
             variables["SGLANG_USE_CPU_ENGINE"] = "1"
             variables.setdefault("OMP_NUM_THREADS", "1")
+        if self.rendezvous_host is not None:
+            variables = {**interface_variables(self.rendezvous_host), **variables}
         if gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         python_path = self.python_path if self.key is None else (*self.python_path, _KEY_FOLDER)

@@ -41,12 +41,21 @@ class RayLauncher:
 
     A server on this machine listens on the loopback address and asks for no key, as without Ray. One on
     another machine listens on that machine's address, and asks for a key that is random for each launcher.
+
+    ranks: the allocations of the trainer's ranks, which send weights to the servers.
     """
 
-    def __init__(self, session: RaySession, group: PlacementGroup, allocations: Sequence[Allocation]) -> None:
+    def __init__(
+        self,
+        session: RaySession,
+        group: PlacementGroup,
+        allocations: Sequence[Allocation],
+        ranks: Sequence[Allocation] = (),
+    ) -> None:
         self._session, self._group, self._allocations = session, group, tuple(allocations)
         self.is_local = all(allocation.node == session.node for allocation in allocations)
-        self.host = HOST if self.is_local else session.host
+        ranks_are_local = all(allocation.node == session.node for allocation in ranks)
+        self.host = HOST if self.is_local and ranks_are_local else session.host
         self.key = None if self.is_local else secrets.token_hex(_KEY_BYTES)
 
     def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer, ...]:
@@ -65,6 +74,8 @@ class RayLauncher:
     def _placed(self, settings: ServerSettings, allocation: Allocation) -> ServerSettings:
         entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         settings = replace(settings, python_path=(*settings.python_path, *map(Path, entries)))
+        if self.host != HOST:
+            settings = replace(settings, rendezvous_host=self.host)
         if allocation.node == self._session.node:
             return settings
         return replace(settings, host=allocation.host, key=self.key)

@@ -1,4 +1,4 @@
-"""The interface of a transport of weights from the trainer's process to servers."""
+"""The interface of a transport of weights from the process that has them to servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from agentrl.engine.sglang.control import Server
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.protocols import Snapshot, TensorSpec
+from agentrl.weights.snapshot import LocalSnapshot
 
 T = TypeVar("T")
 
@@ -28,12 +29,20 @@ async def results_of(calls: Iterable[Coroutine[None, None, T]]) -> list[T]:
 
 
 class Delivery(NamedTuple):
-    """All weights of one version. checksum: the trainer's, as `agentrl.weights.checksum` computes it."""
+    """All weights of one version."""
 
     version: int
-    manifest: tuple[TensorSpec, ...]
-    buckets: tuple[Bucket, ...]
-    checksum: int
+    snapshot: Snapshot
+
+    @property
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """All tensors, in order."""
+        return tuple(spec for part in self.snapshot.parts for spec in part)
+
+    @property
+    def checksum(self) -> int:
+        """The trainer's, as `agentrl.weights.checksum` computes it."""
+        return self.snapshot.checksum
 
     @property
     def salt(self) -> str:
@@ -42,6 +51,11 @@ class Delivery(NamedTuple):
         The version alone would not do: where another run uses the servers, its versions begin at 0 again.
         """
         return f"{self.version}.{self.checksum:016x}"
+
+
+async def on_this_machine(snapshot: Snapshot) -> Snapshot:
+    """The snapshot, or a copy of it in this process, where its process is on another machine."""
+    return snapshot if snapshot.is_here else LocalSnapshot(await snapshot.buckets(), snapshot.checksum)
 
 
 class Loaded(NamedTuple):
@@ -61,10 +75,11 @@ class Transport(Protocol):
     Raises, from every call:
         EngineUnavailableError: a server is not reachable, dropped the connection, or took too long.
         EngineError: a server refused, or does not support this transport.
+        TrainerError: the process with the snapshot has gone.
     """
 
-    async def open(self, servers: Sequence[Server]) -> None:
-        """Prepare the transport to these servers, while they still serve."""
+    async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
+        """Prepare the transport from the process of a snapshot to these servers, while they still serve."""
 
     def staged(self, servers: Sequence[Server], delivery: Delivery) -> AbstractAsyncContextManager[None]:
         """Before the block, prepare all of a delivery that needs no pause; `send` in it does the rest."""

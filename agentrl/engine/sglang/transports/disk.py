@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
+from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
 
@@ -29,13 +31,21 @@ class _StagedFolder(NamedTuple):
     expected: BucketChecksums
 
 
+class _Version(NamedTuple):
+    """A version in this process, which the next one is compared with."""
+
+    number: int
+    checksum: int
+    buckets: Sequence[Bucket]
+
+
 class Disk:
     """Writes a version to files, and has every server load it.
 
     With full_every = 1 servers load the directory that is written. With more, only every full_every-th
     version is written in full to `folder`; the others as deltas to the previous version. SGLang does not read
     deltas, so they are applied to a copy under `mirror`, which the servers load: `folder` may then be on a
-    slow, shared disk.
+    slow, shared disk. The process that has the weights writes a full version; deltas are made in this one.
 
     folder: the parent of the versions; old versions and their deltas are removed.
     model: a model directory whose config.json is copied to the weights, as `agentrl serve` requires.
@@ -68,17 +78,18 @@ class Disk:
         self._full_every = full_every
         self._check_loaded = check_loaded
         self._shared = shared
-        self._last: Delivery | None = None
+        self._last: _Version | None = None
         self._deltas: list[Path] = []
         self._readable: set[Server] = set()
         self._staged: _StagedFolder | None = None
 
-    async def open(self, servers: Sequence[Server]) -> None:
+    async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
         """Find out which servers can be read back.
 
         Raises:
             EngineError: a server did not reply.
         """
+        del snapshot
         loaders = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
         chosen = zip(servers, loaders, strict=True)
         self._readable = {server for server, ranks in chosen if ranks == 1 and self._check_loaded}
@@ -115,38 +126,41 @@ class Disk:
         self._last = None
 
     async def _prepare(self, delivery: Delivery) -> _StagedFolder:
-        path = await asyncio.to_thread(self._write, delivery)
-        expected = (
-            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
-            if self._readable
-            else BucketChecksums({}, 0)
-        )
+        path = await self._write(delivery)
+        expected = BucketChecksums({}, 0)
+        if self._readable:
+            expected = await delivery.snapshot.run(bucket_checksums)
         return _StagedFolder(delivery, path, expected)
 
-    def _write(self, delivery: Delivery) -> Path:
+    async def _write(self, delivery: Delivery) -> Path:
         """Write a version; returns the directory that the servers load."""
+        number, checksum_of_all = delivery.version, delivery.checksum
         if self._mirror is None:
-            return self._full.put(delivery)
+            return await delivery.snapshot.run(partial(self._full.put, number, checksum_of_all))
+        version = _Version(number, checksum_of_all, await delivery.snapshot.buckets())
+        return await asyncio.to_thread(self._write_mirror, self._mirror, version)
+
+    def _write_mirror(self, mirror: Folders, version: _Version) -> Path:
+        """Write a version in full or as a delta, and in full to the mirror; its directory there."""
         last, self._last = self._last, None
-        if last is None or len(self._deltas) + 1 >= self._full_every or delivery.version <= last.version:
-            self._full.put(delivery)
+        if last is None or len(self._deltas) + 1 >= self._full_every or version.number <= last.number:
+            self._full.put(*version)
             self._remove_deltas()
-            path = self._mirror.put(delivery)
+            path = mirror.put(*version)
         else:
-            path = self._mirror.put(self._apply_as_delta(last, delivery))
-        self._last = delivery
+            path = mirror.put(version.number, version.checksum, self._apply_as_delta(last, version))
+        self._last = version
         return path
 
-    def _apply_as_delta(self, last: Delivery, delivery: Delivery) -> Delivery:
-        """Write a version as a delta; returns the result of that file, applied to the previous version."""
-        path = self._full.folder / f"delta-{delivery.version:09d}-{delivery.checksum:016x}.safetensors"
+    def _apply_as_delta(self, last: _Version, version: _Version) -> Sequence[Bucket]:
+        """Write a version as a delta; the result of that file, applied to the previous version."""
+        path = self._full.folder / f"delta-{version.number:09d}-{version.checksum:016x}.safetensors"
         try:
-            delta.write(delta.delta_between(last.buckets, delivery.buckets), path)
+            delta.write(delta.delta_between(last.buckets, version.buckets), path)
             self._deltas.append(path)
-            buckets = delta.apply(delta.read(path), last.buckets)
+            return delta.apply(delta.read(path), last.buckets)
         except (OSError, delta.DeltaError) as error:
-            raise EngineError(f"version {delivery.version} cannot be sent as a delta: {error}.") from error
-        return Delivery(delivery.version, delivery.manifest, tuple(buckets), delivery.checksum)
+            raise EngineError(f"version {version.number} cannot be sent as a delta: {error}.") from error
 
     def _remove_deltas(self) -> None:
         for path in self._deltas:
@@ -182,22 +196,22 @@ class Folders:
         self._model = model
         self._keep = keep
 
-    def put(self, delivery: Delivery) -> Path:
+    def put(self, version: int, checksum_of_all: int, buckets: Sequence[Bucket]) -> Path:
         """Write the directory of a version unless it exists, read it back, and return its path.
 
         Raises:
             EngineError: it cannot be written, or holds other weights afterwards.
         """
-        path = self.folder / f"full-{delivery.version:09d}-{delivery.checksum:016x}"
+        path = self.folder / f"full-{version:09d}-{checksum_of_all:016x}"
         try:
             if not path.is_dir():
-                self._write(path, delivery)
+                self._write(path, buckets)
             # A damaged file may crash a server, so an existing directory is read back, too.
             written_checksum = checksum(load_file(path / _WEIGHTS).items())
         except (OSError, SafetensorError) as error:
             shutil.rmtree(path, ignore_errors=True)
             raise EngineError(f"{path} cannot be written or read ({error}); check the disk.") from error
-        if written_checksum != delivery.checksum:
+        if written_checksum != checksum_of_all:
             shutil.rmtree(path)
             raise EngineError(f"{path} held other weights than were written; check the disk.")
         self._remove_old(path)
@@ -212,12 +226,12 @@ class Folders:
         for path in self.versions():
             shutil.rmtree(path, ignore_errors=True)
 
-    def _write(self, path: Path, delivery: Delivery) -> None:
+    def _write(self, path: Path, buckets: Sequence[Bucket]) -> None:
         unfinished = path.with_name(f".{path.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         # transformers requires the format.
-        save_file(dict(_tensors(delivery)), unfinished / _WEIGHTS, {"format": "pt"})
+        save_file(dict(_tensors(buckets)), unfinished / _WEIGHTS, {"format": "pt"})
         for name in _CONFIG_FILES:
             if self._model is not None and (self._model / name).is_file():
                 shutil.copyfile(self._model / name, unfinished / name)
@@ -229,6 +243,6 @@ class Folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _tensors(delivery: Delivery) -> Iterator[tuple[str, Tensor]]:
-    for bucket in delivery.buckets:
+def _tensors(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
+    for bucket in buckets:
         yield from unpack(bucket)

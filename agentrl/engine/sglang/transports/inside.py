@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import os
@@ -12,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
-from agentrl.protocols import TensorSpec
+from agentrl.protocols import Bucket, TensorSpec
 from agentrl.types import JSON
 from agentrl.weights.checksum import BucketChecksums
 from agentrl.weights.codec import slices, torch_dtype
@@ -134,20 +134,22 @@ async def read_back(server: Server, delivery: Delivery, expected: BucketChecksum
     """
     tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
     (crcs,) = await call_loader(server, 1, {"action": "read", "tensors": tensors}, folder)
-    return await asyncio.to_thread(_compare, server, delivery, expected, crcs)
+    differing = await delivery.snapshot.run(partial(_first_difference, crcs, expected.crcs))
+    if differing is not None:
+        raise EngineError(f"{server.url} holds another {differing} than was sent; send it again.")
+    return Loaded(expected.checksum, sum(crcs.get(spec.name) is None for spec in delivery.manifest))
 
 
-def _compare(
-    server: Server, delivery: Delivery, expected: BucketChecksums, crcs: Mapping[str, Crc | None]
-) -> Loaded:
-    unread = 0
-    for bucket in delivery.buckets:
+def _first_difference(
+    read: Mapping[str, Crc | None], sent: Mapping[str, int], buckets: Sequence[Bucket]
+) -> str | None:
+    """The first tensor that a server holds with other bytes than were sent. sent: CRCs of the sent bytes."""
+    for bucket in buckets:
         for spec, data in slices(bucket):
-            crc = crcs.get(spec.name)
-            unread += crc is None
-            if crc is not None and crc.crc != _expected_crc(spec, data, crc.dtype, expected.crcs):
-                raise EngineError(f"{server.url} holds another {spec.name} than was sent; send it again.")
-    return Loaded(expected.checksum, unread)
+            crc = read.get(spec.name)
+            if crc is not None and crc.crc != _expected_crc(spec, data, crc.dtype, sent):
+                return spec.name
+    return None
 
 
 def _expected_crc(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Mapping[str, int]) -> int:

@@ -1,4 +1,7 @@
-"""Weights through shared memory, for servers on the trainer's machine: one copy in, one copy out."""
+"""Weights through shared memory, for servers on this machine: one copy in, one copy out.
+
+The process that has the weights writes them, if it is on this machine, too.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
+from agentrl.engine.sglang.transports.base import Delivery, Loaded, on_this_machine, results_of
 from agentrl.engine.sglang.transports.inside import (
     LOADER,
     LOADER_FOLDER,
@@ -24,7 +28,7 @@ from agentrl.engine.sglang.transports.inside import (
     sweep,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket
+from agentrl.protocols import Bucket, Snapshot
 from agentrl.types import JSON
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums, digest, sum_digests
 from agentrl.weights.codec import slices
@@ -66,12 +70,13 @@ class SharedMemory:
         self._ranks: dict[Server, int] = {}
         self._staged: _StagedDelivery | None = None
 
-    async def open(self, servers: Sequence[Server]) -> None:
+    async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
         """Check that every server has the loader.
 
         Raises:
             EngineError: a server does not have it.
         """
+        del snapshot
         sweep(self._folder)
         ranks = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
         self._ranks = dict(zip(servers, ranks, strict=True))
@@ -90,14 +95,15 @@ class SharedMemory:
             EngineError: the files hold other weights than the delivery's checksum is of.
         """
         with_crcs = any(self._ranks[server] > 1 for server in servers)
+        snapshot = await on_this_machine(delivery.snapshot)
         with ExitStack() as stack:
             files = []
             # What does not fit is written by `send`.
             with suppress(EngineError):
-                for bucket in delivery.buckets:
+                for number in range(len(snapshot.parts)):
                     path = stack.enter_context(shared_file(self._folder))
-                    files.append(await asyncio.to_thread(_stage_bucket, path, bucket, with_crcs))
-            if len(files) == len(delivery.buckets):
+                    files.append(await snapshot.run(partial(_stage_bucket, path, number, with_crcs)))
+            if len(files) == len(snapshot.parts):
                 if sum_digests(digest for file in files for digest in file.digests) != delivery.checksum:
                     raise EngineError(
                         f"{self._folder} holds other weights than version {delivery.version} has; send them "
@@ -122,11 +128,12 @@ class SharedMemory:
             loading = [self._load_staged(server, delivery, staged.files) for server in servers]
             return dict(zip(servers, await results_of(loading), strict=True))
         expected = BucketChecksums({}, 0)
-        for bucket in delivery.buckets:
+        snapshot = await on_this_machine(delivery.snapshot)
+        for number in range(len(snapshot.parts)):
             with shared_file(self._folder) as path:
                 tensors, checksums = await asyncio.gather(
-                    asyncio.to_thread(_write_bucket, path, bucket),
-                    asyncio.to_thread(bucket_checksums, bucket),
+                    snapshot.run(partial(_write_bucket, path, number)),
+                    snapshot.run(partial(_checksums, number)),
                 )
                 calls = [self._load(server, checksums.crcs, path, tensors) for server in servers]
                 # All calls must end before the file is removed: a server may be mapping it.
@@ -173,16 +180,16 @@ class SharedMemory:
         return Loaded(expected.checksum, len(delivery.manifest))
 
 
-def _stage_bucket(path: Path, bucket: Bucket, with_crcs: bool) -> _StagedFile:
+def _stage_bucket(path: Path, number: int, with_crcs: bool, buckets: Sequence[Bucket]) -> _StagedFile:
     """Write a bucket's tensors, and compute checksums of what the file then holds.
 
     Raises:
         EngineError: the file system is full.
     """
-    tensors = _write_bucket(path, bucket)
+    tensors = _write_bucket(path, number, buckets)
     data = np.memmap(path, np.uint8, mode="r")
     written, offset = [], 0
-    for spec, sent in slices(bucket):
+    for spec, sent in slices(buckets[number]):
         written.append((spec, data[offset : offset + len(sent)]))
         offset = _aligned(offset + len(sent))
     crcs = {spec.name: zlib.crc32(held.data) for spec, held in written} if with_crcs else {}
@@ -194,7 +201,11 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
-def _write_bucket(path: Path, bucket: Bucket) -> JSON:
+def _checksums(number: int, buckets: Sequence[Bucket]) -> BucketChecksums:
+    return bucket_checksums([buckets[number]])
+
+
+def _write_bucket(path: Path, number: int, buckets: Sequence[Bucket]) -> JSON:
     """Write a bucket's tensors, aligned; returns name, shape, dtype and offset of each.
 
     Raises:
@@ -204,7 +215,7 @@ def _write_bucket(path: Path, bucket: Bucket) -> JSON:
     offset = 0
     try:
         with path.open("wb", buffering=0) as file:
-            for spec, data in slices(bucket):
+            for spec, data in slices(buckets[number]):
                 tensors.append([spec.name, list(spec.shape), spec.dtype, offset])
                 file.seek(offset)
                 remaining = data.data

@@ -1,62 +1,25 @@
-"""What Ray costs: calls of a trainer's rank on a Ray of one machine, against a rank that is a child process.
+"""Two sections of the benchmark of Ray: a call of a trainer's rank, against one in a child process.
 
-The worker of both does nothing, and they take turns in every repeat. Each section is a function of
-`SECTIONS`; all of them share one Ray.
+The worker of both does nothing, and they take turns in every repeat.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import RankNeeds, layout_of
-from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, connected
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import Ranks
 from agentrl.types import JSON, TrainBatch
 from benchmarks import idle
+from benchmarks.cluster.context import Cluster, RayBench
 from benchmarks.compare import Duration, figures_of, timed
 from benchmarks.idle import IdlePlan, arrays_of
-from benchmarks.machine import machine
 from benchmarks.stall import Stall, batch_of
 
 LOCAL, RAY = "local", "ray"
-
-
-@dataclass(frozen=True, slots=True)
-class RayBench:
-    """episodes: of a step (count). tokens: of an episode; long_tokens: where the hand-off is measured."""
-
-    episodes: int = 256
-    tokens: int = 1024
-    long_tokens: int = 16_384
-    repeats: int = 7
-
-
-class Cluster(NamedTuple):
-    """What a section may use. folder: for logs."""
-
-    session: RaySession
-    placement: RayPlacement
-    folder: Path
-
-
-class Section(Protocol):
-    """Measures one thing, and returns its summary and its rows."""
-
-    async def __call__(self, cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
-        """The section: `summary`, and whatever shows every repeat."""
 
 
 async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
@@ -97,47 +60,6 @@ async def hand_off(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
         },
         "gb_per_s": {side: one._asdict() for side, one in figures.items()},
     }
-
-
-SECTIONS: Mapping[str, Section] = {"step_overhead": step_overhead, "hand_off": hand_off}
-"""The sections by name; their summaries are joined."""
-
-
-def bench_ray(bench: RayBench | None = None) -> dict[str, JSON]:
-    """All sections.
-
-    Returns:
-        summary: of all sections. Each section by its name, with its repeats. settings: of runs and machine.
-    """
-    return asyncio.run(_bench(bench or RayBench()))
-
-
-async def _bench(bench: RayBench) -> dict[str, JSON]:
-    summary: dict[str, JSON] = {}
-    sections: dict[str, JSON] = {}
-    with TemporaryDirectory(prefix="agentrl-bench-") as temporary, _cluster(Path(temporary)) as cluster:
-        for name, section in SECTIONS.items():
-            measured = dict(await section(cluster, bench))
-            found = measured.pop("summary")
-            assert isinstance(found, dict), "every section has a summary"
-            summary |= found
-            sections[name] = measured
-    load = os.getloadavg()[0]
-    return {
-        "summary": {**summary, "load_average": load},
-        **sections,
-        "settings": {**asdict(bench), "ray": version("ray"), "baseline": LOCAL, **machine()},
-    }
-
-
-@contextmanager
-def _cluster(folder: Path) -> Iterator[Cluster]:
-    with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
-        placement = placed(session, layout_of(RankNeeds(1, 1, 0.5, 0), (), colocate=False), 60.0)
-        try:
-            yield Cluster(session, placement, folder)
-        finally:
-            placement.remove()
 
 
 async def _calls(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[str, list[Duration]]:

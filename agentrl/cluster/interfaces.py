@@ -1,4 +1,4 @@
-"""The network interface that leads to the ranks of other machines."""
+"""The network interface that leads to processes of other machines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ _ANY_PORT = 9
 
 
 def use_interface_to(host: str) -> None:
-    """Have gloo and NCCL use the interface that leads to `host`, unless the environment names another one.
+    """Have gloo and NCCL use the interface that leads to `host`, unless the environment names another one."""
+    for name, value in interface_variables(host).items():
+        os.environ.setdefault(name, value)
+
+
+def interface_variables(host: str) -> dict[str, str]:
+    """The variables that have gloo and NCCL use the interface that leads to `host`; {} = it is loopback.
 
     Left to itself, gloo takes the address of the machine's name, which is often the loopback address.
     """
     name = None if is_loopback(host) else interface_to(host)
-    if name is not None:
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+    return {} if name is None else {f"{library}_SOCKET_IFNAME": name for library in ("GLOO", "NCCL")}
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,112 @@
+"""Weights on their way from a trainer to engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+R = TypeVar("R")
+
+
+class TensorSpec(NamedTuple):
+    """A tensor by its Hugging Face name. dtype: as torch prints it, without `torch.`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Bucket(NamedTuple):
+    """Some complete tensors, one after another. data: uint8 [sum of their bytes]."""
+
+    tensors: tuple[TensorSpec, ...]
+    data: npt.NDArray[np.uint8]
+
+
+class WeightTransaction(Protocol):
+    """New weights that arrive. Leaving without commit keeps the old version serving."""
+
+    async def put(self, bucket: Bucket) -> None:
+        """Stage some tensors."""
+
+    async def commit(self, checksum: int) -> None:
+        """Pause, swap, compare the checksum of what was loaded, set the version, resume.
+
+        Raises:
+            EngineError: tensors are missing or the checksum differs; the old version serves on.
+        """
+
+
+class WeightSink(Protocol):
+    """Takes new weights."""
+
+    def begin(
+        self, manifest: Sequence[TensorSpec], version: int
+    ) -> AbstractAsyncContextManager[WeightTransaction]:
+        """Begin `version`; `manifest` lists every tensor that will be put."""
+
+
+Work: TypeAlias = Callable[[Sequence[Bucket]], R]
+"""Work on the buckets of a snapshot."""
+
+
+class Snapshot(Protocol):
+    """All tensors of one version, in the memory of the process that gathered them.
+
+    That may be a trainer's rank on another machine: transports send their work there, and the tensors do not
+    pass through this process.
+    """
+
+    @property
+    def parts(self) -> Sequence[Sequence[TensorSpec]]:
+        """The tensors of each bucket."""
+
+    @property
+    def checksum(self) -> int:
+        """Of all tensors, as `agentrl.weights.checksum` computes it."""
+
+    @property
+    def not_finite(self) -> str | None:
+        """The first tensor that holds a NaN or an infinity; None = all numbers are finite."""
+
+    @property
+    def process(self) -> str:
+        """The process that has it: the same text for two snapshots in one process."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether that process is on this machine."""
+
+    async def run(self, work: Work[R]) -> R:
+        """Call `work` with the buckets, in a thread of that process; the work is pickled on the way.
+
+        Raises:
+            TrainerError: that process has gone.
+        """
+
+    async def buckets(self) -> Sequence[Bucket]:
+        """The buckets, in this process; of another one they are copied.
+
+        Raises:
+            TrainerError: that process has gone.
+        """
+
+    def free(self) -> None:
+        """Free the memory; nothing else may be called afterwards."""
+
+
+@runtime_checkable
+class SnapshotSink(WeightSink, Protocol):
+    """A sink whose receivers get the tensors from the process that has them."""
+
+    async def load(self, snapshot: Snapshot, version: int) -> None:
+        """Serve a snapshot as `version`. It belongs to the sink then, which frees it after a later version.
+
+        Raises:
+            EngineError: the old version serves on, and the snapshot still belongs to the caller.
+            TrainerError: the process with the snapshot has gone.
+        """
