@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -20,11 +21,22 @@ class TensorSpec(NamedTuple):
     dtype: str
 
 
+class LinkableFile(Protocol):
+    """Memory that can get a name in the file system."""
+
+    def link(self, path: Path) -> bool:
+        """Give it this name; False where it cannot have one in that folder."""
+
+
 class Bucket(NamedTuple):
-    """Some complete tensors, one after another. data: uint8 [sum of their bytes]."""
+    """Some complete tensors, one after another. data: uint8 [sum of their bytes].
+
+    file: of shared memory that begins with these bytes; None = they are in memory of this process alone.
+    """
 
     tensors: tuple[TensorSpec, ...]
     data: npt.NDArray[np.uint8]
+    file: LinkableFile | None = None
 
 
 class WeightTransaction(Protocol):

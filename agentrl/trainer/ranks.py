@@ -35,6 +35,7 @@ from agentrl.weights.codec import non_finite, size_of, views
 R = TypeVar("R")
 
 BUCKET_BYTES = 64 << 20
+_MAX_BUCKETS = 256  # of a snapshot
 _POLL_S = 0.1
 _NUM_STATISTICS = 2
 """Entropy, and the sum of squared probabilities."""
@@ -186,12 +187,14 @@ class RankTrainer:
 
     async def _hand_over(self, target: SnapshotSink, version: int) -> int:
         """Have the sink send a snapshot; returns its bytes."""
-        stream = "weights", self._manifest, self._bucket_bytes
+        num_bytes = sum(map(size_of, self._manifest))
+        # Each has a descriptor, and a process has few of these.
+        bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
+        stream = "weights", self._manifest, bucket_bytes
         snapshot = await self.ranks.run(self.ranks.snapshot, *stream)
         is_taken = False
         try:
             _check_finite(snapshot.not_finite)
-            num_bytes = sum(size_of(spec) for part in snapshot.parts for spec in part)
             await target.load(snapshot, version)
             is_taken = True
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from agentrl.protocols import Bucket, TensorSpec, Work
@@ -31,13 +32,16 @@ class LocalSnapshot:
     def of_stream(cls, stream: Generator[Bucket, None, object]) -> LocalSnapshot:
         """All buckets of a stream that returns their checksum."""
         buckets: list[Bucket] = []
-        not_finite: str | None = None
-        while True:
-            try:
-                buckets.append(next(stream))
-            except StopIteration as end:
-                return cls(buckets, cast(int, end.value), not_finite)
-            not_finite = not_finite or non_finite(views(buckets[-1]))
+        checks: list[Future[str | None]] = []
+        # Meanwhile the next bucket is filled.
+        with ThreadPoolExecutor(1) as thread:
+            while True:
+                try:
+                    buckets.append(next(stream))
+                except StopIteration as end:
+                    names = [check.result() for check in checks]
+                    return cls(buckets, cast(int, end.value), next(filter(None, names), None))
+                checks.append(thread.submit(non_finite, views(buckets[-1])))
 
     @property
     def parts(self) -> Sequence[Sequence[TensorSpec]]:

@@ -31,6 +31,13 @@ class StreamEnd(NamedTuple):
     returned: object
 
 
+class _Kept(NamedTuple):
+    """A snapshot, and its memory."""
+
+    snapshot: LocalSnapshot
+    filled: list[Filled]
+
+
 class RemoteRank:
     """The object. preloaded: the module with the worker. A stream gives one bucket a call.
 
@@ -45,7 +52,7 @@ class RemoteRank:
         self._stream: Generator[Filled, None, object] | None = None
         self._end = StreamEnd(None)
         self._sent: Filled | None = None
-        self._snapshots: dict[int, LocalSnapshot] = {}
+        self._snapshots: dict[int, _Kept] = {}
         self._numbers = count()
 
     def begin(self, plan: bytes) -> None:
@@ -77,7 +84,8 @@ class RemoteRank:
         except StopIteration as end:
             self._stream, self._end = None, StreamEnd(end.value)
             return self._end
-        return SentBucket(*bucket_of(self._sent))
+        bucket = bucket_of(self._sent)
+        return SentBucket(bucket.tensors, bucket.data)
 
     def end_stream(self) -> object:
         """Run the stream to its end, without its buckets; what its method returned."""
@@ -86,30 +94,32 @@ class RemoteRank:
         return bucket.returned
 
     def keep_stream(self, method: str, *args: object) -> SnapshotFacts:
-        """Run a stream of the worker to its end, and keep its buckets here.
-
-        Their memory is not filled again: only the mapping of each is kept, and no descriptor.
-        """
+        """Run a stream of the worker to its end, and keep its buckets here until they are freed."""
         stream = self._calls.call(method, *args)
         assert isinstance(stream, Generator), f"{method} gives buckets"
-        snapshot, number = LocalSnapshot.of_stream(_kept(stream)), next(self._numbers)
-        self._snapshots[number] = snapshot
+        number, filled = next(self._numbers), list[Filled]()
+        snapshot = LocalSnapshot.of_stream(_kept(stream, filled))
+        self._snapshots[number] = _Kept(snapshot, filled)
         return SnapshotFacts(number, parts_of(snapshot.content), snapshot.checksum, snapshot.not_finite)
 
     def run_work(self, number: int, work: bytes) -> object:
         """Call a pickled function with the buckets of a snapshot; an error of it is `Refused`."""
         try:
-            return pickle.loads(work)(self._snapshots[number].content)
+            return pickle.loads(work)(self._snapshots[number].snapshot.content)
         except AgentRLError as error:
             return Refused(error)
 
     def bytes_of(self, number: int, bucket: int) -> Bytes:
         """The bytes of a bucket of a snapshot."""
-        return self._snapshots[number].content[bucket].data
+        return self._snapshots[number].snapshot.content[bucket].data
 
     def free_snapshot(self, number: int) -> None:
-        """Free a snapshot."""
-        self._snapshots.pop(number).free()
+        """Free a snapshot. Memory that has had a name is not filled again: it could not get another one."""
+        snapshot, filled = self._snapshots.pop(number)
+        snapshot.free()
+        for pool, buffer in ((each.pool, each.buffer) for each in filled):
+            if not buffer.was_linked:
+                pool.give_back(buffer)
 
     def close(self) -> None:
         """Close the worker."""
@@ -122,12 +132,12 @@ class RemoteRank:
             self._sent = None
 
 
-def _kept(stream: Generator[Filled, None, object]) -> Generator[Bucket, None, object]:
-    """The buckets of a stream, over memory that is freed with each; returns what the stream returns."""
+def _kept(stream: Generator[Filled, None, object], kept: list[Filled]) -> Generator[Bucket, None, object]:
+    """The buckets of a stream, of which none is filled again; returns what the stream returns."""
     while True:
         try:
-            filled = next(stream)
+            kept.append(next(stream))
         except StopIteration as end:
             returned: object = end.value
             return returned
-        yield bucket_of(filled)
+        yield bucket_of(kept[-1])

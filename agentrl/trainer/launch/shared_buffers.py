@@ -7,7 +7,6 @@ bucket, it reports whether the one before is still referenced; if not, the rank 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator
 from multiprocessing.connection import Connection
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.codec import size_of
-from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, mapped
+from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, SharedFile, mapped
 
 AHEAD = POOL_SIZE - 1
 """Buckets that a rank has sent and the driver has not acknowledged (count)."""
@@ -39,7 +38,7 @@ class Filled(NamedTuple):
 def bucket_of(filled: Filled) -> Bucket:
     """The bucket, over this process's mapping of its bytes."""
     num_bytes = sum(map(size_of, filled.tensors))
-    return Bucket(filled.tensors, filled.buffer.bytes_B[:num_bytes].numpy())
+    return Bucket(filled.tensors, filled.buffer.bytes_B[:num_bytes].numpy(), filled.buffer)
 
 
 class BucketHeader(NamedTuple):
@@ -80,12 +79,10 @@ def receive(pipe: Connection) -> object:
     message = pipe.recv()
     if not isinstance(message, BucketHeader):
         return message
-    descriptor = recv_handle(pipe)
-    try:
-        num_bytes = sum(map(size_of, message.tensors))
-        return Bucket(message.tensors, mapped(f"/proc/self/fd/{descriptor}", num_bytes, shared=False).numpy())
-    finally:
-        os.close(descriptor)
+    file = SharedFile(recv_handle(pipe))
+    num_bytes = sum(map(size_of, message.tensors))
+    data = mapped(f"/proc/self/fd/{file.descriptor}", num_bytes, shared=False).numpy()
+    return Bucket(message.tensors, data, file)
 
 
 def _await_acknowledgement(pipe: Connection, ahead: deque[Filled]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import micro_batches
-from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
+from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
@@ -120,8 +121,9 @@ class TorchWorker(Recorder):
         """The policy's weights in shared buffers; returns their checksum."""
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
-        digests: list[int] = []
-        with self.onloaded():
+        digests: list[Future[list[int]]] = []
+        # Checksums run in threads, so that this one fills the next buffer.
+        with self.onloaded(), ThreadPoolExecutor(AHEAD) as threads:
             tensors = dict(named_weights(self.model))
             for load in _loads(manifest, bucket_bytes):
                 buffer = self._pool.take(sum(map(size_of, load)))
@@ -130,9 +132,10 @@ class TorchWorker(Recorder):
                 for spec in load:
                     bytes_B[offset : offset + size_of(spec)] = bytes_of(tensors[spec.name])
                     offset += size_of(spec)
-                digests += digests_of(bucket_of(filled))
+                buffer.digests = threads.submit(digests_of, bucket_of(filled))
+                digests.append(buffer.digests)
                 yield filled
-        return sum_digests(digests)
+            return sum_digests(digest for future in digests for digest in future.result())
 
     def onloaded(self) -> AbstractContextManager[None]:
         """Have the policy's weights on the device for the block."""

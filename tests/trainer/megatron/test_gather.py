@@ -13,7 +13,7 @@ import torch
 
 from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.weights import manifest_of, unpack
+from agentrl.weights import manifest_of, shared, unpack
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.shared import BufferPool, SharedBuffer
@@ -29,6 +29,7 @@ FOURS = {
     "PP2 x DP2": {"pipeline_model_parallel_size": 2},
 }
 BUCKET_BYTES = 8_000
+BUCKETS = r"/dev/shm/#\d+ \(deleted\)|memfd:agentrl-bucket"
 FILES = {"a small file": b"?" * 16, "a large file": b"?" * 1_000_000}
 
 
@@ -81,7 +82,7 @@ def same(arrived, tensors_by_name):
 
 def mapped_buffers():
     """How many rooms this process has mapped."""
-    return len(re.findall("/memfd:agentrl-bucket", Path("/proc/self/maps").read_text(encoding="utf-8")))
+    return len(re.findall(BUCKETS, Path("/proc/self/maps").read_text(encoding="utf-8")))
 
 
 def layout_of(sizes, ranks):
@@ -128,7 +129,8 @@ def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
     assert [number for _, number in other[1]] == [3, 3]
 
 
-def test_the_smallest_room_that_is_large_enough_is_filled_again():
+def test_the_smallest_room_that_is_large_enough_is_filled_again(monkeypatch):
+    monkeypatch.setattr(shared, "IDLE_BYTES", 0)
     free = BufferPool(100)
     small, large = free.take(50), free.take(300)
     assert (len(small.bytes_B), len(large.bytes_B)) == (100, 300)
@@ -141,3 +143,8 @@ def test_the_smallest_room_that_is_large_enough_is_filled_again():
         free.give_back(buffer)
     sizes = [len(free.take(1).bytes_B) for _ in range(4)]
     assert sizes == [300, 400, 500, 100], "three are kept, and the last is new"
+    monkeypatch.setattr(shared, "IDLE_BYTES", 1400)
+    for buffer in returned:
+        free.give_back(buffer)
+    sizes = [len(free.take(1).bytes_B) for _ in range(5)]
+    assert sizes == [200, 300, 400, 500, 100], "as many as are no larger together"

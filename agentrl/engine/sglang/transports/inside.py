@@ -34,9 +34,6 @@ LOADER = "agentrl_sglang.load"
 LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
 """The directory that has to be on the server's PYTHONPATH."""
 
-SHARED = Path("/dev/shm")
-"""The directory of shared memory files."""
-
 _FRESH_S = 60.0
 
 

@@ -20,7 +20,6 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded, on_this_mach
 from agentrl.engine.sglang.transports.inside import (
     LOADER,
     LOADER_FOLDER,
-    SHARED,
     call_loader,
     ranks_with_loader,
     read_back,
@@ -28,10 +27,11 @@ from agentrl.engine.sglang.transports.inside import (
     sweep,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, Snapshot
+from agentrl.protocols import Bucket, Snapshot, TensorSpec
 from agentrl.types import JSON
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums, digest, sum_digests
-from agentrl.weights.codec import slices
+from agentrl.weights.codec import size_of, slices, torch_dtype
+from agentrl.weights.shared import SHARED
 
 _ALIGNMENT = 64
 
@@ -55,7 +55,8 @@ class _StagedDelivery(NamedTuple):
 class SharedMemory:
     """Writes each bucket once to a shared memory file, which the loader inside every server maps and loads.
 
-    All files are written, and their checksum is compared, while the servers serve. Paused, each server maps
+    All files are written, and their checksum is compared, while the servers serve. A bucket that is in shared
+    memory already gets a name there, and is not copied. Paused, each server maps
     them, copies them into its model and compares the two. Where they do not fit into the shared memory all at
     once, they are written one after the other while the servers are paused.
 
@@ -186,19 +187,46 @@ def _stage_bucket(path: Path, number: int, with_crcs: bool, buckets: Sequence[Bu
     Raises:
         EngineError: the file system is full.
     """
-    tensors = _write_bucket(path, number, buckets)
-    data = np.memmap(path, np.uint8, mode="r")
-    written, offset = [], 0
-    for spec, sent in slices(buckets[number]):
-        written.append((spec, data[offset : offset + len(sent)]))
-        offset = _aligned(offset + len(sent))
+    bucket = buckets[number]
+    if _is_linked(bucket, path):
+        tensors, written = _described(bucket.tensors, alignment=1), list(slices(bucket))
+    else:
+        tensors = _write_bucket(path, number, buckets)
+        data, (starts, _) = np.memmap(path, np.uint8, mode="r"), _offsets(bucket.tensors, _ALIGNMENT)
+        written = [
+            (spec, data[start : start + size_of(spec)])
+            for spec, start in zip(bucket.tensors, starts, strict=True)
+        ]
     crcs = {spec.name: zlib.crc32(held.data) for spec, held in written} if with_crcs else {}
     return _StagedFile(path, tensors, [digest(spec, held) for spec, held in written], crcs)
 
 
-def _aligned(offset: int) -> int:
-    """The next offset at which a tensor may begin."""
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+def _is_linked(bucket: Bucket, path: Path) -> bool:
+    """Give a bucket's own memory this name, if it has the layout that the loader needs, and can have one."""
+    if bucket.file is None or not len(bucket.data):
+        return False
+    starts, _ = _offsets(bucket.tensors, 1)
+    sizes = [torch_dtype(spec.dtype).itemsize for spec in bucket.tensors]
+    if any(start % size for start, size in zip(starts, sizes, strict=True)):
+        return False
+    return bucket.file.link(path)
+
+
+def _offsets(tensors: Sequence[TensorSpec], alignment: int) -> tuple[list[int], int]:
+    """Where each tensor begins in a file, and the end of the file, aligned."""
+    starts, end = [], 0
+    for spec in tensors:
+        starts.append(end)
+        end = -(-(end + size_of(spec)) // alignment) * alignment
+    return starts, end
+
+
+def _described(tensors: Sequence[TensorSpec], alignment: int) -> JSON:
+    """Name, shape, dtype and offset of each tensor, as the loader reads them."""
+    starts, _ = _offsets(tensors, alignment)
+    return [
+        [spec.name, list(spec.shape), spec.dtype, start] for spec, start in zip(tensors, starts, strict=True)
+    ]
 
 
 def _checksums(number: int, buckets: Sequence[Bucket]) -> BucketChecksums:
@@ -211,21 +239,18 @@ def _write_bucket(path: Path, number: int, buckets: Sequence[Bucket]) -> JSON:
     Raises:
         EngineError: the file system is full.
     """
-    tensors: list[JSON] = []
-    offset = 0
+    starts, end = _offsets(buckets[number].tensors, _ALIGNMENT)
     try:
         with path.open("wb", buffering=0) as file:
-            for spec, data in slices(buckets[number]):
-                tensors.append([spec.name, list(spec.shape), spec.dtype, offset])
-                file.seek(offset)
+            for (_, data), start in zip(slices(buckets[number]), starts, strict=True):
+                file.seek(start)
                 remaining = data.data
                 while remaining:
                     remaining = remaining[file.write(remaining) :]
-                offset = _aligned(offset + len(data))
             # The file has at least one block: an empty file cannot be mapped.
-            file.truncate(max(offset, _ALIGNMENT))
+            file.truncate(max(end, _ALIGNMENT))
     except OSError as error:
         raise EngineError(
             f"{path.parent} is too full for a bucket ({error.strerror}); send smaller ones."
         ) from error
-    return tensors
+    return _described(buckets[number].tensors, _ALIGNMENT)
