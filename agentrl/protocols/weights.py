@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -21,11 +20,10 @@ class TensorSpec(NamedTuple):
     dtype: str
 
 
-class LinkableFile(Protocol):
-    """Memory that can get a name in the file system."""
+class MemoryFile(Protocol):
+    """Memory that other processes of this user can open, at `path`, as long as this object exists."""
 
-    def link(self, path: Path) -> bool:
-        """Give it this name; False where it cannot have one in that folder."""
+    path: str
 
 
 class Bucket(NamedTuple):
@@ -36,7 +34,7 @@ class Bucket(NamedTuple):
 
     tensors: tuple[TensorSpec, ...]
     data: npt.NDArray[np.uint8]
-    file: LinkableFile | None = None
+    file: MemoryFile | None = None
 
 
 class WeightTransaction(Protocol):

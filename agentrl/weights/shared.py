@@ -1,25 +1,21 @@
 """Shared memory for the transfer of weights between processes.
 
 A buffer has no name in the file system: another process opens it through its descriptor. The kernel frees it
-with the last mapping, also where a process was killed. One in /dev/shm can get a name for a while (`link`),
-for processes that have no access to descriptors of this one.
+with the last mapping, also where a process was killed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from weakref import finalize
 
 import torch
 from torch import Tensor
 
-SHARED = Path("/dev/shm")
-"""The directory of shared memory files."""
+BUCKET_NAME = "agentrl-bucket"
+"""The name of the memory, for whoever looks at it; no file has it."""
 
 POOL_SIZE = 3
 """Buffers that a pool reuses (count): two at the receiver, and one that the sender fills meanwhile."""
@@ -27,36 +23,19 @@ POOL_SIZE = 3
 IDLE_BYTES = 1 << 30
 """A pool keeps more of them up to this size together: those of a snapshot of a small model."""
 
-_ROOM_BYTES = 1 << 30
-"""What stays free in /dev/shm for others, such as NCCL."""
-
 _numbers = count()
 
 
 class SharedFile:
-    """An open file in shared memory, which is closed with this object. was_linked: it has had a name."""
+    """An open file in shared memory, which is closed with this object.
+
+    path: where other processes of this user and this machine open it, as long as this object exists.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.was_linked = False
         finalize(self, os.close, descriptor)
-
-    def link(self, path: Path) -> bool:
-        """Give the file a name, in place of the file there; False where it cannot have one in that folder.
-
-        It can have one once: the kernel gives none to a file that has lost its last one. It is locked from
-        then on, as long as any process has it open through this object.
-        """
-        temporary = path.with_name(f"{path.name}.link")
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # With a folder given, Python follows the link to the descriptor; without one it does not.
-            os.link(f"/proc/self/fd/{self.descriptor}", temporary, src_dir_fd=self.descriptor)
-            temporary.replace(path)
-        except OSError:
-            return False
-        self.was_linked = True
-        return True
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 class SharedBuffer(SharedFile):
@@ -67,7 +46,8 @@ class SharedBuffer(SharedFile):
     """
 
     def __init__(self, num_bytes: int) -> None:
-        super().__init__(_without_name(num_bytes))
+        super().__init__(os.memfd_create(BUCKET_NAME))
+        os.truncate(self.descriptor, num_bytes)
         self.number = next(_numbers)
         self.bytes_B = mapped(f"/proc/self/fd/{self.descriptor}", num_bytes, shared=True)
         self.digests: Future[list[int]] | None = None
@@ -99,29 +79,6 @@ class BufferPool:
         self._buffers = sorted([*self._buffers, buffer], key=lambda item: len(item.bytes_B))
         while len(self._buffers) > POOL_SIZE and sum(len(b.bytes_B) for b in self._buffers) > IDLE_BYTES:
             del self._buffers[0]
-
-
-def _without_name(num_bytes: int) -> int:
-    """A new file in memory; its descriptor."""
-    with suppress(OSError):
-        status = os.statvfs(SHARED)
-        if status.f_bavail * status.f_frsize > num_bytes + _ROOM_BYTES:
-            return _reserved(num_bytes)
-    # Memory of the kernel's own, which the size of /dev/shm does not limit.
-    descriptor = os.memfd_create("agentrl-bucket")
-    os.truncate(descriptor, num_bytes)
-    return descriptor
-
-
-def _reserved(num_bytes: int) -> int:
-    descriptor = os.open(SHARED, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        # A page that cannot be had when it is written would end the process.
-        os.posix_fallocate(descriptor, 0, num_bytes)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
-import re
+import pickle
 import signal
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
+from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import DivergedError, EngineError, EngineUnavailableError, TrainerError
@@ -23,13 +25,12 @@ from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.weights import checksum, manifest_of, pack_buckets
-from agentrl.weights.shared import SHARED, BufferPool
+from agentrl.weights.shared import BufferPool
 from tests.cluster.test_ray_ranks import await_end
 from tests.engine.feeding import TIMEOUT_S, open_rig, transports
 from tests.engine.scheduling import Layered, Scheduler, checkpoint
 
 BUCKET_BYTES = 100
-BUCKETS = r"/dev/shm/#\d+ \(deleted\)|memfd:agentrl-bucket"
 
 
 class VersionsPlan:
@@ -85,7 +86,7 @@ async def trainer_of(ranks):
 
 def buckets_mapped(pid: int | str) -> int:
     """How many buckets a process has in its memory."""
-    return len(re.findall(BUCKETS, Path(f"/proc/{pid}/maps").read_text()))
+    return Path(f"/proc/{pid}/maps").read_text().count("/memfd:agentrl-bucket")
 
 
 @pytest.mark.parametrize("kind", ["shared memory", "disk", "delta", "distributed"])
@@ -112,33 +113,47 @@ async def test_servers_get_the_weights_of_a_rank(ranks, tmp_path, monkeypatch, k
         assert 1 < buckets_mapped(pid) <= 2 * len(list(pack_buckets(checkpoint(1), BUCKET_BYTES)))
 
 
-async def test_a_server_maps_the_memory_of_the_rank_itself(ranks):
-    """Where its file system can give that a name, nothing is copied on the way."""
+def files_of(body) -> list[str]:
+    """The files of a request to the loader."""
+    ((_, request),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+    return [path for path, _ in json.loads(request.numpy().tobytes())["files"]]
+
+
+async def test_a_server_maps_the_memory_of_the_rank_itself(ranks, tmp_path):
     trainer = await trainer_of(ranks)
     (pid,) = ranks.pids
-    named: list[set[str]] = []
-    with TemporaryDirectory(dir=SHARED) as place:
-        folder = Path(place)
-        async with open_rig(folder, Scheduler(), transport=SharedMemory(folder)) as rig:
+    async with open_rig(tmp_path, Scheduler(), transport=SharedMemory(tmp_path)) as rig:
+        (server,), sent = rig.schedulers, []
+        server.before = lambda path, body: (
+            sent.append(files_of(body)) if path == "/update_weights_from_tensor" else None
+        )
+        for version in range(1, 4):
+            await trainer.publish(rig.sink, version=version)
+            await rig.expect_version(version)
+        assert len(sent) == 3
+        for files in sent:
+            mapped = [file for file in files if file.startswith(f"/proc/{pid}/fd/")]
+            # One bucket has an integer where it is not aligned: that one is copied.
+            assert len(files) - 1 == len(mapped) > 1
 
-            def look(path, body):
-                if path == "/update_weights_from_tensor":
-                    files = [file.stat() for file in folder.iterdir()]
-                    named.append({str(file.st_ino) for file in files if file.st_size > 0})
 
-            rig.schedulers[0].before = look
-            for version in range(1, 4):
-                await trainer.publish(rig.sink, version=version)
-                await rig.expect_version(version)
-                assert len(named) == version
-                # The reply of the loader is a file, too, and empty until then.
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                written = named[-1] - set(re.findall(r" (\d+) +/dev/shm/", maps))
-                # One bucket has an integer where it is not aligned: that one is copied.
-                assert len(written) == 1 < len(named[-1]) - 1
-            # Rolling back takes copies.
-            await rig.sink.restore(rig.servers[0])
-            await rig.expect_version(3)
+async def test_a_server_without_access_to_the_memory_gets_copies_from_then_on(ranks, tmp_path, monkeypatch):
+    def refuse(path, flags):
+        raise PermissionError(f"{path} is no memory of a sender")
+
+    monkeypatch.setattr(agentrl_sglang, "_open_bucket", refuse)
+    trainer = await trainer_of(ranks)
+    async with open_rig(tmp_path, Scheduler(), Scheduler(), transport=SharedMemory(tmp_path)) as rig:
+        (server, _), calls = rig.schedulers, []
+        server.before = lambda path, body: calls.append(path)
+        for version in (1, 2):
+            await trainer.publish(rig.sink, version=version)
+            await rig.expect_version(version)
+            calls.append("published")
+        assert not rig.lost
+    first, second = (calls[: calls.index("published")], calls[calls.index("published") + 1 :])
+    assert first.count("/update_weights_from_tensor") > 2
+    assert second.count("/update_weights_from_tensor") == 1, "all files in one call"
 
 
 async def test_a_server_on_the_machine_gets_a_copy_from_a_rank_elsewhere(ranks, tmp_path, monkeypatch):

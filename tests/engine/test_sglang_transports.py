@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.transports import shared_memory
+from agentrl.engine.sglang.transports import bucket_files, shared_memory
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
@@ -85,7 +85,7 @@ async def test_weights_that_do_not_fit_are_written_while_the_servers_are_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[int] = []
-    write = shared_memory._write_bucket
+    write = bucket_files.write_bucket
 
     def full(path: Path, number: int, buckets: Sequence[Bucket]) -> JSON:
         held = sum(file.stat().st_size > 0 for file in tmp_path.glob("agentrl-weights-*"))
@@ -98,7 +98,8 @@ async def test_weights_that_do_not_fit_are_written_while_the_servers_are_paused(
         await rig.send(1)
         assert rig.schedulers[0].calls.count("/update_weights_from_tensor") == 1, "all files in one call"
         assert rig.sink.standstill_s > 0
-        monkeypatch.setattr(shared_memory, "_write_bucket", full)
+        for module in (bucket_files, shared_memory):
+            monkeypatch.setattr(module, "write_bucket", full)
         await rig.send(2)
         await rig.expect_version(2)
     assert len(writes) > 4

@@ -114,12 +114,11 @@ class RemoteRank:
         return self._snapshots[number].snapshot.content[bucket].data
 
     def free_snapshot(self, number: int) -> None:
-        """Free a snapshot. Memory that has had a name is not filled again: it could not get another one."""
+        """Free a snapshot: its memory is filled again."""
         snapshot, filled = self._snapshots.pop(number)
         snapshot.free()
         for pool, buffer in ((each.pool, each.buffer) for each in filled):
-            if not buffer.was_linked:
-                pool.give_back(buffer)
+            pool.give_back(buffer)
 
     def close(self) -> None:
         """Close the worker."""

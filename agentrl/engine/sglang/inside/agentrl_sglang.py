@@ -12,7 +12,8 @@ A request is JSON in the bytes of one tensor:
     {"action": "read", "reply": PATH, "tensors": [[name, shape, dtype], ..]}
 
 The reply is written to a file of the sender: {"error": null, "tensors": {name: [dtype, CRC-32 of bytes]}}.
-Any client of the server may send a request, so the names of both files must have PREFIX. `whole`: this
+Any client of the server may send a request, so the names of both files must have PREFIX, but for a FILE that
+is memory without a name: one that a process of this user has open under the name BUCKET. `whole`: this
 process holds complete tensors (no tensor parallelism), so all shapes are checked before the first one is
 loaded; without it, the CRCs are those of the tensors in the file. A name under `tensors` is null where the
 model's layout of the tensor is not supported here.
@@ -27,6 +28,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +41,10 @@ import torch
 PREFIX = "agentrl-weights-"
 """The prefix of the names of a sender's files. No others are opened."""
 
+BUCKET = "/memfd:agentrl-bucket (deleted)"
+"""What Linux calls the memory of a sender that has no name in the file system."""
+
+_DESCRIPTOR = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused parameters of SGLang, and the checkpoint tensors whose rows they stack."""
 _EXPERTS = ".experts."
@@ -222,6 +228,8 @@ def _open_file(path: str, flags: int) -> int:
     A request contains paths, and could otherwise access every file of the user. Opening changes nothing: a
     refused file stays as it is.
     """
+    if _DESCRIPTOR.fullmatch(path):
+        return _open_bucket(path, flags)
     if not os.path.basename(path).startswith(PREFIX):
         raise PermissionError(f"{path} is no file of a sender: its name does not begin with {PREFIX}")
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -230,6 +238,18 @@ def _open_file(path: str, flags: int) -> int:
         os.close(descriptor)
         raise PermissionError(f"{path} is no file of this user")
     return descriptor
+
+
+def _open_bucket(path: str, flags: int) -> int:
+    """A descriptor of a sender's memory, which may only be read."""
+    descriptor = -1
+    if flags == os.O_RDONLY and os.readlink(path) == BUCKET:
+        # Another file may be there by now: opening one must not wait, and it is not read.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+        if os.readlink(f"/proc/self/fd/{descriptor}") == BUCKET:
+            return descriptor
+        os.close(descriptor)
+    raise PermissionError(f"{path} is no memory of a sender")
 
 
 def _crc_of(tensor: torch.Tensor | None) -> tuple[str, int] | None:

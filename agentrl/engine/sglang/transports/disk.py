@@ -16,12 +16,11 @@ from torch import Tensor
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
-from agentrl.engine.sglang.transports.inside import ranks_with_loader, read_back
+from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
 from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
-from agentrl.weights.shared import SHARED
 
 
 class _StagedFolder(NamedTuple):

@@ -16,12 +16,11 @@ from torch._C._distributed_c10d import TCPStore
 from agentrl.engine.sglang.control import Server, UpdateGroup
 from agentrl.engine.sglang.transports import group_sender
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
-from agentrl.engine.sglang.transports.inside import ranks_with_loader, read_back
+from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
 from agentrl.protocols import Snapshot, TensorSpec, Work
 from agentrl.serving import bound
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
-from agentrl.weights.shared import SHARED
 
 _UNBLOCKING_S = 10.0
 

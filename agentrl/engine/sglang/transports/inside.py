@@ -34,7 +34,11 @@ LOADER = "agentrl_sglang.load"
 LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
 """The directory that has to be on the server's PYTHONPATH."""
 
+SHARED = Path("/dev/shm")
+"""The directory of shared memory files."""
+
 _FRESH_S = 60.0
+_NO_ACCESS = ("FileNotFoundError", "PermissionError")
 
 
 class Crc(NamedTuple):
@@ -42,6 +46,10 @@ class Crc(NamedTuple):
 
     dtype: str
     crc: int
+
+
+class NoAccessError(EngineError):
+    """A loader cannot open a file of the sender."""
 
 
 class LoaderReply(BaseModel):
@@ -176,6 +184,8 @@ def _read_reply(server: Server, path: Path) -> Mapping[str, Crc | None]:
         reply = LoaderReply.model_validate_json(body)
     except ValidationError as error:
         raise EngineError(f"the loader in {server.url} sent an invalid reply: {body[:100]!r}") from error
+    if reply.error is not None and reply.error.startswith(_NO_ACCESS):
+        raise NoAccessError(f"{server.url} cannot open a file of weights: {reply.error}")
     if reply.error is not None:
         raise EngineError(f"{server.url} did not load the weights: {reply.error}")
     return reply.tensors

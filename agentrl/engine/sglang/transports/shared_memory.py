@@ -1,25 +1,30 @@
-"""Weights through shared memory, for servers on this machine: one copy in, one copy out.
-
-The process that has the weights writes them, if it is on this machine, too.
-"""
+"""Weights through shared memory, for servers on this machine: one copy out, and at most one in."""
 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
+from weakref import WeakSet
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, on_this_machine, results_of
+from agentrl.engine.sglang.transports.bucket_files import (
+    BucketFile,
+    bucket_digests,
+    checksums_of,
+    copy_of,
+    memory_of,
+    write_bucket,
+)
 from agentrl.engine.sglang.transports.inside import (
     LOADER,
     LOADER_FOLDER,
+    SHARED,
+    NoAccessError,
     call_loader,
     ranks_with_loader,
     read_back,
@@ -27,38 +32,26 @@ from agentrl.engine.sglang.transports.inside import (
     sweep,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, Snapshot, TensorSpec
+from agentrl.protocols import Snapshot
 from agentrl.types import JSON
-from agentrl.weights.checksum import BucketChecksums, bucket_checksums, digest, sum_digests
-from agentrl.weights.codec import size_of, slices, torch_dtype
-from agentrl.weights.shared import SHARED
-
-_ALIGNMENT = 64
-
-
-class _StagedFile(NamedTuple):
-    """A bucket as a file that servers map. digests, crcs: of its tensors, read from the file."""
-
-    path: Path
-    tensors: JSON
-    digests: list[int]
-    crcs: dict[str, int]
+from agentrl.weights.checksum import BucketChecksums, sum_digests
 
 
 class _StagedDelivery(NamedTuple):
     """A delivery, and all of its buckets as files."""
 
     delivery: Delivery
-    files: list[_StagedFile]
+    files: list[BucketFile]
 
 
 class SharedMemory:
-    """Writes each bucket once to a shared memory file, which the loader inside every server maps and loads.
+    """Has the loader inside every server map the trainer's buckets, and load them.
 
-    All files are written, and their checksum is compared, while the servers serve. A bucket that is in shared
-    memory already gets a name there, and is not copied. Paused, each server maps
-    them, copies them into its model and compares the two. Where they do not fit into the shared memory all at
-    once, they are written one after the other while the servers are paused.
+    A bucket in memory of the trainer that other processes can open is mapped where it is. Any other is
+    written to a shared memory file, once for all servers, and all of them if a server has no access to that
+    memory. Checksums of these files are compared while the servers serve. Paused, each server maps the
+    buckets, copies them into its model and compares the two. Files that do not fit into the shared memory all
+    at once are written one after the other while the servers are paused.
 
     The servers need `--custom-weight-loader agentrl_sglang.load`, and LOADER_FOLDER on their PYTHONPATH. With
     tp_size = 1 the model's tensors are compared; with more, those that each rank received.
@@ -70,6 +63,7 @@ class SharedMemory:
         self._folder = folder
         self._ranks: dict[Server, int] = {}
         self._staged: _StagedDelivery | None = None
+        self._without_access: WeakSet[Server] = WeakSet()
 
     async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
         """Check that every server has the loader.
@@ -90,26 +84,22 @@ class SharedMemory:
 
     @asynccontextmanager
     async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
-        """Write all files, if they fit.
+        """Write all files that are needed, if they fit.
 
         Raises:
             EngineError: the files hold other weights than the delivery's checksum is of.
         """
-        with_crcs = any(self._ranks[server] > 1 for server in servers)
         snapshot = await on_this_machine(delivery.snapshot)
         with ExitStack() as stack:
-            files = []
+            files: list[BucketFile] = []
             # What does not fit is written by `send`.
             with suppress(EngineError):
-                for number in range(len(snapshot.parts)):
-                    path = stack.enter_context(shared_file(self._folder))
-                    files.append(await snapshot.run(partial(_stage_bucket, path, number, with_crcs)))
+                files += [
+                    await self._file(snapshot, number, servers, stack)
+                    for number in range(len(snapshot.parts))
+                ]
             if len(files) == len(snapshot.parts):
-                if sum_digests(digest for file in files for digest in file.digests) != delivery.checksum:
-                    raise EngineError(
-                        f"{self._folder} holds other weights than version {delivery.version} has; send them "
-                        "again."
-                    )
+                await self._compare(snapshot, files)
                 self._staged = _StagedDelivery(delivery, files)
             else:
                 stack.close()
@@ -124,19 +114,52 @@ class SharedMemory:
         Raises:
             EngineError: a server did not load them, or a bucket cannot be written.
         """
-        staged = self._staged
+        staged, loaded = self._staged, dict[Server, Loaded]()
         if staged is not None and staged.delivery is delivery:
             loading = [self._load_staged(server, delivery, staged.files) for server in servers]
-            return dict(zip(servers, await results_of(loading), strict=True))
+            results = dict(zip(servers, await results_of(loading), strict=True))
+            loaded = {server: result for server, result in results.items() if result is not None}
+        copied = [server for server in servers if server not in loaded]
+        return {**loaded, **(await self._send_copies(copied, delivery) if copied else {})}
+
+    async def _file(
+        self, snapshot: Snapshot, number: int, servers: Sequence[Server], stack: ExitStack
+    ) -> BucketFile:
+        """A bucket as a file for all servers; stack: removes it."""
+        with_crcs = any(self._ranks[server] > 1 for server in servers)
+        if self._without_access.isdisjoint(servers):
+            file = await snapshot.run(partial(memory_of, number, with_crcs))
+            if file is not None:
+                return file
+        path = stack.enter_context(shared_file(self._folder))
+        return await snapshot.run(partial(copy_of, path, number, with_crcs))
+
+    async def _compare(self, snapshot: Snapshot, files: Sequence[BucketFile]) -> None:
+        """Compare the checksum of the files with the trainer's, unless all of them are its own memory.
+
+        Raises:
+            EngineError: they hold other weights.
+        """
+        if all(file.digests is None for file in files):
+            return
+        digests: list[int] = []
+        for number, file in enumerate(files):
+            read = file.digests
+            digests += await snapshot.run(partial(bucket_digests, number)) if read is None else read
+        if sum_digests(digests) != snapshot.checksum:
+            raise EngineError(f"{self._folder} holds other weights than the trainer has; send them again.")
+
+    async def _send_copies(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+        """Write one bucket after the other to a file that these servers load."""
         expected = BucketChecksums({}, 0)
         snapshot = await on_this_machine(delivery.snapshot)
         for number in range(len(snapshot.parts)):
             with shared_file(self._folder) as path:
                 tensors, checksums = await asyncio.gather(
-                    snapshot.run(partial(_write_bucket, path, number)),
-                    snapshot.run(partial(_checksums, number)),
+                    snapshot.run(partial(write_bucket, path, number)),
+                    snapshot.run(partial(checksums_of, number)),
                 )
-                calls = [self._load(server, checksums.crcs, path, tensors) for server in servers]
+                calls = [self._load(server, checksums.crcs, str(path), tensors) for server in servers]
                 # All calls must end before the file is removed: a server may be mapping it.
                 await results_of(calls)
             expected = BucketChecksums(
@@ -149,22 +172,34 @@ class SharedMemory:
         """Forget the servers; every file is removed already."""
         self._ranks = {}
 
-    async def _load_staged(self, server: Server, delivery: Delivery, files: Sequence[_StagedFile]) -> Loaded:
+    async def _load_staged(
+        self, server: Server, delivery: Delivery, files: Sequence[BucketFile]
+    ) -> Loaded | None:
+        """Have a server load all files; None = it cannot open them, and gets copies from now on."""
+        try:
+            return await self._load_files(server, delivery, files)
+        except NoAccessError:
+            if all(file.digests is not None for file in files):
+                raise
+            self._without_access.add(server)
+            return None
+
+    async def _load_files(self, server: Server, delivery: Delivery, files: Sequence[BucketFile]) -> Loaded:
         """Have a server load all files; in one call, unless its ranks hold shards."""
         if self._ranks[server] > 1:
             for file in files:
                 await self._load(server, file.crcs, file.path, file.tensors)
             return Loaded(delivery.checksum, len(delivery.manifest))
-        paths: JSON = [[str(file.path), file.tensors] for file in files]
+        paths: JSON = [[file.path, file.tensors] for file in files]
         (unread,) = await call_loader(server, 1, {"action": "load_all", "files": paths}, self._folder)
         return Loaded(delivery.checksum, len(unread))
 
-    async def _load(self, server: Server, crcs: Mapping[str, int], path: Path, tensors: JSON) -> None:
+    async def _load(self, server: Server, crcs: Mapping[str, int], path: str, tensors: JSON) -> None:
         """Have a server load a file. Ranks with shards are not read back: they report what they received."""
         ranks = self._ranks[server]
         message: dict[str, JSON] = {
             "action": "load",
-            "file": str(path),
+            "file": path,
             "tensors": tensors,
             "whole": ranks == 1,
         }
@@ -179,78 +214,3 @@ class SharedMemory:
         if self._ranks[server] == 1:
             return await read_back(server, delivery, expected, self._folder)
         return Loaded(expected.checksum, len(delivery.manifest))
-
-
-def _stage_bucket(path: Path, number: int, with_crcs: bool, buckets: Sequence[Bucket]) -> _StagedFile:
-    """Write a bucket's tensors, and compute checksums of what the file then holds.
-
-    Raises:
-        EngineError: the file system is full.
-    """
-    bucket = buckets[number]
-    if _is_linked(bucket, path):
-        tensors, written = _described(bucket.tensors, alignment=1), list(slices(bucket))
-    else:
-        tensors = _write_bucket(path, number, buckets)
-        data, (starts, _) = np.memmap(path, np.uint8, mode="r"), _offsets(bucket.tensors, _ALIGNMENT)
-        written = [
-            (spec, data[start : start + size_of(spec)])
-            for spec, start in zip(bucket.tensors, starts, strict=True)
-        ]
-    crcs = {spec.name: zlib.crc32(held.data) for spec, held in written} if with_crcs else {}
-    return _StagedFile(path, tensors, [digest(spec, held) for spec, held in written], crcs)
-
-
-def _is_linked(bucket: Bucket, path: Path) -> bool:
-    """Give a bucket's own memory this name, if it has the layout that the loader needs, and can have one."""
-    if bucket.file is None or not len(bucket.data):
-        return False
-    starts, _ = _offsets(bucket.tensors, 1)
-    sizes = [torch_dtype(spec.dtype).itemsize for spec in bucket.tensors]
-    if any(start % size for start, size in zip(starts, sizes, strict=True)):
-        return False
-    return bucket.file.link(path)
-
-
-def _offsets(tensors: Sequence[TensorSpec], alignment: int) -> tuple[list[int], int]:
-    """Where each tensor begins in a file, and the end of the file, aligned."""
-    starts, end = [], 0
-    for spec in tensors:
-        starts.append(end)
-        end = -(-(end + size_of(spec)) // alignment) * alignment
-    return starts, end
-
-
-def _described(tensors: Sequence[TensorSpec], alignment: int) -> JSON:
-    """Name, shape, dtype and offset of each tensor, as the loader reads them."""
-    starts, _ = _offsets(tensors, alignment)
-    return [
-        [spec.name, list(spec.shape), spec.dtype, start] for spec, start in zip(tensors, starts, strict=True)
-    ]
-
-
-def _checksums(number: int, buckets: Sequence[Bucket]) -> BucketChecksums:
-    return bucket_checksums([buckets[number]])
-
-
-def _write_bucket(path: Path, number: int, buckets: Sequence[Bucket]) -> JSON:
-    """Write a bucket's tensors, aligned; returns name, shape, dtype and offset of each.
-
-    Raises:
-        EngineError: the file system is full.
-    """
-    starts, end = _offsets(buckets[number].tensors, _ALIGNMENT)
-    try:
-        with path.open("wb", buffering=0) as file:
-            for (_, data), start in zip(slices(buckets[number]), starts, strict=True):
-                file.seek(start)
-                remaining = data.data
-                while remaining:
-                    remaining = remaining[file.write(remaining) :]
-            # The file has at least one block: an empty file cannot be mapped.
-            file.truncate(max(end, _ALIGNMENT))
-    except OSError as error:
-        raise EngineError(
-            f"{path.parent} is too full for a bucket ({error.strerror}); send smaller ones."
-        ) from error
-    return _described(buckets[number].tensors, _ALIGNMENT)
