@@ -18,11 +18,13 @@ import torch
 
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
-from agentrl.engine.sglang.transports.shared_memory import _write_bucket
+from agentrl.engine.sglang.transports.bucket_files import in_memory, write_bucket
 from agentrl.errors import EngineError
+from agentrl.protocols import Bucket
 from agentrl.types import JSON
 from agentrl.weights import pack_buckets
 from agentrl.weights.codec import bytes_of
+from agentrl.weights.shared import SharedBuffer
 from tests.engine.scheduling import Layered, checkpoint
 
 ALLOWED = {
@@ -52,7 +54,7 @@ def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, 
 
 def load(folder: Path, model: torch.nn.Module, weights, **changes: JSON) -> Mapping[str, object]:
     (bucket,) = pack_buckets(weights, 1 << 20)
-    tensors = _write_bucket(folder / FILE, bucket)
+    tensors = write_bucket(folder / FILE, 0, [bucket])
     message = {"action": "load", "file": str(folder / FILE), "tensors": tensors, "whole": True}
     return call(folder, model, **(message | changes))
 
@@ -89,7 +91,7 @@ def load_all(folder: Path, model: torch.nn.Module, weights) -> Mapping[str, obje
     files: list[JSON] = []
     for number, bucket in enumerate(pack_buckets(weights, 100)):
         path = folder / f"{FILE}-{number}"
-        files.append([str(path), _write_bucket(path, bucket)])
+        files.append([str(path), write_bucket(path, 0, [bucket])])
     assert len(files) > 2
     return call(folder, model, action="load_all", files=files)
 
@@ -186,6 +188,49 @@ def test_only_files_with_a_senders_prefix_are_opened(tmp_path: Path) -> None:
     reply = load(tmp_path, model, checkpoint(2), file=str(tmp_path / f"{FILE}-folder"))
     assert "is no file of this user" in reply["error"]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def held(weights) -> Bucket:
+    """A bucket as a trainer's rank has it."""
+    (bucket,) = pack_buckets(weights, 1 << 20)
+    buffer = SharedBuffer(len(bucket.data))
+    buffer.bytes_B.numpy()[:] = bucket.data
+    return Bucket(bucket.tensors, buffer.bytes_B.numpy(), buffer)
+
+
+def test_memory_without_a_name_is_loaded(tmp_path: Path) -> None:
+    weights = checkpoint(1)[-1:] + checkpoint(1)[:-1]
+    model, bucket = Layered(), held(weights)
+    (file,) = in_memory(False, [bucket])
+    assert file is not None
+    reply = call(tmp_path, model, action="load_all", files=[[file.path, file.tensors]])
+    assert reply == {"error": None, "tensors": {}}
+    assert call(tmp_path, model, action="read", tensors=listed(weights))["tensors"] == crcs(weights)
+
+
+def test_a_bucket_in_which_a_tensor_is_not_aligned_has_no_file() -> None:
+    assert in_memory(False, [held(checkpoint(1))]) == [None]
+
+
+def test_no_other_open_file_of_the_user_is_read_or_written(tmp_path: Path) -> None:
+    """Neither other memory, a pipe that nobody writes to, or a file; and memory takes no reply."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    read_end, write_end = os.pipe()
+    memory, file = os.memfd_create("another"), os.open(precious, os.O_RDWR)
+    bucket = held(checkpoint(1))
+    for descriptor in (memory, file, read_end, 1_000_000):
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        reply = load(tmp_path, Layered(), checkpoint(1), file=path)
+        assert "is no memory of a sender" in reply["error"] or "FileNotFoundError" in reply["error"]
+    before = bucket.data.tobytes()
+    for path in (bucket.file.path, f"/proc/{os.getpid()}/fd/{file}"):
+        payload = inside._payload({"action": "read", "reply": path, "tensors": []})
+        agentrl_sglang.load(Layered(), Careful(io.BytesIO(payload)).load())
+    assert bucket.data.tobytes() == before
+    assert precious.read_bytes() == b"precious"
+    for descriptor in (memory, file, read_end, write_end):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("name", ["precious", f"{FILE}/precious", f"precious-{FILE}"])

@@ -31,16 +31,19 @@ class BucketFile(NamedTuple):
     crcs: dict[str, int]
 
 
-def memory_of(number: int, with_crcs: bool, buckets: Sequence[Bucket]) -> BucketFile | None:
-    """The memory of a bucket as a file; None = it has none that a loader can map."""
-    bucket = buckets[number]
+def in_memory(with_crcs: bool, buckets: Sequence[Bucket]) -> list[BucketFile | None]:
+    """The memory of each bucket as a file; None = it has none that a loader can map."""
+    return [_memory_of(bucket, with_crcs) for bucket in buckets]
+
+
+def _memory_of(bucket: Bucket, with_crcs: bool) -> BucketFile | None:
     if bucket.file is None or not len(bucket.data):
         return None
     starts, _ = _offsets(bucket.tensors, 1)
     sizes = [torch_dtype(spec.dtype).itemsize for spec in bucket.tensors]
     if any(start % size for start, size in zip(starts, sizes, strict=True)):
         return None
-    crcs = checksums_of(number, buckets).crcs if with_crcs else {}
+    crcs = bucket_checksums([bucket]).crcs if with_crcs else {}
     return BucketFile(bucket.file.path, _described(bucket.tensors, 1), None, crcs)
 
 

@@ -17,7 +17,7 @@ from agentrl.engine.sglang.transports.bucket_files import (
     bucket_digests,
     checksums_of,
     copy_of,
-    memory_of,
+    in_memory,
     write_bucket,
 )
 from agentrl.engine.sglang.transports.inside import (
@@ -94,10 +94,7 @@ class SharedMemory:
             files: list[BucketFile] = []
             # What does not fit is written by `send`.
             with suppress(EngineError):
-                files += [
-                    await self._file(snapshot, number, servers, stack)
-                    for number in range(len(snapshot.parts))
-                ]
+                files += await self._files(snapshot, servers, stack)
             if len(files) == len(snapshot.parts):
                 await self._compare(snapshot, files)
                 self._staged = _StagedDelivery(delivery, files)
@@ -122,17 +119,19 @@ class SharedMemory:
         copied = [server for server in servers if server not in loaded]
         return {**loaded, **(await self._send_copies(copied, delivery) if copied else {})}
 
-    async def _file(
-        self, snapshot: Snapshot, number: int, servers: Sequence[Server], stack: ExitStack
-    ) -> BucketFile:
-        """A bucket as a file for all servers; stack: removes it."""
+    async def _files(
+        self, snapshot: Snapshot, servers: Sequence[Server], stack: ExitStack
+    ) -> list[BucketFile]:
+        """Every bucket as a file for all servers; stack: removes those that are written."""
         with_crcs = any(self._ranks[server] > 1 for server in servers)
+        files: list[BucketFile | None] = [None] * len(snapshot.parts)
         if self._without_access.isdisjoint(servers):
-            file = await snapshot.run(partial(memory_of, number, with_crcs))
-            if file is not None:
-                return file
-        path = stack.enter_context(shared_file(self._folder))
-        return await snapshot.run(partial(copy_of, path, number, with_crcs))
+            files = await snapshot.run(partial(in_memory, with_crcs))
+        for number, file in enumerate(files):
+            if file is None:
+                path = stack.enter_context(shared_file(self._folder))
+                files[number] = await snapshot.run(partial(copy_of, path, number, with_crcs))
+        return [file for file in files if file is not None]
 
     async def _compare(self, snapshot: Snapshot, files: Sequence[BucketFile]) -> None:
         """Compare the checksum of the files with the trainer's, unless all of them are its own memory.
