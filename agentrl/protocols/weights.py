@@ -114,9 +114,12 @@ class SnapshotSink(WeightSink, Protocol):
     """A sink whose receivers get the tensors from the process that has them."""
 
     async def load(self, snapshot: Snapshot, version: int) -> None:
-        """Serve a snapshot as `version`. It belongs to the sink then, which frees it after a later version.
+        """Serve a snapshot as `version`.
 
         Raises:
-            EngineError: the old version serves on, and the snapshot still belongs to the caller.
+            EngineError: the old version serves on.
             TrainerError: the process with the snapshot has gone.
         """
+
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Whether it serves this snapshot, and will free it after a later version; else its owner does."""

@@ -192,13 +192,12 @@ class RankTrainer:
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
         stream = "weights", self._manifest, bucket_bytes
         snapshot = await self.ranks.run(self.ranks.snapshot, *stream)
-        is_taken = False
         try:
             _check_finite(snapshot.not_finite)
             await target.load(snapshot, version)
-            is_taken = True
         finally:
-            if not is_taken:
+            # A call that is cancelled may have reached its end.
+            if not target.holds(snapshot):
                 snapshot.free()
         return num_bytes
 

@@ -7,6 +7,7 @@ with the last mapping, also where a process was killed.
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future
 from itertools import count
 from weakref import finalize
@@ -54,7 +55,7 @@ class SharedBuffer(SharedFile):
 
 
 class BufferPool:
-    """A few unused shared buffers for reuse: filling new memory takes twice as long.
+    """A few unused shared buffers for reuse: filling new memory takes twice as long. Any thread may use it.
 
     bucket_bytes: the minimum size of a buffer.
     """
@@ -63,22 +64,26 @@ class BufferPool:
         self.bucket_bytes = bucket_bytes
         # Sorted by size, ascending.
         self._buffers: list[SharedBuffer] = []
+        self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> SharedBuffer:
         """The smallest unused buffer of at least `num_bytes`, or a new one."""
-        buffer = next((buffer for buffer in self._buffers if len(buffer.bytes_B) >= num_bytes), None)
+        with self._lock:
+            buffer = next((buffer for buffer in self._buffers if len(buffer.bytes_B) >= num_bytes), None)
+            if buffer is not None:
+                self._buffers.remove(buffer)
         if buffer is None:
             return SharedBuffer(max(num_bytes, self.bucket_bytes))
-        self._buffers.remove(buffer)
         if buffer.digests is not None:
             buffer.digests.result()
         return buffer
 
     def give_back(self, buffer: SharedBuffer) -> None:
         """Return a buffer that no process reads any more; its digests may still be computed."""
-        self._buffers = sorted([*self._buffers, buffer], key=lambda item: len(item.bytes_B))
-        while len(self._buffers) > POOL_SIZE and sum(len(b.bytes_B) for b in self._buffers) > IDLE_BYTES:
-            del self._buffers[0]
+        with self._lock:
+            self._buffers = sorted([*self._buffers, buffer], key=lambda item: len(item.bytes_B))
+            while len(self._buffers) > POOL_SIZE and sum(len(b.bytes_B) for b in self._buffers) > IDLE_BYTES:
+                del self._buffers[0]
 
 
 def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:

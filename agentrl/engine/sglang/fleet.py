@@ -339,6 +339,10 @@ class FleetSink:
         """
         await self._until_done(partial(self._sink.load, snapshot, version))
 
+    def holds(self, snapshot: Snapshot) -> bool:
+        """See `SGLangSink.holds`."""
+        return self._sink.holds(snapshot)
+
     async def _until_done(self, update: Callable[[], Awaitable[None]]) -> None:
         """Update all servers, again where one crashes meanwhile."""
         for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):

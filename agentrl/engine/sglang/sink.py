@@ -88,17 +88,21 @@ class SGLangSink:
         yield Transaction(manifest, version, _StagedBuckets(version, self._deliver))
 
     async def load(self, snapshot: Snapshot, version: int) -> None:
-        """Serve a snapshot as `version`. It belongs to the sink then, which frees it after a later version.
+        """Serve a snapshot as `version`; the sink frees it after a later version.
 
         Raises:
-            EngineError: a server did not load it, or it has other tensors than the previous version; the
-                previous version serves on, and the snapshot still belongs to the caller.
+            EngineError: a server did not load it, or it has other tensors than the previous version, which
+                serves on.
             TrainerError: the process with the snapshot has gone; likewise.
         """
         _check_version(version)
         delivery = Delivery(version, snapshot)
         _check_manifest(delivery.manifest, self._current)
         await self._deliver(delivery)
+
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Whether it serves this snapshot, also where the caller of `load` was cancelled."""
+        return self._current is not None and self._current.snapshot is snapshot
 
     async def restore(self, server: Server) -> None:
         """Send the current weights to a server that was just started; it may get requests afterwards.
