@@ -46,6 +46,12 @@ class TrainerFactory:
     _torch: Ranks | None = None
     _started: list[Ranks] = field(default_factory=list)
 
+    @property
+    def where(self) -> dict[str, str]:
+        """Where each rank runs that has been started."""
+        ranks = [where for started in self._started for where in started.where]
+        return {f"rank {number}": where for number, where in enumerate(ranks)}
+
     def prepare(self, source: ModelSource) -> None:
         """Check the models before the first episode, then start the rank of the torch trainer if needed.
 

@@ -92,8 +92,9 @@ class RunStatus(Section):
     working: calls of the trainer, stages of the run and the like. episodes: of those in play, how many are in
     each stage (count). requests: at the engine (count). served, training: the versions of the engine's and of
     the trainer's weights; None = no iteration has begun, like step, steps and places. waits: who waits for
-    what. idle_s: since when nothing has begun or ended (seconds); a pause of the process does not count.
-    event_loop: the place of the code that holds the event loop; "" = it is free.
+    what. processes: where each of the run's other processes runs, or ran last, by its name. idle_s: since
+    when nothing has begun or ended (seconds); a pause of the process does not count. event_loop: the place
+    of the code that holds the event loop; "" = it is free.
     """
 
     time: datetime
@@ -110,6 +111,7 @@ class RunStatus(Section):
     episodes: dict[str, int]
     oldest: Oldest | None = None
     waits: dict[str, str] = Field(default_factory=dict)
+    processes: dict[str, str] = Field(default_factory=dict)
     idle_s: float = 0.0
     event_loop: str = ""
 

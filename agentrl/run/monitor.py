@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 from agentrl.activity import Activities, Busy
 from agentrl.errors import place_of_frame
@@ -43,6 +44,10 @@ TRACE_PERIOD_S = 60.0
 _WINDOW_S = 60.0
 _LATE_PERIODS = 5
 """So many periods after which a sample counts as late: some code holds the event loop."""
+
+
+Processes: TypeAlias = Callable[[], Mapping[str, str]]
+"""Where each of some processes runs now, by its name. It does not block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Monitor:
         self._traced_s = time.perf_counter()
         self._hang_warning_s = hang_warning_s
         self._period_s = min(period_s, hang_warning_s / 4) if hang_warning_s else period_s
+        self._processes: list[Processes] = []
+        self._where: dict[str, str] = {}
         self._observed: _Iterations | None = None
         self._begun, self._version = Busy(), 0
         self._staleness: GroupStaleness | None = None
@@ -114,6 +121,10 @@ class Monitor:
         self._write_trace()
         self._contexts.close()
 
+    def follow(self, processes: Processes) -> None:
+        """Have these processes in the status from now on."""
+        self._processes.append(processes)
+
     @contextmanager
     def iterations(self, loop: Loop | PlayLoop | None, bar: StageBar) -> Iterator[None]:
         """In this block the status has the places and versions of the loop; the bar shows it in short.
@@ -144,6 +155,8 @@ class Monitor:
         """The state at this moment; on the event loop."""
         activities, observed, loop = self.activities, self._observed, self._loop
         busy = activities.busy
+        for processes in self._processes:
+            self._where.update(processes())
         places = None if loop is None else _places(loop)
         return RunStatus(
             time=at(busy.time_s),
@@ -160,6 +173,7 @@ class Monitor:
             episodes=stages_in(activities),
             oldest=oldest_in(activities),
             waits=waits_in(activities, places),
+            processes=dict(self._where),
         )
 
     @property

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from agentrl.activity import Activities
@@ -27,6 +28,8 @@ from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
 from agentrl.config import effective_values
+from agentrl.engine.embedded.process import EngineProcess
+from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
@@ -199,6 +202,7 @@ async def engines_of(
     In a replay there is neither, and this draws the weights of a new model. evaluates: whether there are
     held-out tasks.
     """
+    records.monitor.follow(lambda: processes.trainers.where)
     if config.rollout.replay is not None:
         await _draw(source, inline=config.run.inline)
         return None, None
@@ -213,6 +217,7 @@ async def engines_of(
         launcher=processes.launcher(POLICY),
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
+    records.monitor.follow(partial(_where, engine, processes.engine, ""))
     if not (evaluates and config.has_eval_engine):
         return engine, None
     second = setup._replace(
@@ -226,8 +231,16 @@ async def engines_of(
         started.push_async_callback(engine.close)
         # The first engine has drawn the weights of a new model.
         eval_engine = await build_engine(replace(source, seed=None), config.engine, env.limits, second)
+        records.monitor.follow(partial(_where, eval_engine, processes.eval_engine, "eval "))
         started.pop_all()
     return engine, eval_engine
+
+
+def _where(engine: Engine, process: EngineProcess | None, prefix: str) -> dict[str, str]:
+    """Where the processes of an engine run. prefix: of their names."""
+    if isinstance(engine, Fleet):
+        return {f"{prefix}{name}": where for name, where in engine.where.items()}
+    return {} if process is None else {f"{prefix}engine": f"process {process.pid}"}
 
 
 async def _draw(source: ModelSource, *, inline: bool) -> None:

@@ -56,4 +56,6 @@ def players_of(
     activities: Activities = records.monitor.activities
     started = PlayerPlan(_PROGRAM, pickled_plan(plan), folder)
     launcher = LocalPlayers(config.num_players) if cluster is None else cluster.players
-    return Players(launcher, started, engine, activities, records.console.line)
+    players = Players(launcher, started, engine, activities, records.console.line)
+    records.monitor.follow(lambda: players.where)
+    return players

@@ -48,6 +48,10 @@ class Ranks(Protocol):
     def pids(self) -> list[int]:
         """The processes, in the order of the ranks."""
 
+    @property
+    def where(self) -> list[str]:
+        """Their processes and machines, in the order of the ranks; it does not wait to know them."""
+
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
 

@@ -101,6 +101,8 @@ def status_lines(status: RunStatus, state: str, now: datetime | None = None) -> 
         yield _line("oldest", oldest_text(status.oldest, status.time))
     for who, what in status.waits.items():
         yield _line("waits", f"{who} for {what}")
+    for name, where in status.processes.items():
+        yield _line(name, where)
     if status.event_loop:
         yield _line("event loop", f"held at {status.event_loop}")
     yield _line("last progress", f"{time_text(status.idle_s)} before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 import agentrl
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
+from agentrl.observe.status import read_status
 from tests.engine.serving import sglang_python
 from tests.flow.runs import HEARING, journal_of, metrics_of, options_of, train
 from tests.flow.sft import conversations, settings_of, sft
@@ -106,6 +108,9 @@ def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
     assert (result.folder / "trainer" / "rank-0.log").exists()
     log = (result.folder / "engine" / "server-0.log").read_text()
     assert "host='127.0.0.1'" in log
+    processes = read_status(result.folder).processes
+    assert re.fullmatch(r"process \d+ on 127\.0\.0\.1", processes["rank 0"])
+    assert processes["server-0"].startswith("http://127.0.0.1:")
 
 
 @pytest.mark.faults

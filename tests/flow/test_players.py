@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.observe.history import attempts
+from agentrl.observe.status import read_status
 from tests.flow.runs import HEARING, journal_of, options_of, train
 from tests.flow.test_resume import accounted
 from tests.flow.test_settings_act import without_times
@@ -45,6 +46,10 @@ def test_a_run_is_the_same_with_any_number_of_players(tmp_path):
     assert journals[0] == journals[1] == journals[2]
     assert weights[0] == weights[1] == weights[2]
     assert len(list((folders[2] / "players").glob("player-*.log"))) == 2
+    processes = read_status(folders[2]).processes
+    assert processes.keys() == {"rank 0", "engine", "player 0", "player 1"}
+    assert len(set(processes.values())) == 4
+    assert all(where.startswith("process ") for where in processes.values())
 
 
 OF_PLAYING = {

@@ -42,6 +42,7 @@ BUSY = RunStatus(
     episodes={"tool": 4, "act": 7},
     oldest=OLDEST,
     waits={"new groups": "a place"},
+    processes={"rank 0": "process 12 on 10.0.0.2", "server-0": "http://127.0.0.1:30000, out of service"},
     idle_s=0.4,
 )
 LINES = """\
@@ -59,6 +60,8 @@ episodes         7 waiting for the engine
 oldest           the oldest group is g12, since 14:03:11 (5 min 20 s); its episode g12-3 is \
 in the tool search since 14:03:21 (5 min 10 s)
 waits            new groups for a place
+rank 0           process 12 on 10.0.0.2
+server-0         http://127.0.0.1:30000, out of service
 last progress    0 s before
 """
 

@@ -110,6 +110,14 @@ class Fleet:
         return self.policy.url
 
     @property
+    def where(self) -> dict[str, str]:
+        """The address of each server, and whether it is out of service."""
+        return {
+            member.process.name: member.process.url + ("" if member.serves else ", out of service")
+            for member in self._members
+        }
+
+    @property
     def version(self) -> int:
         """The version that was last sent to all servers; 0 before the first."""
         return self._sink.version

@@ -121,6 +121,12 @@ class Players:
         """The processes, in their order."""
         return [player.process for player in self._players]
 
+    @property
+    def where(self) -> dict[str, str]:
+        """Where each player runs."""
+        named = [process.name.partition(" (") for process in self.processes]
+        return {name: where.removesuffix(")") for name, _, where in named}
+
     def in_place_of(self, player: GroupPlayer) -> Self:
         """Stand for this player of the driver, which plays nothing: where its engine is away, no limit of a
         group counts, and its groups can be stopped if the driver's could."""

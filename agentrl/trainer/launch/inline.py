@@ -28,6 +28,11 @@ class InlineRank:
         """This process."""
         return [os.getpid()]
 
+    @property
+    def where(self) -> list[str]:
+        """This process."""
+        return [f"process {os.getpid()}, the run's own"]
+
     def begin(self, plan: RankPlan) -> None:
         """Build the worker of a plan, unless the constructor received one; the previous one is closed."""
         if plan.world_size != 1:

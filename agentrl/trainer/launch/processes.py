@@ -62,6 +62,11 @@ class Processes:
         """The processes, in the order of the ranks."""
         return [rank.pid for rank in self._ranks]
 
+    @property
+    def where(self) -> list[str]:
+        """Their processes, in the order of the ranks."""
+        return [rank.where for rank in self._ranks]
+
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
 

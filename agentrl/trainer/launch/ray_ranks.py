@@ -69,6 +69,11 @@ class RayRanks:
         """The processes on their machines, in the order of the ranks."""
         return [rank.identify().pid for rank in self._ranks]
 
+    @property
+    def where(self) -> list[str]:
+        """Their processes, in the order of the ranks."""
+        return [rank.where for rank in self._ranks]
+
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
 
