@@ -22,7 +22,7 @@ POOL_SIZE = 3
 """Buffers that a pool reuses (count): two at the receiver, and one that the sender fills meanwhile."""
 
 IDLE_BYTES = 1 << 30
-"""A pool keeps more of them up to this size together: those of a snapshot of a small model."""
+"""Of a snapshot that is freed, a pool keeps more of them: up to this size, all together."""
 
 _numbers = count()
 
@@ -78,11 +78,14 @@ class BufferPool:
             buffer.digests.result()
         return buffer
 
-    def give_back(self, buffer: SharedBuffer) -> None:
-        """Return a buffer that no process reads any more; its digests may still be computed."""
+    def give_back(self, buffer: SharedBuffer, *, idle_bytes: int = 0) -> None:
+        """Return a buffer that no process reads any more; its digests may still be computed.
+
+        idle_bytes: what all unused ones may hold; `POOL_SIZE` of them may hold more.
+        """
         with self._lock:
             self._buffers = sorted([*self._buffers, buffer], key=lambda item: len(item.bytes_B))
-            while len(self._buffers) > POOL_SIZE and sum(len(b.bytes_B) for b in self._buffers) > IDLE_BYTES:
+            while len(self._buffers) > POOL_SIZE and sum(len(b.bytes_B) for b in self._buffers) > idle_bytes:
                 del self._buffers[0]
 
 

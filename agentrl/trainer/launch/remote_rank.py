@@ -15,6 +15,7 @@ from agentrl.trainer.launch.calls import RankCalls
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import Refused, SnapshotFacts
 from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
+from agentrl.weights.shared import IDLE_BYTES
 from agentrl.weights.snapshot import LocalSnapshot, parts_of
 
 
@@ -118,7 +119,7 @@ class RemoteRank:
         snapshot, filled = self._snapshots.pop(number)
         snapshot.free()
         for pool, buffer in ((each.pool, each.buffer) for each in filled):
-            pool.give_back(buffer)
+            pool.give_back(buffer, idle_bytes=IDLE_BYTES)
 
     def close(self) -> None:
         """Close the worker."""

@@ -12,7 +12,7 @@ import torch
 
 from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.weights import manifest_of, shared, unpack
+from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.shared import BufferPool, SharedBuffer
@@ -127,8 +127,7 @@ def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
     assert [number for _, number in other[1]] == [3, 3]
 
 
-def test_the_smallest_room_that_is_large_enough_is_filled_again(monkeypatch):
-    monkeypatch.setattr(shared, "IDLE_BYTES", 0)
+def test_the_smallest_room_that_is_large_enough_is_filled_again():
     free = BufferPool(100)
     small, large = free.take(50), free.take(300)
     assert (len(small.bytes_B), len(large.bytes_B)) == (100, 300)
@@ -141,8 +140,7 @@ def test_the_smallest_room_that_is_large_enough_is_filled_again(monkeypatch):
         free.give_back(buffer)
     sizes = [len(free.take(1).bytes_B) for _ in range(4)]
     assert sizes == [300, 400, 500, 100], "three are kept, and the last is new"
-    monkeypatch.setattr(shared, "IDLE_BYTES", 1400)
     for buffer in returned:
-        free.give_back(buffer)
+        free.give_back(buffer, idle_bytes=1400)
     sizes = [len(free.take(1).bytes_B) for _ in range(5)]
     assert sizes == [200, 300, 400, 500, 100], "as many as are no larger together"
