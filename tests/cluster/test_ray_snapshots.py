@@ -108,7 +108,7 @@ async def test_servers_get_the_weights_of_a_rank(ranks, tmp_path, monkeypatch, k
         # Only a delta is made in this process, from both versions.
         assert copied == ([kind] * 4 if kind == "delta" else [])
         assert buckets_mapped("self") == before
-        # The rank keeps the last version, and fills the memory of those before again, where it is large enough.
+        # The rank keeps the last version, and fills the memory of those before again.
         (pid,) = ranks.pids
         assert 1 < buckets_mapped(pid) <= 3 * len(list(pack_buckets(checkpoint(1), BUCKET_BYTES)))
 
