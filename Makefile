@@ -56,7 +56,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (2.5 min at most)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
-test-full: lint sglang-cpu ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (60 min at most)
+test-full: lint sglang-cpu ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
 	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)

@@ -94,6 +94,8 @@ class Snapshot(Protocol):
     async def run(self, work: Work[R]) -> R:
         """Call `work` with the buckets, in a thread of that process; the work is pickled on the way.
 
+        An `AgentRLError` that it raises is raised here.
+
         Raises:
             TrainerError: that process has gone.
         """
