@@ -9,26 +9,33 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from agentrl.clocks import Waits
+from agentrl.engine.sglang import SGLangPolicy
 from agentrl.protocols import Policy
-from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.players.hosted import main
+from agentrl.rollout.players.hosted import Opened, main
 from benchmarks.instant import Player
 
 
 class PlayingPlan(NamedTuple):
-    """work: of a tool call. calls: of an episode. own_engine: whether the player has an instant engine."""
+    """work: of a tool call. calls: of an episode. own_engine: whether the player has an instant engine.
+
+    url: of a server that it sends its requests to; "" = none. slots: requests at once there (count).
+    """
 
     work: int
     calls: int
     own_engine: bool
+    url: str = ""
+    slots: int = 1
 
 
 @asynccontextmanager
-async def opened(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[GroupPlayer]:
+async def opened(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[Opened]:
     """The player of a plan."""
     del absence
-    work, calls, own_engine = PlayingPlan(*pickle.loads(plan))
-    yield Player(work=work, calls=calls, policy=None if own_engine else policy).group_player
+    work, calls, own_engine, url, slots = PlayingPlan(*pickle.loads(plan))
+    own = SGLangPolicy(url, max_concurrency=slots) if url else None
+    used = None if own_engine else own or policy
+    yield Opened(Player(work=work, calls=calls, policy=used).group_player, own)
 
 
 if __name__ == "__main__":

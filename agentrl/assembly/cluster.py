@@ -42,8 +42,14 @@ class RunCluster:
 
     def launcher(self, fleet: str) -> RayLauncher:
         """The places of the servers of a fleet, by its name."""
-        ranks = self.placement.ranks
-        return RayLauncher(self.session, self.placement.group, self.fleets[fleet], ranks)
+        placement = self.placement
+        clients = placement.players if fleet == POLICY else ()
+        return RayLauncher(self.session, placement.group, self.fleets[fleet], placement.ranks, clients)
+
+    @property
+    def has_players_elsewhere(self) -> bool:
+        """Whether a player is on another machine than the run."""
+        return any(place.node != self.session.node for place in self.placement.players)
 
     @property
     def players(self) -> RayPlayers:

@@ -158,16 +158,7 @@ class FleetPlan:
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:
-        return SGLangPolicy(
-            url,
-            headers=headers,
-            max_concurrency=self.config.max_slots,
-            adaptive=self.config.adaptive_concurrency,
-            attempts=_ATTEMPTS,
-            vocab_size=self.vocab_size,
-            decode=self.decode,
-            resend_lost=True,
-        )
+        return fleet_policy(self.config, url, headers, self.vocab_size, self.decode)
 
     def _fleet(
         self,
@@ -181,6 +172,29 @@ class FleetPlan:
         config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
         return Fleet(servers, router, policy, transport, end, health, self.on_event, headers).watch()
+
+
+def fleet_policy(
+    config: EngineConfig,
+    url: str,
+    headers: Mapping[str, str],
+    vocab_size: int | None,
+    decode: Decode | None,
+    *,
+    num_clients: int = 1,
+) -> SGLangPolicy:
+    """The policy of servers that a fleet watches. num_clients: processes that share the slots (count)."""
+    return SGLangPolicy(
+        url,
+        headers=headers,
+        max_concurrency=-(-config.max_slots // num_clients),
+        adaptive=config.adaptive_concurrency,
+        num_clients=num_clients,
+        attempts=_ATTEMPTS,
+        vocab_size=vocab_size,
+        decode=decode,
+        resend_lost=True,
+    )
 
 
 async def _leave_running() -> None:

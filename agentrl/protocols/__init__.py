@@ -8,6 +8,8 @@ from agentrl.protocols.engine import (
     Engine,
     MemoryTag,
     Policy,
+    PolicyClient,
+    PolicyClients,
     RunningPolicy,
     Sampling,
 )
@@ -50,6 +52,8 @@ __all__ = [
     "MemoryTag",
     "MultiAgentEnvironment",
     "Policy",
+    "PolicyClient",
+    "PolicyClients",
     "PublishReport",
     "Renderer",
     "RunningPolicy",

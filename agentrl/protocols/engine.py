@@ -84,6 +84,34 @@ MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
 """A part of an engine's memory: its weights, or the cache of keys and values. The words are SGLang's."""
 
 
+class PolicyClient(Protocol):
+    """A process that sends its own requests to the servers of an engine. It is held until `release`."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of its unusual requests so far, by name; see `Engine.counts`."""
+
+    async def hold(self) -> float:
+        """Have it send no request; running ones end with their tokens so far, and go on afterwards.
+
+        Returns:
+            when the first of these had ended, or now (`time.perf_counter`).
+        """
+
+    def release(self, salt: str | None) -> None:
+        """Have it send requests again. salt: of the weights that the servers hold; None = unknown."""
+
+
+class PolicyClients(Protocol):
+    """The processes that send their own requests to the servers of an engine."""
+
+    def add(self, client: PolicyClient) -> None:
+        """Hold it from now on whenever requests are held, and count its requests."""
+
+    def remove(self, client: PolicyClient) -> None:
+        """It has ended."""
+
+
 class Engine(RunningPolicy, Protocol):
     """A running policy that takes new weights."""
 

@@ -12,37 +12,59 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from agentrl.assembly.env import run_env_factory
+from agentrl.assembly.fleet import fleet_policy
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.policy import build_renderer, dialect_of
-from agentrl.checkpoints.source import open_source
+from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
+from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs.registry import register
 from agentrl.protocols import Policy
-from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.players.hosted import main
+from agentrl.rollout.players.hosted import Opened, main
 from agentrl.run.parts import World, filters_of, player_of, scoring_of
 from agentrl.run.players import PlayerSetup
 
 
 @asynccontextmanager
-async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[GroupPlayer]:
-    """The player of a plan.
+async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[Opened]:
+    """The player of a plan. policy: the driver's engine, for a plan without servers.
 
     Raises:
         UserError: the environment or a function by path cannot be imported here, or an opponent not opened.
     """
-    config, directory, spec, addresses, folder = PlayerSetup(*pickle.loads(plan))
+    setup = PlayerSetup(*pickle.loads(plan))
+    config, spec, addresses = setup.config, setup.env, setup.addresses
     if ":" not in spec.id:
         register(spec.id, spec.env_class, **spec.kwargs)
     make_env = run_env_factory(config, addresses)
     env = make_env()
     scorer, play = await scoring_of(config, make_env, None, addresses)
-    renderer = build_renderer(open_source(directory), dialect_of(env, config.rendering), config.rendering)
+    source = open_source(setup.directory)
+    renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
     world = World(make_env, scorer, renderer, play_episode=play)
-    setup = OpponentSetup(config.rendering, folder / "opponents")
-    async with opened_opponents(config.env.opponents, env, addresses, setup) as opponents:
+    opponent_setup = OpponentSetup(config.rendering, setup.folder / "opponents")
+    async with (
+        opened_opponents(config.env.opponents, env, addresses, opponent_setup) as opponents,
+        _own_policy(setup, source) as own,
+    ):
         world = replace(world, opponents=opponents)
-        yield player_of(config, world, policy, filters_of(config.rollout), absence)
+        yield Opened(player_of(config, world, own or policy, filters_of(config.rollout), absence), own)
+
+
+@asynccontextmanager
+async def _own_policy(setup: PlayerSetup, source: ModelSource) -> AsyncIterator[SGLangPolicy | None]:
+    """The policy of the plan's servers, which ends its requests at the end of the block."""
+    if setup.servers is None:
+        yield None
+        return
+    (url, headers), config = setup.servers, setup.config
+    policy = fleet_policy(
+        config.engine, url, headers, source.vocab_size, source.decode, num_clients=config.num_players
+    )
+    try:
+        yield policy
+    finally:
+        await policy.close()
 
 
 if __name__ == "__main__":

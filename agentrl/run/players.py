@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import RunCluster
 from agentrl.assembly.config import RunConfig
 from agentrl.checkpoints.source import ModelSource
+from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find
 from agentrl.protocols import Policy
 from agentrl.rollout.players.launcher import PlayerPlan
@@ -20,11 +22,21 @@ from agentrl.run.parts import Records
 from agentrl.trainer.launch.messages import pickled_plan
 
 _PROGRAM: Final = "agentrl.run.player"
+_LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
+
+
+class ServersAt(NamedTuple):
+    """Servers to which a player sends its requests itself. headers: of each, with a key if need be."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 class PlayerSetup(NamedTuple):
-    """What a player is built from. directory: of the model, for its tokenizer. env: the environment that the
-    driver has under that name. folder: for the output of opponents.
+    """What a player is built from.
+
+    directory: of the model, for its tokenizer. env: the environment that the driver has under that name.
+    folder: for the output of opponents. servers: None = its requests go through the driver.
     """
 
     config: RunConfig
@@ -32,6 +44,7 @@ class PlayerSetup(NamedTuple):
     env: EnvSpec
     addresses: Mapping[str, str]
     folder: Path
+    servers: ServersAt | None
 
 
 def players_of(
@@ -51,11 +64,22 @@ def players_of(
     """
     if engine is None or not config.num_players:
         return None
-    folder = records.folder.players
-    plan = PlayerSetup(config, source.directory.absolute(), find(config.env.env), {**addresses}, folder)
+    folder, fleet = records.folder.players, _reached(engine, cluster)
+    servers = None if fleet is None else ServersAt(fleet.url, {**fleet.policy.headers})
+    env = find(config.env.env)
+    plan = PlayerSetup(config, source.directory.absolute(), env, {**addresses}, folder, servers)
     activities: Activities = records.monitor.activities
     started = PlayerPlan(_PROGRAM, pickled_plan(plan), folder)
     launcher = LocalPlayers(config.num_players) if cluster is None else cluster.players
-    players = Players(launcher, started, engine, activities, records.console.line)
+    clients = None if fleet is None else fleet.clients
+    players = Players(launcher, started, engine, activities, records.console.line, clients)
     records.monitor.follow(lambda: players.where)
     return players
+
+
+def _reached(engine: Policy, cluster: RunCluster | None) -> Fleet | None:
+    """The servers of the engine, where every player reaches them."""
+    if not isinstance(engine, Fleet):
+        return None
+    is_loopback = urlsplit(engine.url).hostname in _LOOPBACK
+    return None if is_loopback and cluster is not None and cluster.has_players_elsewhere else engine

@@ -241,9 +241,56 @@ async def weights(folder: Path, address: str) -> dict[str, object]:
     return {"versions": versions, "rank": rank.host, "server": server.host, "url": url}
 
 
-SCENARIOS = {"same": same, "lost": lost, "players_lost": players_lost, "weights": weights}
+async def requests(folder: Path, address: str) -> dict[str, object]:
+    """A player of the second machine sends its requests to a real server of the first one by itself."""
+    from agentrl.observe import reconcile
+    from agentrl.observe.status import read_status
+    from agentrl.rollout.players.requests import Requests
+    from tests.engine.serving import sglang_python
+    from tests.flow.runs import metrics_of, train
+
+    through_the_driver: list[object] = []
+    Requests.handle = lambda self, message: through_the_driver.append(message)
+    settings = {
+        "num_rollout": 3,
+        "warm_start_steps": 2,
+        "warm_start_batch_size": 8,
+        "eval_episodes": 8,
+        "inline": False,
+        "max_staleness": 1,
+        "correction": "tis",
+        "engine": "sglang",
+        "sglang_python": str(sglang_python()),
+        "cluster": "ray",
+        "ray_address": address,
+        "num_cpus_per_rank": 0.5,
+        "num_cpus_per_server": 0.5,
+        "num_rollout_workers": 1,
+        # Only the second machine has room for it.
+        "num_cpus_per_rollout_worker": 2,
+    }
+    result = await asyncio.to_thread(train, "Bandit", folder, "run", **settings)
+    rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
+    processes = read_status(result.folder).processes
+    return {
+        "iterations": len(rows),
+        "restarts": max(row["engine/restarts"] for row in rows),
+        "problems": reconcile(result.folder).problems,
+        "through the driver": len(through_the_driver),
+        "player": processes["player 0"].rpartition(" ")[2],
+        "server": processes["server-0"].split(":")[1].lstrip("/"),
+    }
+
+
+SCENARIOS = {
+    "same": same,
+    "lost": lost,
+    "players_lost": players_lost,
+    "weights": weights,
+    "requests": requests,
+}
 
 if __name__ == "__main__":
-    with two_machines(far_cpus=2 if sys.argv[1] == "weights" else 1) as where:
+    with two_machines(far_cpus=2 if sys.argv[1] in ("weights", "requests") else 1) as where:
         scenario = SCENARIOS[sys.argv[1]]
         print(json.dumps(asyncio.run(scenario(Path(sys.argv[2]), where))), flush=True)

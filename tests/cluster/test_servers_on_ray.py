@@ -95,6 +95,45 @@ async def test_a_server_elsewhere_asks_for_the_key_which_nothing_shows(tmp_path)
             await fleet.close()
 
 
+class Exposed(LocalLauncher):
+    """Servers and a router for clients on other machines, too."""
+
+    host = "127.0.0.1"
+    router_host = "127.0.0.2"
+    key = KEY
+
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[ServerProcess, ...]:
+        return super().servers(
+            [each._replace(settings=replace(each.settings, host="127.0.0.2", key=KEY)) for each in replicas]
+        )
+
+
+async def test_a_router_for_clients_elsewhere_asks_for_the_key_which_nothing_shows(tmp_path):
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with Servers(ServerReplicas(real(tmp_path)), launcher=Exposed()) as launched:
+        (server,), router = launched.servers, launched.router
+        assert router is not None
+        assert router.url.startswith("http://127.0.0.2:")
+        shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids_at(router.port)]
+        shown += [log.read_bytes() for log in (server.log, router.log)]
+        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}}
+        calls = {"POST": "/generate", "GET": "/workers", "DELETE": "/workers/x"}
+        async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
+            statuses = {
+                path: (await client.request(method, f"{router.url}{path}", json=body)).status_code
+                for method, path in calls.items()
+            }
+        assert statuses == dict.fromkeys(calls.values(), 401)
+        policy = SGLangPolicy(launched.url, headers=headers, vocab_size=VOCAB, decode=text_of)
+        assert len((await policy.generate(PROMPT, Sampling(4), session="a")).token_ids) == 4
+        await policy.close()
+        assert not [text for text in shown if KEY.encode() in text]
+        await router.stop()
+        await router.start()
+        await router.add(server.url)
+        assert await router.workers() == (server.url,)
+
+
 async def no_op() -> None:
     pass
 

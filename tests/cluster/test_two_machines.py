@@ -39,6 +39,18 @@ def test_a_server_of_another_machine_gets_its_weights_from_the_rank(tmp_path):
     assert result == {"versions": [1], "rank": "10.231.0.1", "server": "10.231.0.2"}
 
 
+@pytest.mark.full
+def test_a_player_of_another_machine_sends_its_requests_to_the_servers_itself(tmp_path):
+    assert run("requests", tmp_path) == {
+        "iterations": 3,
+        "restarts": 0,
+        "problems": [],
+        "through the driver": 0,
+        "player": "10.231.0.2",
+        "server": "10.231.0.1",
+    }
+
+
 @pytest.mark.faults
 def test_a_machine_that_is_lost_in_mid_call_is_named_and_ends_the_other_rank(tmp_path):
     message = str(run("lost", tmp_path)["message"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import asynccontextmanager
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,12 +15,17 @@ from agentrl import Task
 from agentrl.activity import Activities
 from agentrl.clocks import clocks_stopped
 from agentrl.data import Prompt
+from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.clients import Clients
 from agentrl.envs import Scorer
 from agentrl.errors import RequestTooLargeError, WorldBrokenError
 from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.players import direct
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.players import Players
 from agentrl.types import Completion, Ending, Finish
+from tests.engine.serving import embedded_server
+from tests.engine.subjects import VOCAB
 from tests.rollout.playing_process import World
 
 
@@ -49,10 +56,10 @@ class Engine:
         self.closed.append(session)
 
 
-def players_in(tmp_path, engine, launcher, size=2):
-    plan = PlayerPlan("tests.rollout.playing_process", str(size).encode(), tmp_path)
+def players_in(tmp_path, engine, launcher, size=2, url="", clients=None):
+    plan = PlayerPlan("tests.rollout.playing_process", f"{size} {url}".encode(), tmp_path)
     lines = []
-    players = Players(launcher, plan, engine, Activities(), lines.append)
+    players = Players(launcher, plan, engine, Activities(), lines.append, clients)
     driver = GroupPlayer(World, lambda: None, Scorer(), size, 0, 0)
     return players.in_place_of(driver), lines
 
@@ -125,6 +132,48 @@ async def a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player(tmp_pat
     assert outcome.group is not None
 
 
+@asynccontextmanager
+async def players_at_a_server(tmp_path, launcher):
+    """Players that send their requests to a server themselves, and the clients that are held."""
+    async with embedded_server() as (url, _):
+        policy, engine = SGLangPolicy(url, vocab_size=VOCAB), Engine()
+        clients = Clients(policy)
+        players, lines = players_in(tmp_path, engine, launcher, url=url, clients=clients)
+        async with players:
+            yield players, clients, lines
+        await policy.close()
+        assert not engine.sessions, "no request goes through the driver"
+
+
+async def requests_of_players_go_to_the_servers_unless_the_driver_holds_them(tmp_path, launched):
+    async with players_at_a_server(tmp_path, launched(2)) as (players, clients, lines):
+        for _ in range(2):
+            async with clients.held():
+                playing = [asyncio.create_task(players.play(prompt(index), version=0)) for index in range(4)]
+                # Longer than an episode may take: a hold stops its clocks.
+                await asyncio.sleep(2 * World.limits.episode_timeout_s)
+                assert not any(task.done() for task in playing)
+            outcomes = await asyncio.gather(*playing)
+            assert [outcome.group.id for outcome in outcomes] == ["g0", "g1", "g2", "g3"]
+            assert not any(outcome.failed for outcome in outcomes)
+    assert not lines
+
+
+async def a_player_that_hangs_while_requests_are_held_is_replaced(tmp_path, launched):
+    async with players_at_a_server(tmp_path, launched(1)) as (players, clients, lines):
+        await players.play(prompt(0), version=0)
+        (pid,) = await pids_of(players)
+        os.kill(pid, signal.SIGSTOP)
+        playing = asyncio.create_task(players.play(prompt(1), version=0))
+        with mock.patch.object(direct, "HOLD_S", 1.0):
+            async with clients.held():
+                assert not playing.done()
+        assert (await playing).group.id == "g1"
+        assert (await pids_of(players)) != [pid]
+    (line,) = lines
+    assert "groups g1 are played again" in line
+
+
 async def the_groups_of_a_killed_player_are_played_again(tmp_path, launched):
     engine = Engine()
     engine.is_held.clear()
@@ -159,6 +208,7 @@ SCENARIOS = {
         an_error_of_the_engine_fails_the_turn_in_the_player,
         a_cancelled_group_cancels_its_requests_and_keeps_what_was_played,
         a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player,
+        requests_of_players_go_to_the_servers_unless_the_driver_holds_them,
     )
 }
 FAULTS = {
@@ -166,5 +216,6 @@ FAULTS = {
     for scenario in (
         the_groups_of_a_killed_player_are_played_again,
         a_group_that_ends_its_players_ends_the_run_with_a_sentence,
+        a_player_that_hangs_while_requests_are_held_is_replaced,
     )
 }

@@ -1,4 +1,7 @@
-"""A player without a run: a world whose prompt may end its process."""
+"""A player without a run: a world whose prompt may end its process.
+
+Its plan is the size of a group, and the address of servers where it sends its requests itself.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import sys
 from contextlib import asynccontextmanager
 
 from agentrl import Env, Limits, Message
+from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import Scorer
 from agentrl.protocols import Act, Sampling
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.players.hosted import main
+from agentrl.rollout.players.hosted import Opened, main
 from agentrl.types import TurnTokens
+from tests.engine.subjects import VOCAB, text_of
 
 
 class World(Env):
@@ -50,7 +55,10 @@ class Sampler:
 
 @asynccontextmanager
 async def opened(plan, policy, absence):
-    yield GroupPlayer(World, lambda: Sampler(policy), Scorer(), int(plan), 0, 0, absence=absence)
+    size, *url = plan.decode().split()
+    own = SGLangPolicy(url[0], vocab_size=VOCAB, decode=text_of) if url else None
+    used = own or policy
+    yield Opened(GroupPlayer(World, lambda: Sampler(used), Scorer(), int(size), 0, 0, absence=absence), own)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from agentrl.types import Completion, Finish
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
-_LOAD_EVERY_S = 0.5
+_LOAD_EVERY_S, _LOAD_AT_LEAST_EVERY_S = 0.5, 2.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,6 +49,7 @@ class SGLangPolicy:
     url: of the server or router. headers: sent with every request (`Authorization`).
     max_concurrency: concurrent requests; more of them wait here, in order. adaptive: fewer are in flight
         where a server has a queue or a full cache; then the youngest are interrupted, and go on later.
+    num_clients: policies of the same run at this address, each in a process of its own (count).
     attempts: the maximum number of attempts without a new token; the waits between them grow.
     timeout_s: for one request from call to reply, with the wait for a slot.
     vocab_size: of the model. SGLang crashes on a token beyond it; None = prompts are not checked.
@@ -68,6 +69,7 @@ class SGLangPolicy:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_concurrency: int = 256
     adaptive: bool = False
+    num_clients: int = 1
     attempts: int = 5
     timeout_s: float = 600.0
     vocab_size: int | None = None
@@ -312,12 +314,10 @@ class SGLangPolicy:
         while self._pending:
             # The requests of a server that is down fail by themselves.
             with suppress(EngineError):
-                loads = await self._connection.loads()
-                usage = max((load.token_usage for load in loads), default=0.0)
-                load = Load(sum(load.num_waiting_reqs for load in loads), usage)
+                load = Load.of(await self._connection.loads(), self.num_clients)
                 youngest = admission.report(load)
                 await asyncio.gather(*(pending.ended_by(self._abort_on_server) for pending in youngest))
-            await asyncio.sleep(_LOAD_EVERY_S)
+            await asyncio.sleep(min(_LOAD_EVERY_S * self.num_clients, _LOAD_AT_LEAST_EVERY_S))
 
     async def _send(
         self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity

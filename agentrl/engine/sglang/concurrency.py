@@ -12,11 +12,13 @@ The oldest request is never interrupted, and the limit is never below 1: so ever
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang.request import PendingRequest
+from agentrl.engine.sglang.wire import RankLoad
 
 _FIRST_LIMIT = 16
 # Of a cache, in use by running requests. SGLang takes requests back by itself where nothing is left.
@@ -32,6 +34,12 @@ class Load(NamedTuple):
 
     num_waiting: int
     cache_usage: float
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankLoad], num_clients: int) -> Self:
+        """One client's part of the queues of all servers, and the fullest cache."""
+        waiting = sum(rank.num_waiting_reqs for rank in ranks)
+        return cls(-(-waiting // num_clients), max((rank.token_usage for rank in ranks), default=0.0))
 
 
 class AdaptiveLimit:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
+from agentrl.engine.sglang.clients import Clients
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.memory import ServerMemory
 from agentrl.engine.sglang.processes import Process, Router
@@ -72,7 +73,8 @@ class Fleet:
     transport: of weights to them. end: stops them; `close` calls it last.
     on_event: called with a sentence whenever a server starts or ends.
     headers: of control calls (`Authorization`).
-    incidents: servers that were replaced, in order.
+    incidents: servers that were replaced, in order. clients: all that send requests to the servers; other
+    processes are added to them.
     """
 
     processes: Sequence[Process]
@@ -88,7 +90,8 @@ class Fleet:
     def __post_init__(self) -> None:
         self._members = [_Member(process, Server(process.url, self.headers)) for process in self.processes]
         self._sink = SGLangSink(self.transport, self._servers_in_service, self._held, self._lost)
-        self._memory = ServerMemory(self._servers_in_service, self.policy.held, self._lost, self._sink)
+        self.clients = Clients(self.policy)
+        self._memory = ServerMemory(self._servers_in_service, self.clients.held, self._lost, self._sink)
         self._updating = False
         self._restarts = 0
         self._can_serve = asyncio.Event()
@@ -130,7 +133,8 @@ class Fleet:
     @property
     def counts(self) -> Mapping[str, int]:
         """Requests sent again, by reason, and restarts of servers (`restarts`)."""
-        return {name: self.policy.counts[name] for name in _RETRY_COUNTS} | {"restarts": self._restarts}
+        counts = self.clients.counts
+        return {name: counts.get(name, 0) for name in _RETRY_COUNTS} | {"restarts": self._restarts}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """See `SGLangPolicy.generate`."""
@@ -182,7 +186,8 @@ class Fleet:
     @property
     def _failed_requests(self) -> int:
         """The number of failed requests; an increase triggers a health check."""
-        return self.policy.counts["lost"] + self.policy.counts["retries"]
+        counts = self.clients.counts
+        return counts.get("lost", 0) + counts.get("retries", 0)
 
     def _servers_in_service(self) -> list[Server]:
         return [member.control for member in self._members if member.serves]
@@ -195,7 +200,7 @@ class Fleet:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[float]:
-        async with self.policy.held(self._abort_all) as still_since:
+        async with self.clients.held(self._abort_all) as still_since:
             # A paused server may fail its health check.
             self._updating = True
             try:
@@ -250,7 +255,7 @@ class Fleet:
             if not router.running:
                 self._restarts += 1
                 self.on_event(f"the router: {router.end_reason}; it is restarted. {router.log_tail()}")
-                async with self.policy.held():
+                async with self.clients.held():
                     await self._retry_until_up("the router", lambda: self._restart_router(router))
 
     async def _restart_router(self, router: Router) -> None:
@@ -319,7 +324,7 @@ class Fleet:
                 self._held_requests = None
             elif not self._serves and self._held_requests is None:
                 self._held_requests = AsyncExitStack()
-                await self._held_requests.enter_async_context(self.policy.held())
+                await self._held_requests.enter_async_context(self.clients.held())
 
 
 class FleetSink:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.connection import Connection
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from agentrl.activity import Activities
 from agentrl.clocks import Waits
@@ -25,6 +25,7 @@ from agentrl.processes import SendFailure, follow_driver
 from agentrl.protocols import Policy, Sampling
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players import messages
+from agentrl.rollout.players.direct import DirectRequests, HeldPolicy
 from agentrl.types import Completion
 
 REPORT_S = 0.25
@@ -33,7 +34,16 @@ _HELD_S = 1.0
 
 Received: TypeAlias = Sequence[messages.ToPlayer] | None
 """A list of messages; None = the pipe has ended."""
-OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[GroupPlayer]]
+
+
+class Opened(NamedTuple):
+    """What plays the groups. policy: of its own, over the servers; None = it uses the driver's engine."""
+
+    player: GroupPlayer
+    policy: HeldPolicy | None = None
+
+
+OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[Opened]]
 """Builds the player of a plan. The policy is the driver's engine; the waits are those for it."""
 
 
@@ -101,10 +111,12 @@ class RemotePolicy:
 
 
 class Host:
-    """Plays groups as tasks. player: what plays them."""
+    """Plays groups as tasks. player: what plays them. direct: its requests to servers, if it sends any."""
 
-    def __init__(self, player: GroupPlayer, policy: RemotePolicy, absence: Waits) -> None:
-        self._player, self._policy, self._absence = player, policy, absence
+    def __init__(
+        self, player: GroupPlayer, policy: RemotePolicy, direct: DirectRequests | None, absence: Waits
+    ) -> None:
+        self._player, self._policy, self._direct, self._absence = player, policy, direct, absence
         self._groups: dict[int, asyncio.Task[None]] = {}
         self.failure: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
 
@@ -127,6 +139,10 @@ class Host:
                 self._policy.stop_clocks(message)
             case messages.Answer():
                 self._policy.settle(message)
+            case messages.Hold() if self._direct is not None:
+                self._direct.hold(message)
+            case messages.Release() if self._direct is not None:
+                self._direct.release(message)
 
     async def close(self) -> None:
         """Cancel all groups, and wait until each has cleaned up."""
@@ -183,8 +199,8 @@ class Pipe:
 class Reports:
     """Sends reports from a thread, which goes on where code holds the event loop, and names that code."""
 
-    def __init__(self, activities: Activities, pipe: Pipe) -> None:
-        self._reporter, self._pipe = Reporter(activities), pipe
+    def __init__(self, activities: Activities, pipe: Pipe, direct: DirectRequests | None) -> None:
+        self._reporter, self._pipe, self._direct = Reporter(activities), pipe, direct
         self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
         self._num_late = 0
         self._is_over = threading.Event()
@@ -200,7 +216,8 @@ class Reports:
             # A dictionary may change while it is read: the next report has it.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._beat)
-                self._pipe.send_now([messages.InProgress(self._reporter.report(self._held_at()))])
+                counts = {} if self._direct is None else self._direct.counts
+                self._pipe.send_now([messages.InProgress(self._reporter.report(self._held_at()), counts)])
 
     def _beat(self) -> None:
         self._num_late = 0
@@ -225,14 +242,17 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
     policy, absence, activities = RemotePolicy(pipe.send), Waits(), Activities()
     try:
         with activities.observed(), rare_collections():
-            async with open_player(plan, policy, absence) as player:
+            async with open_player(plan, policy, absence) as (player, own):
+                direct = None if own is None else DirectRequests(own, pipe.send)
                 pipe.send_now([messages.Opened()])
-                host, reports = Host(player, policy, absence), Reports(activities, pipe)
+                host, reports = Host(player, policy, direct, absence), Reports(activities, pipe, direct)
                 try:
                     await _serve(host, inbox, pipe)
                 finally:
                     reports.end()
                     await host.close()
+                    if direct is not None:
+                        await direct.close()
     except AgentRLError as error:
         pipe.send_now([messages.Failed(error)])
 

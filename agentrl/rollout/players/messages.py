@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from agentrl.data import Prompt
@@ -53,7 +53,19 @@ class Answer(NamedTuple):
     error: AgentRLError | None = None
 
 
-ToPlayer: TypeAlias = Play | CancelGroup | Stop | EngineAway | ClocksStopped | Answer
+class Hold(NamedTuple):
+    """Send no request to the servers, and end the running ones with their tokens so far; `Held` answers."""
+
+    number: int
+
+
+class Release(NamedTuple):
+    """Send requests again. salt: of the weights; see `PolicyClient.release`."""
+
+    salt: str | None
+
+
+ToPlayer: TypeAlias = Play | CancelGroup | Stop | EngineAway | ClocksStopped | Answer | Hold | Release
 
 
 class Opened(NamedTuple):
@@ -97,12 +109,25 @@ class CancelRequest(NamedTuple):
 
 
 class InProgress(NamedTuple):
-    """What the player does at this moment, and what has ended since the last report."""
+    """What the player does at this moment, and what has ended since the last report.
+
+    counts: of its own requests to servers; see `PolicyClient.counts`.
+    """
 
     report: ActivityReport
+    counts: Mapping[str, int]
 
 
-FromPlayer: TypeAlias = Opened | Failed | Played | Generate | CloseSession | CancelRequest | InProgress
+class Held(NamedTuple):
+    """No request of the player runs. ago_s: since the first of them had ended (seconds)."""
+
+    number: int
+    ago_s: float
+
+
+Asked: TypeAlias = Generate | CloseSession | CancelRequest
+"""What a player asks of the driver's engine."""
+FromPlayer: TypeAlias = Opened | Failed | Played | Asked | InProgress | Held
 
 Message = TypeVar("Message")
 

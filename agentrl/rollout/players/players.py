@@ -15,9 +15,10 @@ from agentrl.activity import Activities
 from agentrl.data import Prompt
 from agentrl.errors import AgentRLError, WorldBrokenError
 from agentrl.observe.mirror import Mirror
-from agentrl.protocols import Policy
+from agentrl.protocols import Policy, PolicyClients
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
 from agentrl.rollout.players import messages
+from agentrl.rollout.players.direct import DirectClient
 from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
 from agentrl.rollout.players.requests import Requests
@@ -41,6 +42,7 @@ class _Player:
 
     process: PlayerProcess
     requests: Requests
+    direct: DirectClient
     mirror: Mirror
     is_open: bool = False
 
@@ -68,7 +70,7 @@ class Players:
     again from reset under the same ordinals, or from where they were begun.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
-    where a player has ended.
+    where a player has ended. clients: of the engine, where players send requests to its servers themselves.
 
     Raises (from play):
         WorldBrokenError: players ended `MAX_ENDS` times while they played one group, or before any.
@@ -82,9 +84,11 @@ class Players:
         engine: Policy,
         activities: Activities,
         on_event: Callable[[str], None],
+        clients: PolicyClients | None = None,
     ) -> None:
         self._launcher, self._plan = launcher, plan
         self._engine, self._activities, self._on_event = engine, activities, on_event
+        self._clients = clients
         self._dispatch = Dispatch(launcher.size)
         self._players: list[_Player] = []
         self._flights: dict[int, _Flight] = {}
@@ -108,7 +112,7 @@ class Players:
         await asyncio.gather(*self._restarts, return_exceptions=True)
         self._contexts.close()
         for player in self._players:
-            player.mirror.clear()
+            self._leave(player)
             player.process.close()
         for player in self._players:
             await player.requests.close()
@@ -205,7 +209,8 @@ class Players:
         if self._is_stopping:
             process.send(messages.Stop())
         mirror = Mirror(self._activities, process.name, number)
-        return _Player(process, Requests(self._engine, process.send), mirror)
+        direct = DirectClient(process.send, process.end)
+        return _Player(process, Requests(self._engine, process.send), direct, mirror)
 
     def _receive(self, number: int, message: messages.FromPlayer) -> None:
         player = self._players[number]
@@ -214,12 +219,17 @@ class Players:
                 player.is_open = True
                 player.mirror.name = player.process.name
                 self._dispatch.opened(number)
+                if self._clients is not None:
+                    self._clients.add(player.direct)
             case messages.Failed():
                 self._fail(message.error)
             case messages.Played():
                 self._settle(message)
             case messages.InProgress():
                 player.mirror.show(message.report)
+                player.direct.counts = message.counts
+            case messages.Held():
+                player.direct.receive(message)
             case _:
                 player.requests.handle(message)
 
@@ -242,13 +252,20 @@ class Players:
     def _on_ended(self, number: int) -> None:
         """The player's process has ended."""
         player = self._players[number]
-        player.mirror.clear()
+        self._leave(player)
         if self._is_closed or self._failure is not None:
             return
         may_restart = self._dispatch.lost(number, was_open=player.is_open)
         restart = asyncio.get_running_loop().create_task(self._replace(number, may_restart=may_restart))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
+
+    def _leave(self, player: _Player) -> None:
+        """The player does nothing any more."""
+        player.mirror.clear()
+        player.direct.end()
+        if self._clients is not None:
+            self._clients.remove(player.direct)
 
     async def _replace(self, number: int, *, may_restart: bool) -> None:
         player = self._players[number]

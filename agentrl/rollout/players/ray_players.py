@@ -81,6 +81,10 @@ class RayPlayer:
         if self._created.is_done:
             self._actor.aside("close")
 
+    def end(self) -> None:
+        """Kill the actor, with which the player ends, as where it dies by itself."""
+        self._actor.end()
+
     async def end_reason(self) -> str:
         """How the player, its actor or its machine ended."""
         await asyncio.wait([self._following], timeout=_END_S if self._created.is_done else 0.0)

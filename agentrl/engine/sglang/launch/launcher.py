@@ -84,11 +84,13 @@ class Launcher(Protocol):
     """Makes the servers of one fleet, each in its place; it starts none.
 
     host: an address of this machine that its servers reach, and the ranks that send them weights: loopback
-    where all of these run here. is_local: whether the servers do. key: of those that run elsewhere; None =
-    none does.
+    where all of these run here. is_local: whether the servers do. router_host: where their router listens, on
+    this machine: on loopback, unless players elsewhere send requests. key: of the servers that do not listen
+    on loopback, and of such a router; None = all do.
     """
 
     host: str
+    router_host: str
     is_local: bool
     key: str | None
 
@@ -100,6 +102,7 @@ class LocalLauncher:
     """Runs servers on this machine, on its loopback address."""
 
     host: str = HOST
+    router_host: str = HOST
     is_local: bool = True
     key: str | None = None
 

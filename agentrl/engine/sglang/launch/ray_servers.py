@@ -41,8 +41,10 @@ class RayLauncher:
 
     A server on this machine listens on the loopback address and asks for no key, as without Ray. One on
     another machine listens on that machine's address, and asks for a key that is random for each launcher.
+    Where clients are on other machines, all servers and the router do so.
 
-    ranks: the allocations of the trainer's ranks, which send weights to the servers.
+    ranks: the allocations of the trainer's ranks, which send weights to the servers. clients: those of the
+    players, which send them requests.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class RayLauncher:
         group: PlacementGroup,
         allocations: Sequence[Allocation],
         ranks: Sequence[Allocation] = (),
+        clients: Sequence[Allocation] = (),
     ) -> None:
         self._session, self._group, self._allocations = session, group, tuple(allocations)
-        self.is_local = all(allocation.node == session.node for allocation in allocations)
-        ranks_are_local = all(allocation.node == session.node for allocation in ranks)
-        self.host = HOST if self.is_local and ranks_are_local else session.host
-        self.key = None if self.is_local else secrets.token_hex(_KEY_BYTES)
+        self.is_local = self._are_here(allocations)
+        self.host = HOST if self.is_local and self._are_here(ranks) else session.host
+        self.router_host = HOST if self._are_here(clients) else session.host
+        needs_key = not self.is_local or self.router_host != HOST
+        self.key = secrets.token_hex(_KEY_BYTES) if needs_key else None
 
     def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer, ...]:
         """The servers, in order; their GPUs are those of their allocations."""
@@ -71,12 +75,15 @@ class RayLauncher:
             for replica, allocation in zip(replicas, self._allocations, strict=True)
         )
 
+    def _are_here(self, allocations: Sequence[Allocation]) -> bool:
+        return all(allocation.node == self._session.node for allocation in allocations)
+
     def _placed(self, settings: ServerSettings, allocation: Allocation) -> ServerSettings:
         entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         settings = replace(settings, python_path=(*settings.python_path, *map(Path, entries)))
         if self.host != HOST:
             settings = replace(settings, rendezvous_host=self.host)
-        if allocation.node == self._session.node:
+        if allocation.node == self._session.node and self.router_host == HOST:
             return settings
         return replace(settings, host=allocation.host, key=self.key)
 

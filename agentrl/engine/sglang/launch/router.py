@@ -31,6 +31,7 @@ _POLL_S = 0.05
 _CONTROL_TIMEOUT_S = 10.0
 _ACCEPTED = 202
 _OK = 200
+_KEY_MODULE = "agentrl_router_key"
 _NOT_FOUND = 404
 FLAGS: Mapping[str, str] = {
     # The only policy that routes the requests of one x-smg-routing-key to one server. A new session, and one
@@ -70,7 +71,8 @@ class _Workers(wire.WireModel):
 class RouterProcess(Listener):
     """A router. After a restart it has no servers until they are added.
 
-    settings: of its servers; the router runs in the same interpreter, with the same variables.
+    settings: of its servers; the router runs in the same interpreter, with the same variables. Its own are
+    host and key, which all requests but those of its health must have; None = it asks for none.
     servers: those that may be added, beside others without a key and with the role `regular`. Where some
     prefill and some decode, each request uses one of both.
     """
@@ -78,9 +80,10 @@ class RouterProcess(Listener):
     def __init__(
         self, settings: ServerSettings, servers: Sequence[ServerHandle] = (), *, name: str = "router"
     ) -> None:
-        port, self._metrics_port = free_ports(2)
-        super().__init__(name, port, settings.log_folder)
-        self._python = settings.python
+        (port,) = free_ports(1, settings.host)
+        self._metrics_port = next(other for other in free_ports(2) if other != port)
+        super().__init__(name, port, settings.log_folder, settings.host)
+        self._python, self._key = settings.python, settings.key
         self._environment = settings.environment_of(())
         self._servers = tuple(servers)
         self._disaggregated = any(server.role != "regular" for server in servers)
@@ -92,7 +95,7 @@ class RouterProcess(Listener):
             EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
         """
         flags = {
-            "host": HOST,
+            "host": self.host,
             "port": str(self.port),
             "prometheus-host": HOST,
             "prometheus-port": str(self._metrics_port),
@@ -101,7 +104,8 @@ class RouterProcess(Listener):
         arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
         arguments += [f"--{name}" for name in SWITCHES]
         arguments += ["--pd-disaggregation"] if self._disaggregated else []
-        command = [str(self._python.absolute()), "-m", "sglang_router.launch_router", *arguments]
+        module = "sglang_router.launch_router" if self._key is None else _KEY_MODULE
+        command = [str(self._python.absolute()), "-m", module, *arguments]
         await self._start_process(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
 
     async def workers(self) -> tuple[str, ...]:
@@ -162,7 +166,8 @@ class RouterProcess(Listener):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[ServerConnection]:
-        connection = ServerConnection(self.url, {})
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        connection = ServerConnection(self.url, headers)
         try:
             yield connection
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -41,8 +41,8 @@ class Servers:
             policy = SGLangPolicy(servers.url)
 
     groups: all with the role `regular`, or some with `prefill` and some with `decode`.
-    router: False leaves it out. A single server has one, too, where it asks for a key: clients of the router,
-    which is on this machine alone, need none.
+    router: False leaves it out. A single server has one, too, where it asks for a key: clients of this
+    machine need none, unless the router listens for those of other machines, too.
     launcher: where the servers run; the router runs here.
     on_event: called with a sentence whenever a process is starting, is up or is stopping.
 
@@ -61,12 +61,16 @@ class Servers:
         on_event: Callable[[str], None] = _ignore,
         launcher: Launcher | None = None,
     ) -> None:
-        self.servers = (launcher or LocalLauncher()).servers(_replicas(groups))
+        launcher = launcher or LocalLauncher()
+        self.servers = launcher.servers(_replicas(groups))
         roles = {server.role for server in self.servers}
         if problem := incomplete(roles):
             raise ConfigError(problem)
         is_alone = len(self.servers) == 1 and self.servers[0].key is None
-        self.router = RouterProcess(groups[0].settings, self.servers) if router and not is_alone else None
+        host = launcher.router_host
+        key = launcher.key if host != LocalLauncher.router_host else None
+        settings = replace(groups[0].settings, host=host, key=key)
+        self.router = RouterProcess(settings, self.servers) if router and not is_alone else None
         self._on_event = on_event
         self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
