@@ -147,15 +147,16 @@ async def players_at_a_server(tmp_path, launcher):
 
 async def requests_of_players_go_to_the_servers_unless_the_driver_holds_them(tmp_path, launched):
     async with players_at_a_server(tmp_path, launched(2)) as (players, clients, lines):
-        for _ in range(2):
-            async with clients.held():
-                playing = [asyncio.create_task(players.play(prompt(index), version=0)) for index in range(4)]
-                # Longer than an episode may take: a hold stops its clocks.
-                await asyncio.sleep(2 * World.limits.episode_timeout_s)
-                assert not any(task.done() for task in playing)
-            outcomes = await asyncio.gather(*playing)
-            assert [outcome.group.id for outcome in outcomes] == ["g0", "g1", "g2", "g3"]
-            assert not any(outcome.failed for outcome in outcomes)
+        # Once they have their environments: a hold then waits for their answers.
+        await asyncio.gather(*(players.play(prompt(index), version=0) for index in range(2)))
+        async with clients.held():
+            playing = [asyncio.create_task(players.play(prompt(index), version=0)) for index in range(2, 6)]
+            # Longer than an episode may take: a hold stops its clocks.
+            await asyncio.sleep(2 * World.limits.episode_timeout_s)
+            assert not any(task.done() for task in playing)
+        outcomes = await asyncio.gather(*playing)
+        assert [outcome.group.id for outcome in outcomes] == ["g2", "g3", "g4", "g5"]
+        assert not any(outcome.failed for outcome in outcomes)
     assert not lines
 
 

@@ -10,13 +10,11 @@ import sys
 from contextlib import asynccontextmanager
 
 from agentrl import Env, Limits, Message
-from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import Scorer
 from agentrl.protocols import Act, Sampling
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players.hosted import Opened, main
 from agentrl.types import TurnTokens
-from tests.engine.subjects import VOCAB, text_of
 
 
 class World(Env):
@@ -56,7 +54,12 @@ class Sampler:
 @asynccontextmanager
 async def opened(plan, policy, absence):
     size, *url = plan.decode().split()
-    own = SGLangPolicy(url[0], vocab_size=VOCAB, decode=text_of) if url else None
+    own = None
+    if url:
+        # It takes seconds to import, and few players need it.
+        from agentrl.engine.sglang import SGLangPolicy
+
+        own = SGLangPolicy(url[0])
     used = own or policy
     yield Opened(GroupPlayer(World, lambda: Sampler(used), Scorer(), int(size), 0, 0, absence=absence), own)
 
