@@ -94,8 +94,7 @@ class PolicyClient(Protocol):
     async def hold(self) -> float:
         """Have it send no request; running ones end with their tokens so far, and go on afterwards.
 
-        Returns:
-            when the first of these had ended, or now (`time.perf_counter`).
+        The result is when the first of these had ended, or now (`time.perf_counter`).
         """
 
     def release(self, salt: str | None) -> None:

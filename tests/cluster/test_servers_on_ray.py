@@ -113,7 +113,7 @@ async def test_a_router_for_clients_elsewhere_asks_for_the_key_which_nothing_sho
     async with Servers(ServerReplicas(real(tmp_path)), launcher=Exposed()) as launched:
         (server,), router = launched.servers, launched.router
         assert router is not None
-        assert router.url.startswith("http://127.0.0.2:")
+        assert router.host == launched.servers[0].host == "127.0.0.2"
         shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids_at(router.port)]
         shown += [log.read_bytes() for log in (server.log, router.log)]
         body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}}

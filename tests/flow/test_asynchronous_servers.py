@@ -35,7 +35,8 @@ def check(folder):
 
 
 @pytest.mark.full
-def test_groups_are_played_on_a_server_while_others_are_trained(tmp_path, monkeypatch):
+@pytest.mark.parametrize("players", [0, 2])
+def test_groups_are_played_on_a_server_while_others_are_trained(tmp_path, monkeypatch, players):
     monkeypatch.setenv(CONTROL_KEY, "key-of-these-tests")
     initial = train("Talkative", tmp_path, "initial", **{**SMALL, "num_rollout": 1}).folder / "checkpoint"
     address = f"http://127.0.0.1:{(port := free_port())}"
@@ -43,6 +44,7 @@ def test_groups_are_played_on_a_server_while_others_are_trained(tmp_path, monkey
     with running([*command, "--max-context-len", "256"], address, "/health", tmp_path / "server.log"):
         opened = {name: value for name, value in RUN.items() if name not in SHAPE}
         served = {"engine": "sglang", "sglang_url": address, "update_weights_transport": "disk"}
+        served |= {"num_rollout_workers": players}
         folder = train(
             "Talkative", tmp_path, "x", **{**opened, "hf_checkpoint": str(initial), **served}
         ).folder
@@ -50,8 +52,11 @@ def test_groups_are_played_on_a_server_while_others_are_trained(tmp_path, monkey
 
 
 @pytest.mark.full
-def test_megatron_trains_while_sglang_plays(tmp_path):
+@pytest.mark.parametrize("players", [0, 2])
+def test_megatron_trains_while_sglang_plays(tmp_path, players):
+    """Players send their requests to the server themselves, and are held while new weights come."""
     servers = {"engine": "sglang", "sglang_python": str(sglang_python()), "max_slots": 8}
+    servers |= {"num_rollout_workers": players}
     layout = {**ON_TWO, "num_query_groups": 2}
     folder = train("Talkative", tmp_path, "x", **{**RUN, **servers, **layout}).folder
     check(folder)
