@@ -42,7 +42,7 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
     setup = OpponentSetup(config.rendering, folder / "opponents")
     async with opened_opponents(config.env.opponents, env, addresses, setup) as opponents:
         world = replace(world, opponents=opponents)
-        yield player_of(config, world, policy, filters_of(config.rollout), absence)
+        yield player_of(config, world, policy, filters_of(config.rollout), absence, may_move=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Consumes: requests, weights. Waits for: servers. A failed server gets no more requests: it is removed from the
 router, or, where it was the last one of its role, all requests are held. Its running requests are sent again,
-to another server or to the restarted one. Ends: with `close`, which also ends the servers.
+to another server or to the restarted one; those of a server whose machine is going away go on from their
+tokens so far. Ends: with `close`, which also ends the servers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Self
 
+from agentrl.cluster.ray.draining import in_words
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.memory import ServerMemory
@@ -195,7 +197,7 @@ class Fleet:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[float]:
-        async with self.policy.held(self._abort_all) as still_since:
+        async with self.policy.held(lambda: self._end_requests(self._servers_in_service())) as still_since:
             # A paused server may fail its health check.
             self._updating = True
             try:
@@ -204,9 +206,9 @@ class Fleet:
                 self._updating = False
                 self.policy.salt = self._sink.salt
 
-    async def _abort_all(self) -> None:
+    async def _end_requests(self, servers: Sequence[Server]) -> None:
         # A server that is down, or hangs, must not keep the others from ending theirs.
-        calls = (server.abort_all() for server in self._servers_in_service())
+        calls = (server.abort_all() for server in servers)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, EngineError):
                 raise result
@@ -229,6 +231,9 @@ class Fleet:
             check_due = loop.time() > next_check or self._failed_requests > num_failed
             if not member.process.running:
                 self._mark_failed(member, member.process.end_reason)
+            elif (left_s := member.process.left_s) is not None and not self._updating:
+                self._mark_failed(member, f"its machine is going away{in_words(left_s)}")
+                await self._hand_over(member)
             elif check_due and not self._updating and not self._memory.tags:
                 num_failed = self._failed_requests
                 if await self._hangs(member):
@@ -237,6 +242,14 @@ class Fleet:
             if member.trouble:
                 await self._replace(member)
             await asyncio.sleep(_POLL_S)
+
+    async def _hand_over(self, member: _Member) -> None:
+        """Have the requests of a server go on at others from their tokens so far; without others, later."""
+        await self._hold_or_resume(partial(self._end_requests, [member.control]))
+        if self.router is not None:
+            with suppress(EngineError):
+                await self.router.remove(member.process.url)
+        await self._end_requests([member.control])
 
     async def _hangs(self, member: _Member) -> bool:
         if await member.control.healthy(self.health.timeout_s) or self._updating:
@@ -311,15 +324,15 @@ class Fleet:
                 self._can_serve.set()
             await self._hold_or_resume()
 
-    async def _hold_or_resume(self) -> None:
-        """Hold requests while a role has no server in service, and resume them afterwards."""
+    async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Hold requests while a role has no server in service, and resume them afterwards; see `held`."""
         async with self._hold_lock:
             if self._serves and self._held_requests is not None:
                 await self._held_requests.aclose()
                 self._held_requests = None
             elif not self._serves and self._held_requests is None:
                 self._held_requests = AsyncExitStack()
-                await self._held_requests.enter_async_context(self.policy.held())
+                await self._held_requests.enter_async_context(self.policy.held(abort_all))
 
 
 class FleetSink:
