@@ -19,7 +19,8 @@ from tests.envs.test_resuming import TASK, Letters, Rare
 FILE = "NOTING_PROCESS_FILE"
 """The environment variable with the path of the notes."""
 SETTINGS = SamplingSettings(max_response_len=40)
-CALL_S = 0.2
+CALL = "NOTING_PROCESS_CALL_S"
+"""That with the time of a call (seconds)."""
 
 
 class Noting(Letters):
@@ -29,7 +30,7 @@ class Noting(Letters):
 
     async def echo(self, text: str) -> str:
         """Say it again, with a letter by chance."""
-        await asyncio.sleep(CALL_S)
+        await asyncio.sleep(float(os.environ.get(CALL, "0.2")))
         said = super().echo(text)
         with open(os.environ[FILE], "a") as file:
             print(os.getpid(), os.readlink("/proc/self/ns/net"), self.number, len(self.drawn), file=file)

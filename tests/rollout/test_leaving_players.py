@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+import torch
 
 from agentrl.activity import Activities
 from agentrl.engine.embedded import EmbeddedEngine
@@ -34,6 +35,8 @@ class Machines:
 
 
 def engine_of():
+    # With several threads, their number at a moment decides the order of a sum.
+    torch.set_num_threads(1)
     return EmbeddedEngine.from_model(model_of("qwen3"), max_slots=8, deterministic=True)
 
 

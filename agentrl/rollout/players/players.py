@@ -265,6 +265,8 @@ class Players:
 
     def _on_leaving(self, number: int, left_s: float) -> None:
         """The player's machine is going away: it gets no more groups, and what can move goes on elsewhere."""
+        if self._is_stopping:
+            return
         player, ordinals = self._players[number], self._dispatch.of(number)
         player.leaves = True
         self._dispatch.avoid(number)
