@@ -56,6 +56,18 @@ class RunCluster:
         """The places of the players."""
         return RayPlayers(self.session, self.placement.group, self.placement.players)
 
+    @property
+    def needed(self) -> dict[str, str]:
+        """The machines that the run cannot do without, by Ray's id, and what each is, for a sentence."""
+        numbers: dict[Allocation, list[int]] = {}
+        for number, place in enumerate(self.placement.ranks):
+            numbers.setdefault(Allocation(0, place.node, place.host, ()), []).append(number)
+        own = {self.session.node: f"{self.session.host}, the machine of the run's own process,"}
+        return {
+            place.node: f"{place.host}, the machine of {_ranks_in_words(of_place)},"
+            for place, of_place in numbers.items()
+        } | own
+
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
         """Start ranks; those that were started before in these allocations have ended. See `RayRanks`."""
         return RayRanks(self.session, self.placement, world_size, folder, preloaded=preloaded)
@@ -164,6 +176,10 @@ def server_needs(config: RunConfig) -> dict[str, list[ServerNeeds]]:
     if POLICY in needs and config.has_eval_engine:
         needs[EVALUATIONS] = needs[POLICY]
     return needs
+
+
+def _ranks_in_words(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def fleet_of_model(name: str) -> str:

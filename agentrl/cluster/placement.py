@@ -98,6 +98,7 @@ class Layout:
         by their first device. So neighbouring ranks are on one machine, and rank 0 is near the driver.
         """
         order = self._order(placed, driver_node)
+        of_ranks = {slot.bundle for slot in self.ranks}
 
         def allocation(slot: Slot) -> Allocation:
             bundle = order[slot.bundle]
@@ -109,7 +110,7 @@ class Layout:
 
         return Allocations(
             tuple(map(allocation, self.ranks)),
-            tuple(map(allocation, self.servers)),
+            tuple(allocation(slot)._replace(has_bundle=slot.bundle not in of_ranks) for slot in self.servers),
             tuple(allocation(slot)._replace(has_bundle=True) for slot in self.players),
         )
 

@@ -24,7 +24,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
+from agentrl.envs.base import BaseEnv
 from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_state
+from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import Flow, Game, session_id_of
 from agentrl.errors import AgentRLError, StageError, UserError, stage
 from agentrl.protocols import Act, Agent
@@ -53,6 +55,11 @@ class TurnStoppedError(AgentRLError):
 
 class _EpisodeStoppedError(AgentRLError):
     """The episode was stopped at a boundary of turns."""
+
+
+def saves_state(env: AnyEnv) -> bool:
+    """Whether the class of an environment has a `save_state` of its own."""
+    return type(env).save_state is not BaseEnv.save_state
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, roles_of
-from agentrl.envs.resuming import EpisodeInProgress, StoppableEpisodes
+from agentrl.envs.resuming import EpisodeInProgress, StoppableEpisodes, saves_state
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
@@ -152,6 +152,12 @@ class GroupPlayer:
     def stop(self) -> Callable[[], Awaitable[None]] | None:
         """Stops all groups in play, so that they can go on later; None = they cannot."""
         return None if self.episodes is None else self.episodes.stop
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its groups can go on in another process from where they are: their worlds and all of their
+        agents save their state."""
+        return self.play_episode is play and not self.opponents and saves_state(self.make_env())
 
     async def _judged(
         self, prompt: Prompt, version: int, attempts_of: Sequence[Sequence[Marked]]

@@ -19,6 +19,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.errors import NoSignalError
 from agentrl.interrupts import run_until_signal
 from agentrl.processes import print_stacks_on_signal
+from agentrl.run.leaving import stopped_in_time
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
 from agentrl.run.players import players_of
@@ -103,6 +104,7 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
             run_processes(config, folder.engine, folder.trainer, cluster=cluster)
         )
         addresses = {**unserved, **served}
+        await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
         run = await TrainingRun.build(config, records, addresses, processes)
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):

@@ -271,12 +271,18 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
 
 
 def player_of(
-    config: RunConfig, world: World, engine: Policy, filters: Filters, absence: Waits
+    config: RunConfig,
+    world: World,
+    engine: Policy,
+    filters: Filters,
+    absence: Waits,
+    *,
+    may_move: bool = False,
 ) -> GroupPlayer:
-    """What plays the groups of a run. absence: of the engine."""
+    """What plays the groups of a run. absence: of the engine. may_move: they may go on in another process."""
     rollout = config.rollout
-    # A synchronous run plays its batch again, and is bit-equal to one that was not stopped.
-    stops = rollout.is_async and world.play_episode is play
+    # A synchronous run that resumes plays its batch again, and is bit-equal to one that was not stopped.
+    stops = (rollout.is_async or may_move) and world.play_episode is play
     make_agent, make_greedy_agent = (
         agent_factory(
             engine,

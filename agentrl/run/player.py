@@ -48,7 +48,9 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
         _own_policy(setup, source) as own,
     ):
         world = replace(world, opponents=opponents)
-        yield Opened(player_of(config, world, own or policy, filters_of(config.rollout), absence), own)
+        yield Opened(
+            player_of(config, world, own or policy, filters_of(config.rollout), absence, may_move=True), own
+        )
 
 
 @asynccontextmanager

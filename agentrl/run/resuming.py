@@ -15,7 +15,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
+from agentrl.errors import ClusterError, ConfigError, EngineError, MachineLeavingError, TrainerError
 from agentrl.extras import require
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
@@ -30,6 +30,7 @@ from agentrl.observe.history import (
 )
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
+from agentrl.run.summary import stopped
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -132,19 +133,28 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
     """Make attempts at a run until one ends with a result; each but the first resumes.
 
     An attempt whose engine, trainer or machines died is followed by another one, `max_restarts` times at
-    most. All processes of an attempt have ended when it raises.
+    most; one that stopped since a machine is going away does not count. All processes of an attempt have
+    ended when it raises.
 
     Raises:
         EngineError, TrainerError, ClusterError: of the last attempt.
     """
-    limit = start.config.checkpoint.max_restarts
-    for number in range(limit):
+    limit, number = start.config.checkpoint.max_restarts, 0
+    while True:
         try:
             return attempt(start)
+        except MachineLeavingError as error:
+            if not (limit and error.may_move):
+                for line in stopped(start.folder, start.config.command):
+                    console.line(line)
+                raise
+            console.line(f"{error} The run resumes by itself on the machines that are left.")
         except (EngineError, TrainerError, ClusterError) as error:
-            console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number + 1} of {limit}).")
-            start = replace(start, resumes=True, changes={})
-    return attempt(start)
+            number += 1
+            if number > limit:
+                raise
+            console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number} of {limit}).")
+        start = replace(start, resumes=True, changes={})
 
 
 @contextmanager
@@ -171,7 +181,7 @@ def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
         try:
             yield Begun(number, origin)
             ending = "finished"
-        except (KeyboardInterrupt, asyncio.CancelledError):
+        except (KeyboardInterrupt, asyncio.CancelledError, MachineLeavingError):
             ending = "interrupted"
             raise
         except SystemExit:

@@ -18,6 +18,7 @@ from agentrl.config import effective_values
 from agentrl.files import write_text
 from agentrl.interrupts import run_until_signal
 from agentrl.observe.history import Ending
+from agentrl.run.leaving import stopped_in_time
 from agentrl.run.parts import Records
 from agentrl.run.results import SftResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
@@ -80,6 +81,7 @@ async def _run(config: SftConfig, paths: tuple[str, ...], records: Records) -> S
         trainers = TrainerFactory(config, folder.trainer, cluster)
         stack.push_async_callback(trainers.close)
         await stack.enter_async_context(records.monitor)
+        await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
         run = await SftRun.build(config, paths, records, trainers)
         with results_written(partial(_write_results, run), records.console.line):
             await run.train()

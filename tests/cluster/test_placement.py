@@ -92,7 +92,7 @@ def test_allocations_are_those_of_equal_bundles_in_the_order_of_machines_and_dev
             assert layout.bundles[allocation.bundle] == layout.bundles[slot.bundle]
             assert (allocation.node, allocation.host) == placed[allocation.bundle][:2]
             assert len(allocation.devices) == len(slot.gpus)
-            assert allocation.has_bundle == (slot in layout.players)
+            assert allocation.has_bundle == (slot.bundle not in {rank.bundle for rank in layout.ranks})
             assert set(allocation.devices) <= set(placed[allocation.bundle].devices)
         used = Counter(
             (allocation.node, device) for allocation in allocations for device in allocation.devices

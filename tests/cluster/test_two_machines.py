@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(scenario: str, folder: Path) -> dict[str, object]:
-    command = [sys.executable, "-m", "tests.cluster.on_two_machines", scenario, str(folder)]
+def run(scenario: str, folder: Path, module: str = "on_two_machines") -> dict[str, object]:
+    """The result of a scenario of a module, in namespaces of its own."""
+    command = [sys.executable, "-m", f"{__package__}.{module}", scenario, str(folder)]
     done = subprocess.run(
         ["unshare", "-Urnm", "--fork", "--kill-child", *command],
         cwd=ROOT,

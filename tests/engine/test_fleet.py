@@ -104,7 +104,7 @@ class Part:
 
     def __init__(self, role, url):
         self.name, self.role, self.url = role, role, url
-        self.running, self.end_reason = True, "it ended"
+        self.running, self.end_reason, self.left_s = True, "it ended", None
         self.may_start = asyncio.Event()
 
     async def start(self):

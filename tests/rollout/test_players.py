@@ -14,9 +14,9 @@ from agentrl.rollout.players.local import LocalPlayers
 from tests.rollout.player_scenarios import FAULTS, SCENARIOS
 
 
-@given(st.integers(1, 4), st.lists(st.integers(0, 12), max_size=60))
+@given(st.integers(1, 4), st.lists(st.integers(0, 16), max_size=60))
 def test_a_group_is_at_the_least_loaded_player_until_it_ends(size, events):
-    """A player whose machine is gone has groups only where all are away."""
+    """A player whose machine is gone, or is going away, gets groups only where all are away."""
     dispatch, at, away, ordinal = Dispatch(size), {}, set(), 0
 
     def expect(group):
@@ -39,6 +39,14 @@ def test_a_group_is_at_the_least_loaded_player_until_it_ends(size, events):
         elif event < 11:
             dispatch.opened(player)
             away.discard(player)
+        elif event < 13:
+            away.add(player)
+            dispatch.avoid(player)
+        elif event < 15:
+            moved = sorted(at)[event % len(at)]
+            dispatch.move(moved)
+            at[moved] = dispatch.at(moved)
+            expect(moved)
         else:
             away.add(player)
             dispatch.leave(player)

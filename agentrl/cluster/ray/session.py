@@ -14,11 +14,12 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray.draining import Draining
 from agentrl.cluster.ray.head import LOOPBACK, own_head
 from agentrl.errors import ConfigError
 from agentrl.extras import require
@@ -33,7 +34,7 @@ class RaySession:
     """A connected process. node, host: Ray's id and the address of this process's machine.
 
     is_own: the cluster was started for this run, and can get no further machines. environment: the variables
-    that the run's processes get beyond those of their machine.
+    that the run's processes get beyond those of their machine. draining: the machines that are going away.
     """
 
     node: str
@@ -41,6 +42,7 @@ class RaySession:
     namespace: str
     is_own: bool
     environment: Mapping[str, str] = field(repr=False)
+    draining: Draining = field(default_factory=Draining, repr=False)
 
     def nodes(self) -> list[Mapping[str, float]]:
         """The resources of each machine that is alive."""
@@ -73,7 +75,9 @@ def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str
 
         context = ray.get_runtime_context()
         host: str = ray.util.get_node_ip_address()
-        yield RaySession(context.get_node_id(), host, namespace, address is None, passed)
+        session = RaySession(context.get_node_id(), host, namespace, address is None, passed)
+        with nullcontext() if session.is_own else session.draining.followed():
+            yield session
 
 
 def cluster_address(config: ClusterConfig, environment: Mapping[str, str]) -> str | None:

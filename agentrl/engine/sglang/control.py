@@ -266,6 +266,7 @@ class ExternalServer:
     """
 
     role = "regular"
+    left_s: float | None = None
 
     def __init__(self, url: str, first_wait_s: float) -> None:
         self.name = self.url = url

@@ -2,7 +2,8 @@
 
 Consumes: requests, weights. Waits for: servers. A failed server gets no more requests: it is removed from the
 router, or, where it was the last one of its role, all requests are held. Its running requests are sent again,
-to another server or to the restarted one. Ends: with `close`, which also ends the servers.
+to another server or to the restarted one; those of a server whose machine is going away go on from their
+tokens so far. Ends: with `close`, which also ends the servers.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Self
 
+from agentrl.cluster.ray.draining import in_words
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.fleet_sink import FleetSink
 from agentrl.engine.sglang.memory import ServerMemory
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
-from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import MemoryTag, Sampling, Snapshot, TensorSpec, WeightTransaction
+from agentrl.errors import EngineError
+from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import Completion
 
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
-_COMMIT_ATTEMPTS = 3
 _RETRY_COUNTS = ("retries", "lost", "resumed", "interrupted")
 
 
@@ -200,7 +202,7 @@ class Fleet:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[float]:
-        async with self.clients.held(self._abort_all) as still_since:
+        async with self.clients.held(lambda: self._end_requests(self._servers_in_service())) as still_since:
             # A paused server may fail its health check.
             self._updating = True
             try:
@@ -209,9 +211,9 @@ class Fleet:
                 self._updating = False
                 self.policy.salt = self._sink.salt
 
-    async def _abort_all(self) -> None:
+    async def _end_requests(self, servers: Sequence[Server]) -> None:
         # A server that is down, or hangs, must not keep the others from ending theirs.
-        calls = (server.abort_all() for server in self._servers_in_service())
+        calls = (server.abort_all() for server in servers)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, EngineError):
                 raise result
@@ -234,6 +236,9 @@ class Fleet:
             check_due = loop.time() > next_check or self._failed_requests > num_failed
             if not member.process.running:
                 self._mark_failed(member, member.process.end_reason)
+            elif (left_s := member.process.left_s) is not None and not self._updating:
+                self._mark_failed(member, f"its machine is going away{in_words(left_s)}")
+                await self._hand_over(member)
             elif check_due and not self._updating and not self._memory.tags:
                 num_failed = self._failed_requests
                 if await self._hangs(member):
@@ -242,6 +247,14 @@ class Fleet:
             if member.trouble:
                 await self._replace(member)
             await asyncio.sleep(_POLL_S)
+
+    async def _hand_over(self, member: _Member) -> None:
+        """Have the requests of a server go on at others from their tokens so far; without others, later."""
+        await self._hold_or_resume(partial(self._end_requests, [member.control]))
+        if self.router is not None:
+            with suppress(EngineError):
+                await self.router.remove(member.process.url)
+        await self._end_requests([member.control])
 
     async def _hangs(self, member: _Member) -> bool:
         if await member.control.healthy(self.health.timeout_s) or self._updating:
@@ -316,74 +329,12 @@ class Fleet:
                 self._can_serve.set()
             await self._hold_or_resume()
 
-    async def _hold_or_resume(self) -> None:
-        """Hold requests while a role has no server in service, and resume them afterwards."""
+    async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Hold requests while a role has no server in service, and resume them afterwards; see `held`."""
         async with self._hold_lock:
             if self._serves and self._held_requests is not None:
                 await self._held_requests.aclose()
                 self._held_requests = None
             elif not self._serves and self._held_requests is None:
                 self._held_requests = AsyncExitStack()
-                await self._held_requests.enter_async_context(self.clients.held())
-
-
-class FleetSink:
-    """The sink of a fleet. Where a server crashes during an update, it gets the weights after its restart."""
-
-    def __init__(self, sink: SGLangSink, can_serve: asyncio.Event) -> None:
-        self._sink, self._can_serve = sink, can_serve
-
-    @property
-    def standstill_s(self) -> float:
-        """See `SGLangSink`."""
-        return self._sink.standstill_s
-
-    @asynccontextmanager
-    async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
-        """See `SGLangSink.begin`."""
-        async with self._sink.begin(manifest, version) as transaction:
-            yield FleetTransaction(transaction, self._until_done)
-
-    async def load(self, snapshot: Snapshot, version: int) -> None:
-        """See `SGLangSink.load`; waits until every role has a server in service.
-
-        Raises:
-            EngineUnavailableError: servers crashed in each of several attempts.
-        """
-        await self._until_done(partial(self._sink.load, snapshot, version))
-
-    def holds(self, snapshot: Snapshot) -> bool:
-        """See `SGLangSink.holds`."""
-        return self._sink.holds(snapshot)
-
-    async def _until_done(self, update: Callable[[], Awaitable[None]]) -> None:
-        """Update all servers, again where one crashes meanwhile."""
-        for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):
-            await self._can_serve.wait()
-            try:
-                await update()
-            except EngineUnavailableError:
-                if not attempts_left:
-                    raise
-            else:
-                break
-
-
-class FleetTransaction:
-    """An update of all servers of a fleet to one version. until_done: makes several attempts of a call."""
-
-    def __init__(
-        self,
-        transaction: WeightTransaction,
-        until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
-    ) -> None:
-        self._transaction, self._until_done = transaction, until_done
-        self.put = transaction.put
-
-    async def commit(self, checksum: int) -> None:
-        """See `Transaction.commit`; waits until every role has a server in service.
-
-        Raises:
-            EngineUnavailableError: servers crashed in each of several attempts.
-        """
-        await self._until_done(partial(self._transaction.commit, checksum))
+                await self._held_requests.enter_async_context(self.clients.held(abort_all))

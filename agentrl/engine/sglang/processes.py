@@ -26,6 +26,10 @@ class Process(Protocol):
     def end_reason(self) -> str:
         """How it ended, for an error message."""
 
+    @property
+    def left_s(self) -> float | None:
+        """How long its machine is still there, where that is going away (seconds); None = it stays."""
+
     def log_tail(self) -> str:
         """The last lines of its log, with a heading; "" where it has none here."""
 

@@ -19,12 +19,13 @@ from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_
 from agentrl.envs.check.same_probe import probe_sameness
 from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
 from agentrl.envs.check.shared_probe import probe_release
-from agentrl.envs.check.state_probe import probe_states, saves_state
+from agentrl.envs.check.state_probe import probe_states
 from agentrl.envs.check.task_probe import Splits, probe_tasks, subsampled
 from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import find, path_of
+from agentrl.envs.resuming import saves_state
 from agentrl.errors import StageError, UserError, stage
 from agentrl.event_loop import blocking
 from agentrl.interrupts import run_until_signal

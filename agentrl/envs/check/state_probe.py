@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from agentrl.envs.base import BaseEnv
 from agentrl.envs.boundary import (
     as_multi_agent,
     call_close,
@@ -57,11 +56,6 @@ async def probe_states(make: Callable[[], AnyEnv], episodes: Sequence[Episode]) 
             )
             return ProbeResult((error("state-lost", text),))
     return ProbeResult()
-
-
-def saves_state(env: AnyEnv) -> bool:
-    """Whether its class has a `save_state` of its own."""
-    return type(env).save_state is not BaseEnv.save_state
 
 
 async def _difference(make: Callable[[], AnyEnv], episode: Episode) -> str:

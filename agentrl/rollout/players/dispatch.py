@@ -11,7 +11,8 @@ MAX_ENDS = 3
 class Dispatch:
     """Each group is at one player, the least loaded one when it starts, until it has ended.
 
-    A player whose machine is gone is away: it gets groups only where all are. size: players (count).
+    A player whose machine is gone, or is going away, is away: it gets groups only where all are. size:
+    players (count).
     """
 
     def __init__(self, size: int) -> None:
@@ -47,9 +48,19 @@ class Dispatch:
         self._early_ends[player] = 0
         self._away.discard(player)
 
+    def avoid(self, player: int) -> None:
+        """The player is away until it is opened again; its groups stay with it."""
+        self._away.add(player)
+
+    def move(self, ordinal: int) -> None:
+        """The group goes on at the player that a new one would get."""
+        for groups in self._groups:
+            groups.pop(ordinal, None)
+        self.start(ordinal)
+
     def leave(self, player: int) -> None:
         """The player is away until it is opened again: its groups go to others."""
-        self._away.add(player)
+        self.avoid(player)
         groups, self._groups[player] = self._groups[player], {}
         for ordinal in groups:
             self.start(ordinal)

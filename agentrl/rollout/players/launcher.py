@@ -22,10 +22,12 @@ class PlayerPlan(NamedTuple):
 
 class PlayerEvents(NamedTuple):
     """Called in the driver's event loop. received: with each message of the player. ended: once, after the
-    last message; not where the driver has closed the player."""
+    last message; not where the driver has closed the player. leaving: once, where its machine is going away,
+    with how long it is still there (seconds; infinite where nobody knows)."""
 
     received: Callable[[messages.FromPlayer], None]
     ended: Callable[[], None]
+    leaving: Callable[[float], None]
 
 
 class PlayerProcess(Protocol):

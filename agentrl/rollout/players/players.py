@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from agentrl.activity import Activities
+from agentrl.cluster.ray.draining import in_words
 from agentrl.data import Prompt
 from agentrl.errors import AgentRLError, WorldBrokenError
 from agentrl.observe.mirror import Mirror
@@ -29,22 +30,26 @@ _LOG_LINES, _LOG_BYTES = 3, 4096
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A group at a player."""
+    """A group at a player. waits: it is not sent, since its player leaves; the next process gets it."""
 
     message: messages.Play
     outcome: asyncio.Future[GroupOutcome | None]
     is_cancelled: bool = False
+    waits: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Player:
-    """A player's process, which another one replaces where it ends."""
+    """A player's process, which another one replaces where it ends. leaves: its machine is going away.
+    has_ended: it is being replaced."""
 
     process: PlayerProcess
     requests: Requests
     direct: DirectClient
     mirror: Mirror
     is_open: bool = False
+    leaves: bool = False
+    has_ended: bool = False
 
 
 class _Absence:
@@ -67,7 +72,8 @@ class Players:
 
     consumes: groups. waits for: their outcomes. unblocked by: these, each bounded by the deadlines of its
     episodes. on shutdown: every process is ended. A process that ends is replaced, and its groups are played
-    again from reset under the same ordinals, or from where they were begun.
+    again from reset under the same ordinals, or from where they were begun. Where its machine is going away,
+    they are stopped, where they can be, and go on at other players.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
     where a player has ended. clients: of the engine, where players send requests to its servers themselves.
@@ -148,8 +154,8 @@ class Players:
             raise self._failure
         ordinal, outcome = prompt.index, asyncio.get_running_loop().create_future()
         flight = self._flights[ordinal] = _Flight(messages.Play(prompt, version, begun), outcome)
-        number = self._dispatch.start(ordinal)
-        self._players[number].process.send(flight.message)
+        self._dispatch.start(ordinal)
+        self._send_group(ordinal)
         try:
             played = await asyncio.shield(flight.outcome)
         except asyncio.CancelledError:
@@ -158,6 +164,7 @@ class Players:
         finally:
             self._flights.pop(ordinal, None)
             self._dispatch.end(ordinal)
+            self._retire_idle()
         assert played is not None, "only a cancelled group has no outcome"
         return played
 
@@ -178,6 +185,12 @@ class Players:
     async def _stop_groups(self) -> None:
         self._is_stopping = True
         self._send_to_all(messages.Stop())
+        # What waits for a player that may be long in coming keeps what it has.
+        for ordinal, flight in self._flights.items():
+            number, begun = self._dispatch.at(ordinal), flight.message.begun
+            is_here = flight.waits or number is None or not self._players[number].is_open
+            if begun is not None and is_here:
+                self._settle(messages.Played(ordinal, GroupOutcome(None, (), (), in_progress=begun)))
 
     def _set_away(self, is_away: bool) -> None:
         self._is_away = is_away
@@ -189,6 +202,8 @@ class Players:
 
     async def _cancel(self, ordinal: int, flight: _Flight) -> None:
         flight.is_cancelled = True
+        if flight.waits and not flight.outcome.done():
+            flight.outcome.set_result(None)
         if (number := self._dispatch.at(ordinal)) is not None:
             self._players[number].process.send(messages.CancelGroup(ordinal))
         await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
@@ -202,7 +217,9 @@ class Players:
         self._num_started += 1
         num_replaced = self._num_started - self._launcher.size
         log = self._plan.folder / f"player-{number}{f'-{num_replaced}' if num_replaced > 0 else ''}.log"
-        events = PlayerEvents(partial(self._receive, number), partial(self._on_ended, number))
+        events = PlayerEvents(
+            partial(self._receive, number), partial(self._on_ended, number), partial(self._on_leaving, number)
+        )
         process = self._launcher.start(number, self._plan, log, events)
         if self._is_away:
             process.send(messages.EngineAway(True))
@@ -234,13 +251,20 @@ class Players:
                 player.requests.handle(message)
 
     def _settle(self, message: messages.Played) -> None:
-        flight = self._flights.get(message.ordinal)
+        flight, outcome = self._flights.get(message.ordinal), message.outcome
         if flight is None or flight.outcome.done():
             return
+        begun = None if outcome is None else outcome.in_progress
         if message.error is not None:
             flight.outcome.set_exception(message.error)
+        elif begun is None or self._is_stopping:
+            flight.outcome.set_result(outcome)
         else:
-            flight.outcome.set_result(message.outcome)
+            # Its player leaves.
+            flight.message = flight.message._replace(begun=begun)
+            self._dispatch.move(message.ordinal)
+            self._send_group(message.ordinal)
+            self._retire_idle()
 
     def _fail(self, error: AgentRLError) -> None:
         """No group can be played any more."""
@@ -249,16 +273,54 @@ class Players:
             if not flight.outcome.done():
                 flight.outcome.set_exception(error)
 
+    def _on_leaving(self, number: int, left_s: float) -> None:
+        """The player's machine is going away: it gets no more groups, and what can move goes on elsewhere."""
+        if self._is_stopping:
+            return
+        player, ordinals = self._players[number], self._dispatch.of(number)
+        player.leaves = True
+        self._dispatch.avoid(number)
+        moves = self._in_place_of is not None and self._in_place_of.can_move
+        how = "go on elsewhere from where they are" if moves else "end there, if they do so in time"
+        groups = f"groups {_names(ordinals)} {how}" if ordinals else "no group was in play"
+        self._on_event(f"{player.process.name}: its machine is going away{in_words(left_s)}; {groups}.")
+        if moves:
+            player.process.send(messages.Stop())
+        self._retire_idle()
+
+    def _retire_idle(self) -> None:
+        """Replace each player that leaves and has nothing more to play."""
+        for number, player in enumerate(self._players):
+            playing = [o for o in self._dispatch.of(number) if not self._flights[o].waits]
+            is_idle = not (player.is_open and playing)
+            if player.leaves and is_idle and not (player.has_ended or self._is_closed):
+                player.has_ended = True
+                self._begin(self._retire(number))
+
+    async def _retire(self, number: int) -> None:
+        player = self._players[number]
+        player.process.close()
+        await player.requests.close()
+        await player.process.end_reason()
+        await player.process.kill()
+        player.mirror.clear()
+        self._start_again(number)
+
     def _on_ended(self, number: int) -> None:
         """The player's process has ended."""
         player = self._players[number]
         self._leave(player)
         if self._is_closed or self._failure is not None:
             return
-        may_restart = self._dispatch.lost(number, was_open=player.is_open)
-        restart = asyncio.get_running_loop().create_task(self._replace(number, may_restart=may_restart))
-        self._restarts.add(restart)
-        restart.add_done_callback(self._restarts.discard)
+        player.has_ended = True
+        # No fault of its groups.
+        may_restart = player.leaves or self._dispatch.lost(number, was_open=player.is_open)
+        self._begin(self._replace(number, may_restart=may_restart))
+
+    def _begin(self, restart: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(restart)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
 
     def _leave(self, player: _Player) -> None:
         """The player does nothing any more."""
@@ -275,8 +337,7 @@ class Players:
         await player.process.kill()
         if self._is_closed:
             return
-        ordinals = self._dispatch.of(number)
-        playing = ", ".join(f"g{ordinal}" for ordinal in ordinals)
+        playing = _names(o for o in self._dispatch.of(number) if not self._flights[o].waits)
         what, log = f"{player.process.name} {reason}", player.process.log
         where = f"(see {log}{_last_lines(log)})"
         if not may_restart:
@@ -290,21 +351,35 @@ class Players:
             return
         again = f"groups {playing} are played again" if playing else "no group was in play"
         self._on_event(f"Warning: {what}; {again} {where}.")
-        if player.process.machine_is_gone:
+        self._start_again(number, leaves=player.leaves or player.process.machine_is_gone)
+
+    def _start_again(self, number: int, *, leaves: bool = True) -> None:
+        """Start the player's next process. leaves: on another machine, and until then others play."""
+        if self._is_closed:
+            return
+        ordinals = self._dispatch.of(number)
+        if leaves:
             self._dispatch.leave(number)
         self._players[number] = self._started(number)
         for ordinal in ordinals:
-            self._play_again(ordinal)
+            self._send_group(ordinal)
 
-    def _play_again(self, ordinal: int) -> None:
+    def _send_group(self, ordinal: int) -> None:
         """Send a group to its player, which may be another one now."""
         flight, number = self._flights.get(ordinal), self._dispatch.at(ordinal)
         if flight is None or number is None or flight.outcome.done():
             return
         if flight.is_cancelled:
             flight.outcome.set_result(None)
-        else:
-            self._players[number].process.send(flight.message)
+            return
+        player = self._players[number]
+        flight.waits = player.leaves
+        if not flight.waits:
+            player.process.send(flight.message)
+
+
+def _names(ordinals: Iterable[int]) -> str:
+    return ", ".join(f"g{ordinal}" for ordinal in ordinals)
 
 
 def _last_lines(log: Path) -> str:

@@ -1,8 +1,9 @@
 """Players on the machines of a Ray cluster: the driver's side. An actor relays the messages of each.
 
-consumes: messages to a player. waits for: those of the player, one call of the actor after another. unblocked
-by: these, or the end of the player, of its actor or of its machine. on shutdown: the player reads the end of
-its pipe, cleans up and ends; then its actor is ended. Ray ends the actor when this process is gone.
+consumes: messages to a player. waits for: those of the player, one call of the actor after another; the news
+that its machine is going away. unblocked by: these, or the end of the player, of its actor or of its machine.
+on shutdown: the player reads the end of its pipe, cleans up and ends; then its actor is ended. Ray ends the
+actor when this process is gone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.cluster.ray.draining import Draining
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError
 from agentrl.processes import ProcessFailure
@@ -45,20 +47,23 @@ class RayPlayers:
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> RayPlayer:
         """Start a player; see `PlayerLauncher`."""
         actor = RemoteObject(self.session, self.group, self.allocations[number], log.absolute())
-        return RayPlayer(number, plan, actor, events)
+        return RayPlayer(number, plan, actor, events, self.session.draining)
 
 
 class RayPlayer:
     """A player whose messages an actor relays; see `PlayerProcess`."""
 
-    def __init__(self, number: int, plan: PlayerPlan, actor: RemoteObject, events: PlayerEvents) -> None:
-        self.log = actor.log
+    def __init__(
+        self, number: int, plan: PlayerPlan, actor: RemoteObject, events: PlayerEvents, draining: Draining
+    ) -> None:
+        self.log, self._draining = actor.log, draining
         self._number, self._actor, self._events = number, actor, events
         self._outbox = messages.Outbox[messages.ToPlayer](self._send_all)
         self._is_closing = False
         self._reason, self._failure = "sent what cannot be read", ""
         self._created = actor.create(_RELAY, plan.module)
         actor.call("send", plan.plan)
+        self._watching: asyncio.Task[None] | None = None
         self._following = asyncio.create_task(self._follow())
 
     @property
@@ -78,6 +83,7 @@ class RayPlayer:
     def close(self) -> None:
         """Have the player cancel its groups and end."""
         self._is_closing = True
+        self._end_watch()
         if self._created.is_done:
             self._actor.aside("close")
 
@@ -93,6 +99,7 @@ class RayPlayer:
     async def kill(self) -> None:
         """Kill the actor, with which the player ends, and copy the rest of its log."""
         self._is_closing = True
+        self._end_watch()
         self._following.cancel()
         await asyncio.to_thread(self._actor.close)
 
@@ -111,7 +118,8 @@ class RayPlayer:
     async def _follow(self) -> None:
         """Pass on what the player sends, until it ends."""
         try:
-            await self._actor.identified()
+            node = (await self._actor.identified()).node
+            self._watching = asyncio.create_task(self._watch(node))
             await self._created.reply()
             while received := await self._actor.aside("receive").reply():
                 for data in cast(Sequence[bytes], received):
@@ -121,8 +129,16 @@ class RayPlayer:
         except ClusterError as error:
             self._reason = str(error)
         finally:
+            self._end_watch()
             if not self._is_closing:
                 self._events.ended()
+
+    async def _watch(self, node: str) -> None:
+        self._events.leaving(await self._draining.of(node))
+
+    def _end_watch(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
     def _receive(self, message: ProcessFailure | Sequence[messages.FromPlayer]) -> None:
         if isinstance(message, ProcessFailure):

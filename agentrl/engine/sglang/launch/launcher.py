@@ -56,6 +56,10 @@ class ServerHandle(Handle, Protocol):
     bootstrap_port: int | None
 
     @property
+    def left_s(self) -> float | None:
+        """How long its machine is still there, where that is going away (seconds); None = it stays."""
+
+    @property
     def role(self) -> Role:
         """The stages of a request that it runs."""
 

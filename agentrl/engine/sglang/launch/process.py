@@ -101,6 +101,8 @@ class ServerProcess(Listener):
         ConfigError: a port that SGLang cannot use.
     """
 
+    left_s: float | None = None
+
     def __init__(
         self,
         settings: ServerSettings,

@@ -57,6 +57,8 @@ class RayLauncher:
     ) -> None:
         self._session, self._group, self._allocations = session, group, tuple(allocations)
         self.is_local = self._are_here(allocations)
+        # Where one of these is going away, the run ends.
+        self._staying = {session.node, *(allocation.node for allocation in ranks)}
         self.host = HOST if self.is_local and self._are_here(ranks) else session.host
         self.router_host = HOST if self._are_here(clients) else session.host
         needs_key = not self.is_local or self.router_host != HOST
@@ -71,6 +73,7 @@ class RayLauncher:
                 allocation,
                 replica.name,
                 self._placed(replica.settings, allocation),
+                may_move=allocation.node not in self._staying,
             )
             for replica, allocation in zip(replicas, self._allocations, strict=True)
         )
@@ -91,7 +94,8 @@ class RayLauncher:
 class RayServer:
     """An SGLang server that an actor starts on its machine; see `Handle`. Each start has a new actor.
 
-    Its log here is that of the actor and of the server. It keeps its port from one start to the next.
+    Its log here is that of the actor and of the server. It keeps its port from one start to the next, unless
+    Ray has moved its bundle to another machine. may_move: its machine may go away before the run ends.
     """
 
     def __init__(
@@ -101,8 +105,11 @@ class RayServer:
         allocation: Allocation,
         name: str,
         settings: ServerSettings,
+        *,
+        may_move: bool = False,
     ) -> None:
         self.name, self.settings, self.allocation = name, settings, allocation
+        self._node, self._may_move = allocation.node, may_move
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
         self._session, self._group = session, group
@@ -137,6 +144,11 @@ class RayServer:
     def running(self) -> bool:
         """Whether its process, or one of its children, runs, and its actor does; also one that hangs."""
         return self._serving is not None and not completed([self._serving], 0)
+
+    @property
+    def left_s(self) -> float | None:
+        """How long its machine is still there, where that is going away (seconds); None = it stays."""
+        return self._session.draining.left_s(self._node) if self._may_move else None
 
     @property
     def actor_pid(self) -> int:
@@ -234,6 +246,9 @@ class RayServer:
             except ClusterError as error:
                 await self.stop()
                 raise EngineUnavailableError(f"the actor of {self.name} {error}.") from error
+            if identity.node != self._node:
+                self._node, self._port = identity.node, None
+                self.settings = replace(self.settings, host=identity.host)
             await self._reply(actor.create(_HOSTED, self.settings, self.name, self._port, identity.log))
         return self._actor
 

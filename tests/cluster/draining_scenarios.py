@@ -1,0 +1,191 @@
+"""The far one of two machines is going away: run in namespaces of its own, as `on_two_machines`.
+
+    unshare -Urnm python -m tests.cluster.draining_scenarios SCENARIO FOLDER
+
+It prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.observe import reconcile
+from agentrl.observe.history import attempts
+from agentrl.observe.status import read_status
+from tests.cluster.on_two_machines import FAR, NEAR, kill_far_machine, two_machines
+from tests.flow.runs import HEARING, options_of
+from tests.flow.worlds import Recalling
+from tests.rollout import noting_process as noting
+
+LEFT_S = 60
+
+
+def node_of(host):
+    import ray
+
+    (node,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == host]
+    return node
+
+
+def far_processes():
+    """The processes of the far machine, each with its command line."""
+    pids = subprocess.run(["ip", "netns", "pids", "far"], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for pid in pids.split():
+        with suppress(OSError):
+            found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
+
+
+async def drain(address, host=FAR, left_s=LEFT_S):
+    """As a handler of a cloud's notice does."""
+    options = {
+        "address": address,
+        "node-id": node_of(host),
+        "reason": "DRAIN_NODE_REASON_PREEMPTION",
+        "reason-message": "spot",
+        "deadline-remaining-seconds": left_s,
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *flags]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    await process.communicate()
+    assert process.returncode == 0
+
+
+async def until(condition, seconds=120.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def players(folder: Path, address: str) -> dict[str, object]:
+    """Groups that are in play on the far machine go on at the near one, token for token."""
+    from agentrl.cluster.config import ClusterConfig
+    from agentrl.cluster.placement import PlayerNeeds, layout_of
+    from agentrl.cluster.ray.placement import placed
+    from agentrl.cluster.ray.session import connected
+    from agentrl.rollout.players.ray_players import RayPlayers
+    from tests.rollout.test_leaving_players import players_of, records_of, undisturbed
+
+    numbers, path = range(4), folder / "notes"
+    os.environ[noting.FILE] = str(folder / "expected")
+    expected = await undisturbed(numbers)
+    os.environ |= {noting.FILE: str(path), noting.CALL: "3"}
+    config = ClusterConfig(cluster="ray", ray_address=address, ray_env_vars=[noting.FILE, noting.CALL])
+    with connected(config, folder, os.environ) as session:
+        layout = layout_of(None, (), [PlayerNeeds(1.0, 0)] * 2, colocate=False)
+        placement = placed(session, layout, 300.0)
+        assert [allocation.host for allocation in placement.players] == [NEAR, FAR]
+        of_players, lines = players_of(folder, RayPlayers(session, placement.group, placement.players))
+        async with of_players:
+            pid = str(await of_players.processes[1].pid())
+            playing = [asyncio.create_task(of_players.play(noting.prompt(number), 0)) for number in numbers]
+            await until(lambda: sum(note[0] == pid for note in noting.notes(path)) >= 2)
+            await drain(address)
+            outcomes = await asyncio.gather(*playing)
+            before = len(noting.notes(path))
+            await until(lambda: not Path(f"/proc/{pid}").exists())
+            late = [await of_players.play(noting.prompt(9), 0)]
+            # Ray starts nothing there any more.
+            is_empty = not any(b"noting_process" in words for words in far_processes().values())
+            kill_far_machine()
+            late += [await of_players.play(noting.prompt(10), 0)]
+    noted = noting.notes(path)
+    calls = Counter(note[2:] for note in noting.notes(folder / "expected"))
+    moved = {note[2] for note in noted if note[0] == pid} & {note[2] for note in noted if note[0] != pid}
+    return {
+        "same": records_of(outcomes) == expected,
+        "each_call_once": Counter(note[2:] for note in noted[:before]) == calls,
+        "moved": sorted(moved),
+        "machines": len({note[1] for note in noted}),
+        "lines": lines,
+        "late": [outcome.group.id for outcome in late],
+        "far_was_empty": is_empty,
+    }
+
+
+class Slow(Recalling):
+    """A step takes long enough for the machine to be drained in the middle of it."""
+
+    async def step(self, action):
+        await asyncio.sleep(2.0)
+        return await super().step(action)
+
+
+def command_of(folder: Path, address: str) -> list[str]:
+    """A run with one rank and one player; only the far machine has room for both."""
+    settings = {
+        **{
+            "max_staleness": 1,
+            "correction": "tis",
+            "num_rollout": 12,
+            "save_interval": 1000,
+            "max_restarts": 1,
+        },
+        **{"cluster": "ray", "ray_address": address, "num_cpus_per_rank": 0.75, "num_threads": 1},
+        **{"num_rollout_workers": 1, "num_cpus_per_rollout_worker": 0.25, "rollout_batch_size": 4},
+        **{"env": f"{__package__}.draining_scenarios:Slow", "eval_episodes": 4},
+    }
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in options_of("", folder, "x", **settings).items()
+        if not isinstance(value, bool)
+    ]
+    return [sys.executable, "-c", HEARING, "train", *flags]
+
+
+def num_trained(folder: Path) -> int:
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_text().count('"train/loss"') if metrics.exists() else 0
+
+
+async def whole_run(folder: Path, address: str) -> dict[str, object]:
+    """The far machine has the rank and the player of a run, which goes on at the near one."""
+    import ray
+
+    from agentrl.cluster.ray.actor import on_node
+
+    ray.init(address, log_to_driver=False)
+    place, path = ray.remote(Placeholder), folder / "x"
+    # Until it is gone.
+    holder = place.options(num_cpus=0.5, scheduling_strategy=on_node(node_of(NEAR))).remote()
+    ray.get(holder.is_there.remote())
+    with (folder / "out").open("wb") as out:
+        process = await asyncio.create_subprocess_exec(*command_of(folder, address), stdout=out, stderr=out)
+        await until(lambda: num_trained(path) >= 2 or process.returncode is not None, 300)
+        before = read_status(path).processes
+        num_before = num_trained(path)
+        ray.kill(holder)
+        await drain(address)
+        await asyncio.wait_for(process.wait(), 300)
+    return {
+        "code": process.returncode,
+        "out": (folder / "out").read_text(),
+        "num_before": num_before,
+        "attempts": [[attempt.ended, attempt.resumed_from] for attempt in attempts(path)],
+        "before": before,
+        "after": read_status(path).processes,
+        "problems": reconcile(path).problems,
+    }
+
+
+class Placeholder:
+    """Takes room of a machine."""
+
+    def is_there(self) -> bool:
+        return True
+
+
+SCENARIOS = {"players": players, "whole_run": whole_run}
+
+if __name__ == "__main__":
+    with two_machines() as where:
+        print(json.dumps(asyncio.run(SCENARIOS[sys.argv[1]](Path(sys.argv[2]), where))), flush=True)
