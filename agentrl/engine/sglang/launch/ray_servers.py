@@ -42,7 +42,8 @@ class RayLauncher:
     A server on this machine listens on the loopback address and asks for no key, as without Ray. One on
     another machine listens on that machine's address, and asks for a key that is random for each launcher.
 
-    ranks: the allocations of the trainer's ranks, which send weights to the servers.
+    ranks: the allocations of the trainer's ranks, which send weights to the servers. title: before the names
+    of servers, in Ray's lists.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class RayLauncher:
         group: PlacementGroup,
         allocations: Sequence[Allocation],
         ranks: Sequence[Allocation] = (),
+        title: str = "",
     ) -> None:
+        self._title = title
         self._session, self._group, self._allocations = session, group, tuple(allocations)
         self.is_local = all(allocation.node == session.node for allocation in allocations)
         ranks_are_local = all(allocation.node == session.node for allocation in ranks)
@@ -67,6 +70,7 @@ class RayLauncher:
                 allocation,
                 replica.name,
                 self._placed(replica.settings, allocation),
+                self._title,
             )
             for replica, allocation in zip(replicas, self._allocations, strict=True)
         )
@@ -94,8 +98,10 @@ class RayServer:
         allocation: Allocation,
         name: str,
         settings: ServerSettings,
+        title: str = "",
     ) -> None:
         self.name, self.settings, self.allocation = name, settings, allocation
+        self._listed = f"{title}{name}"
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
         self._session, self._group = session, group
@@ -220,8 +226,9 @@ class RayServer:
     async def _opened(self) -> RemoteObject:
         """Its actor, with the server in it."""
         if self._actor is None:
-            actor = RemoteObject(self._session, self._group, self.allocation, self.log, appends=True)
-            self._actor = actor
+            actor = self._actor = RemoteObject(
+                self._session, self._group, self.allocation, self.log, name=self._listed
+            )
             try:
                 identity = await actor.identified()
             except ClusterError as error:
