@@ -80,6 +80,8 @@ async def _run(config: SftConfig, paths: tuple[str, ...], records: Records) -> S
         trainers = TrainerFactory(config, folder.trainer, cluster)
         stack.push_async_callback(trainers.close)
         await stack.enter_async_context(records.monitor)
+        records.joined(cluster)
+        records.monitor.follow(lambda: trainers.where)
         run = await SftRun.build(config, paths, records, trainers)
         with results_written(partial(_write_results, run), records.console.line):
             await run.train()

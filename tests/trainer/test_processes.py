@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.activity import PROCESS, Activities
 from agentrl.checkpoints.loading import open_directory
 from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ConfigError, TrainerError
@@ -106,6 +107,34 @@ async def test_a_rank_prints_its_stacks_on_a_signal_and_goes_on(model, processes
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     assert (await trainer.update(batch())).num_tokens > 0
+
+
+async def test_the_calls_of_a_rank_are_in_the_timeline_of_their_run_and_in_its_status(
+    model, processes, tmp_path
+):
+    activities, begun = Activities(), tmp_path / "begun"
+    with activities.observed():
+        trainer = await RankTrainer.started(processes, plan_over(model, Waits(begun, 0.3)))
+        before_s = time.perf_counter()
+        updating = asyncio.create_task(trainer.update(batch()))
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        doing = activities.processes["rank 0"]
+        await updating
+        after_s = time.perf_counter()
+        await trainer.publish(RecordingSink(), version=1)
+    assert doing.name == "update"
+    assert before_s < doing.since_s < after_s
+    waiting = activities.processes["rank 0"]
+    assert (waiting.name, waiting.what) == ("", "a call")
+    spans = {span.name: span for span in activities.spans if span.place == PROCESS}
+    assert {"build", "update", "gather"} <= spans.keys()
+    update = spans["update"]
+    assert (update.process, update.lane) == ("rank 0", 1)
+    assert before_s < update.start_s < update.end_s - 0.3 < after_s - 0.3
+    # Elsewhere nothing is recorded, and the run has no more of it.
+    await trainer.update(batch())
+    assert len([span for span in activities.spans if span.name == "update"]) == 1
 
 
 async def test_a_rank_learns_bit_for_bit_what_is_learned_inline(model, processes, tmp_path):

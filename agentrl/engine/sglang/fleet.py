@@ -11,22 +11,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Self
 
+from agentrl.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.fleet_sink import FleetSink
 from agentrl.engine.sglang.memory import ServerMemory
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
-from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import MemoryTag, Sampling, Snapshot, TensorSpec, WeightTransaction
+from agentrl.errors import EngineError
+from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import Completion
 
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
-_COMMIT_ATTEMPTS = 3
 _RETRY_COUNTS = ("retries", "lost", "resumed", "interrupted")
 
 
@@ -71,6 +71,7 @@ class Fleet:
     policy: sends requests to them, through the router where there is one.
     transport: of weights to them. end: stops them; `close` calls it last.
     on_event: called with a sentence whenever a server starts or ends.
+    title: before the names of servers, in the status and the timeline of the run.
     headers: of control calls (`Authorization`).
     incidents: servers that were replaced, in order.
     """
@@ -83,6 +84,7 @@ class Fleet:
     health: Health = Health()
     on_event: Callable[[str], None] = _ignore
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    title: str = ""
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +97,7 @@ class Fleet:
         self._can_serve.set()
         self._held_requests: AsyncExitStack | None = None
         self._hold_lock = asyncio.Lock()
+        self._activities = current_activities()
         self._watchers: list[asyncio.Task[None]] = []
 
     def watch(self) -> Self:
@@ -102,20 +105,14 @@ class Fleet:
         self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
         if self.router is not None:
             self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
+        for member in self._members:
+            self._enter(member, SERVES)
         return self
 
     @property
     def url(self) -> str:
         """The address for requests."""
         return self.policy.url
-
-    @property
-    def where(self) -> dict[str, str]:
-        """The address of each server, and whether it is out of service."""
-        return {
-            member.process.name: member.process.url + ("" if member.serves else ", out of service")
-            for member in self._members
-        }
 
     @property
     def version(self) -> int:
@@ -173,6 +170,7 @@ class Fleet:
             await self._sink.close()
             for member in self._members:
                 await member.control.close()
+                self._enter(member, ENDED)
         finally:
             await self.end()
         for error in ended:
@@ -198,11 +196,17 @@ class Fleet:
         async with self.policy.held(self._abort_all) as still_since:
             # A paused server may fail its health check.
             self._updating = True
+            members = [member for member in self._members if member.serves and member.routed]
+            for member in members:
+                self._enter(member, LOADS)
             try:
                 yield still_since
             finally:
                 self._updating = False
                 self.policy.salt = self._sink.salt
+                for member in members:
+                    if member.serves:
+                        self._enter(member, SERVES)
 
     async def _abort_all(self) -> None:
         # A server that is down, or hangs, must not keep the others from ending theirs.
@@ -217,6 +221,8 @@ class Fleet:
                 self._mark_failed(member, str(error))
 
     def _mark_failed(self, member: _Member, reason: str) -> None:
+        if member.trouble != reason:
+            self._enter(member, OUT, reason)
         member.serves = member.routed = False
         member.trouble = reason
         if not self._serves:
@@ -290,12 +296,20 @@ class Fleet:
     async def _restart(self, member: _Member) -> None:
         """Start a server, send it the weights, then route requests to it."""
         member.serves = False
-        await member.process.start()
+        self._enter(member, STARTS)
+        is_up = False
+        try:
+            await member.process.start()
+            is_up = True
+        finally:
+            if not is_up:
+                self._enter(member, OUT, member.trouble)
         await member.control.close()
         member.control = Server(member.process.url, self.headers)
         # From here on it takes part in updates, so that it misses none between its weights and its requests.
         member.serves, member.trouble = True, ""
         complete = False
+        self._enter(member, LOADS)
         try:
             await self._sink.restore(member.control)
             await self._memory.renew(member.control)
@@ -307,9 +321,17 @@ class Fleet:
                 self._mark_failed(member, member.trouble or "it did not get its weights")
         if complete:
             member.routed = True
+            self._enter(member, SERVES)
             if self._serves:
                 self._can_serve.set()
             await self._hold_or_resume()
+
+    def _enter(self, member: _Member, stage: str, what: str = "") -> None:
+        """A server enters a stage; one in service has the version that was sent last."""
+        if self._activities is not None:
+            version = self.version if stage == SERVES else None
+            name, where = f"{self.title}{member.process.name}", member.process.url
+            self._activities.enter(name, stage, what, where=where, version=version)
 
     async def _hold_or_resume(self) -> None:
         """Hold requests while a role has no server in service, and resume them afterwards."""
@@ -320,65 +342,3 @@ class Fleet:
             elif not self._serves and self._held_requests is None:
                 self._held_requests = AsyncExitStack()
                 await self._held_requests.enter_async_context(self.policy.held())
-
-
-class FleetSink:
-    """The sink of a fleet. Where a server crashes during an update, it gets the weights after its restart."""
-
-    def __init__(self, sink: SGLangSink, can_serve: asyncio.Event) -> None:
-        self._sink, self._can_serve = sink, can_serve
-
-    @property
-    def standstill_s(self) -> float:
-        """See `SGLangSink`."""
-        return self._sink.standstill_s
-
-    @asynccontextmanager
-    async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
-        """See `SGLangSink.begin`."""
-        async with self._sink.begin(manifest, version) as transaction:
-            yield FleetTransaction(transaction, self._until_done)
-
-    async def load(self, snapshot: Snapshot, version: int) -> None:
-        """See `SGLangSink.load`; waits until every role has a server in service.
-
-        Raises:
-            EngineUnavailableError: servers crashed in each of several attempts.
-        """
-        await self._until_done(partial(self._sink.load, snapshot, version))
-
-    def holds(self, snapshot: Snapshot) -> bool:
-        """See `SGLangSink.holds`."""
-        return self._sink.holds(snapshot)
-
-    async def _until_done(self, update: Callable[[], Awaitable[None]]) -> None:
-        """Update all servers, again where one crashes meanwhile."""
-        for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):
-            await self._can_serve.wait()
-            try:
-                await update()
-            except EngineUnavailableError:
-                if not attempts_left:
-                    raise
-            else:
-                break
-
-
-class FleetTransaction:
-    """An update of all servers of a fleet to one version. until_done: makes several attempts of a call."""
-
-    def __init__(
-        self,
-        transaction: WeightTransaction,
-        until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
-    ) -> None:
-        self._transaction, self._until_done = transaction, until_done
-        self.put = transaction.put
-
-    async def commit(self, checksum: int) -> None:
-        """See `Transaction.commit`; waits until every role has a server in service.
-
-        Raises:
-            EngineUnavailableError: servers crashed in each of several attempts.
-        """
-        await self._until_done(partial(self._transaction.commit, checksum))
