@@ -5,8 +5,10 @@
         g12-3                 an episode: episode > step > tool
       e7                      an episode of an evaluation
       train                   a call of the trainer
+     rank 0, server-1        what other processes of the run do, as far as the driver knows (`Doing`)
 
-Each is an `Activity`, which holds the stages that it is in; `agentrl.errors.stage` adds and removes them.
+Each but the last is an `Activity`, which holds the stages that it is in; `agentrl.errors.stage` adds and
+removes them.
 Groups and episodes find their run, and stages their episode, by the context of their task. Outside of a run
 and of an episode, all of this does nothing.
 
@@ -21,9 +23,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from itertools import zip_longest
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
+
+from agentrl.meters import Busy, Meter
 
 GROUP, EPISODE, ACT, WAIT = "group", "episode", "act", "wait"
 """Stages: all of a group, all of an episode; of an episode a turn of an agent, and waiting for a slot."""
@@ -31,6 +34,12 @@ TAKE, SCORE, TRAIN, PUBLISH, CHECKPOINT = "take", "score", "train", "publish", "
 """Waiting for the groups of a batch; calls of the trainer."""
 RUN, GROUPS, EPISODES, EVALUATION = "run", "groups", "episodes", "evaluation"
 """Places: of calls of the trainer, iterations and the like; of groups; of their episodes; of evaluations."""
+PROCESS: Final = "process"
+"""The place of what another process does as a whole: a rank's calls, a server's service."""
+SERVES, LOADS, OUT, STARTS = "in service", "gets weights", "out of service", "starts again"
+"""Stages of a server."""
+ENDED: Final = "ended"
+"""The stage of a process that the run has ended."""
 _OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})
 KIND_OF: Final = {
     (EPISODES, ACT): "play",
@@ -43,10 +52,8 @@ KIND_OF: Final = {
 """The kind of work that a stage is, by its place and its name; others are of none."""
 KINDS: Final = ("play", "tool", "reward", "eval", SCORE, TRAIN, PUBLISH, CHECKPOINT)
 """The rows of a timeline: turns of the policy, calls of tools, rewards; evaluations; calls of the trainer."""
-MAX_SPANS, MAX_BUCKETS = 20_000, 1_000
-"""The newest spans that are kept, and the buckets of a meter (counts)."""
-FINEST_S: Final = 0.01
-"""The length of a bucket at the beginning (seconds)."""
+MAX_SPANS: Final = 20_000
+"""The newest spans that are kept (count)."""
 
 
 class Mark(Protocol):
@@ -65,7 +72,8 @@ class Span(NamedTuple):
     """A stage that has ended. start_s, end_s: of `time.perf_counter` (seconds).
 
     name, what: of its mark. owner: the id of its activity. place: of that; activities of one place and lane
-    follow each other, but those of the run itself, which have no lanes.
+    follow each other, but those of the run itself, which have no lanes. process: in which it was, such as
+    `player 0`; "" = the driver.
     """
 
     name: str
@@ -75,81 +83,25 @@ class Span(NamedTuple):
     lane: int
     start_s: float
     end_s: float
+    process: str = ""
 
 
-class Meter:
-    """The time in which at least one activity of a kind is in progress, and its course.
+class Doing(NamedTuple):
+    """What another process of a run does. since_s: of `time.perf_counter` (seconds).
 
-    active: those in progress (count). began_s: when the course begins (`time.perf_counter`).
-    bucket_s: the length of a bucket of the course (seconds). It doubles whenever there would be more than
-    `MAX_BUCKETS`, so the course has all of a run in bounded memory.
+    name: its stage; "" = none, and it waits for `what`. what: more of it, such as a reason. where: the
+    process is; "" = others know that. version: of the weights that it serves; None = none.
     """
 
-    __slots__ = ("_buckets", "_busy_s", "_since_s", "active", "began_s", "bucket_s")
+    name: str
+    what: str
+    since_s: float
+    where: str = ""
+    version: int | None = None
 
-    def __init__(self, began_s: float = 0.0) -> None:
-        self.active = 0
-        self.began_s, self.bucket_s = began_s, FINEST_S
-        self._busy_s = self._since_s = 0.0
-        self._buckets: list[float] = []
-
-    def begin(self) -> None:
-        """Count one more."""
-        if not self.active:
-            self._since_s = perf_counter()
-        self.active += 1
-
-    def end(self) -> None:
-        """Count one less."""
-        self.active -= 1
-        if not self.active:
-            self._settle()
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds so far in which one was in progress."""
-        return self._busy_s + (perf_counter() - self._since_s if self.active else 0.0)
-
-    @property
-    def course(self) -> list[float]:
-        """The busy seconds of each bucket, up to the last one that has any."""
-        if self.active:
-            self._settle()
-        return list(self._buckets)
-
-    def _settle(self) -> None:
-        """Add the time since the first of those in progress began, or since it was added last."""
-        start_s, self._since_s = self._since_s, perf_counter()
-        self._busy_s += self._since_s - start_s
-        end_s = self._since_s - self.began_s
-        while end_s >= MAX_BUCKETS * self.bucket_s:
-            pairs = zip_longest(self._buckets[::2], self._buckets[1::2], fillvalue=0.0)
-            self._buckets = [first + second for first, second in pairs]
-            self.bucket_s *= 2
-        at_s = start_s - self.began_s
-        last = int(end_s / self.bucket_s)
-        self._buckets += [0.0] * (last + 1 - len(self._buckets))
-        for index in range(int(at_s / self.bucket_s), last + 1):
-            until_s = min((index + 1) * self.bucket_s, end_s)
-            self._buckets[index] += max(until_s - at_s, 0.0)
-            at_s = max(at_s, until_s)
-
-
-class Busy(NamedTuple):
-    """How long each side has worked, up to a moment (seconds).
-
-    time_s: of `time.perf_counter`. engine_s: at least one request was at the engine, and it had its memory.
-    trainer_s: a call of the trainer was in progress. both_s: both.
-    """
-
-    time_s: float = 0.0
-    engine_s: float = 0.0
-    trainer_s: float = 0.0
-    both_s: float = 0.0
-
-    def since(self, earlier: Busy) -> Busy:
-        """The time between an earlier moment and this one."""
-        return Busy(*(now - before for now, before in zip(self, earlier, strict=True)))
+    def span(self, process: str, end_s: float) -> Span:
+        """The span of the stage, which has ended."""
+        return Span(self.name, self.what, process, PROCESS, 1, self.since_s, end_s, process)
 
 
 class Activities:
@@ -158,7 +110,7 @@ class Activities:
     in_progress: groups, episodes of evaluations, calls of the trainer, in the order of their start.
     num_events: begins and ends of stages, requests and calls so far (count): a run in which it stands still
     makes no progress. num_requests: at the engine (count). meters: of each of `KINDS`. spans: the newest of
-    those that have ended.
+    those that have ended. processes: what other processes do, by their names.
     """
 
     def __init__(self) -> None:
@@ -168,6 +120,7 @@ class Activities:
         self.began_s = perf_counter()
         self.meters = {kind: Meter(self.began_s) for kind in KINDS}
         self.spans = deque[Span](maxlen=MAX_SPANS)
+        self.processes: dict[str, Doing] = {}
         self._engine, self._trainer, self._both = (Meter(self.began_s) for _ in range(3))
         self._lanes: dict[str, _Lanes] = {}
 
@@ -208,6 +161,15 @@ class Activities:
                 self._trainer.end()
                 self._compare()
 
+    def enter(
+        self, process: str, name: str, what: str = "", *, where: str = "", version: int | None = None
+    ) -> None:
+        """Another process enters a stage now, and leaves the one before; any thread may call this."""
+        before, now_s = self.processes.get(process), perf_counter()
+        if before is not None and before.name not in ("", ENDED):
+            self.spans.append(before.span(process, now_s))
+        self.processes[process] = Doing(name, what, now_s, where, version)
+
     def begin_request(self) -> None:
         """Count a request to the engine."""
         self.num_events += 1
@@ -231,13 +193,8 @@ class Activities:
 
     def _compare(self) -> None:
         is_decoding = self.num_requests > 0 and not self._is_engine_released
-        _set(self._engine, is_decoding)
-        _set(self._both, is_decoding and self._trainer.active > 0)
-
-
-def _set(meter: Meter, is_busy: bool) -> None:
-    if is_busy != (meter.active > 0):
-        (meter.begin if is_busy else meter.end)()
+        self._engine.set_busy(is_decoding)
+        self._both.set_busy(is_decoding and self._trainer.active > 0)
 
 
 class _Lanes:
@@ -262,19 +219,19 @@ class Activity:
 
     id: such as g12-3, or the name of a call; what: more of it. marks: the stages that it is in, the outermost
     first; tools and agents may be in theirs at the same time. parts: the episodes of a group that are in
-    play, in the order of their start.
+    play, in the order of their start. process: that plays it; "" = the driver.
     """
 
     __slots__ = (
         *("_activities", "_lane", "_outer", "_siblings"),
-        *("id", "marks", "parts", "place", "since_s", "what"),
+        *("id", "marks", "parts", "place", "process", "since_s", "what"),
     )
 
     def __init__(self, activities: Activities, id: str, place: str, siblings: dict[Activity, None]) -> None:
         self.id, self.place, self.what = id, place, ""
         self.marks: dict[Mark, None] = {}
         self.parts: dict[Activity, None] = {}
-        self.since_s = 0.0
+        self.since_s, self.process = 0.0, ""
         self._activities, self._siblings = activities, siblings
 
     def __enter__(self) -> Activity:
@@ -394,5 +351,7 @@ def set_engine_released(is_released: bool) -> None:
 _NOTHING: Final = nullcontext()
 _run: ContextVar[Activities | None] = ContextVar("agentrl_activities", default=None)
 _activity: ContextVar[Activity | None] = ContextVar("agentrl_activity", default=None)
+current_activities: Final = _run.get
+"""The activities of the run in whose block this is called; None = there is no run."""
 current_activity: Final = _activity.get
 """The group or episode whose stage begins here; None = there is none."""

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import activity
+from agentrl import activity, meters
 from agentrl.activity import (
+    ENDED,
     EPISODES,
-    FINEST_S,
-    MAX_BUCKETS,
     MAX_SPANS,
     PUBLISH,
     SCORE,
     TRAIN,
     Activities,
-    Meter,
     Span,
     group_in_play,
     in_play,
@@ -27,13 +25,15 @@ from agentrl.activity import (
     working,
 )
 from agentrl.errors import StageError, stage
+from agentrl.meters import FINEST_S, MAX_BUCKETS, Busy, Meter
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     times = [0.0]
-    monkeypatch.setattr(activity, "perf_counter", lambda: times[0])
+    for module in (activity, meters):
+        monkeypatch.setattr(module, "perf_counter", lambda: times[0])
 
     def set_to(time_s):
         times[0] = time_s
@@ -129,7 +129,7 @@ def test_the_time_of_each_side_is_that_of_the_table(clock):
         clock(8), third.__exit__(None, None, None)
     clock(10)
     assert activities.busy == (10, 6, 4, 2)
-    assert activities.busy.since(activity.Busy(4, 4, 1, 1)) == (6, 2, 3, 1)
+    assert activities.busy.since(Busy(4, 4, 1, 1)) == (6, 2, 3, 1)
     assert (activities.meters[SCORE].busy_s, activities.meters[PUBLISH].busy_s) == (4, 0)
 
 
@@ -144,7 +144,7 @@ def test_a_meters_course_is_the_union_of_its_spans_at_a_bounded_resolution(lengt
     tick_s = FINEST_S * 2.0**scale
     times = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(activity, "perf_counter", lambda: times[0])
+        patch.setattr(meters, "perf_counter", lambda: times[0])
         meter = Meter()
         for tick, change in sorted(events, key=lambda event: (event[0], -event[1])):
             times[0] = tick * tick_s
@@ -170,6 +170,18 @@ def test_the_course_has_what_is_still_in_progress_and_counts_it_once(clock):
     clock(5.03), meter.end()
     assert meter.course[:3] == pytest.approx([0.01, 0.01, 0.01])
     assert meter.busy_s == pytest.approx(0.03)
+
+
+def test_a_stage_of_another_process_ends_where_the_next_begins_and_waiting_is_none(clock):
+    activities = Activities()
+    clock(1), activities.enter("server-0", "in service", where="near:1", version=2)
+    clock(3), activities.enter("server-0", "", "a call")
+    clock(4), activities.enter("server-0", "in service")
+    clock(6), activities.enter("server-0", ENDED)
+    clock(7), activities.enter("server-0", "in service")
+    spans = [(span.name, span.process, span.start_s, span.end_s) for span in activities.spans]
+    assert spans == [("in service", "server-0", 1, 3), ("in service", "server-0", 4, 6)]
+    assert activities.processes["server-0"].since_s == 7
 
 
 def test_the_newest_spans_are_kept():

@@ -30,6 +30,7 @@ from agentrl.types import JSON
 POLICY = "policy"
 EVALUATIONS = "evaluations"
 """Fleets of servers: of the policy, and of an engine of evaluations alone."""
+_MODELS = "sglang_models."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class RunCluster:
         """The places of the servers of a fleet, by its name."""
         placement = self.placement
         clients = placement.players if fleet == POLICY else ()
-        return RayLauncher(self.session, placement.group, self.fleets[fleet], placement.ranks, clients)
+        places, ranks = self.fleets[fleet], placement.ranks
+        return RayLauncher(self.session, placement.group, places, ranks, clients, title=title_of(fleet))
 
     @property
     def has_players_elsewhere(self) -> bool:
@@ -86,7 +88,8 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
     if not _places(config):
         yield None
         return
-    with connected(config.cluster, folder, os.environ) as session:
+    metadata = _metadata(config, folder)
+    with connected(config.cluster, folder, os.environ, metadata) as session:
         layout = run_layout(config, has_gpus=session.has_gpus)
         placement = placed(session, layout, config.cluster.placement_timeout_s)
         try:
@@ -184,7 +187,22 @@ def _ranks_in_words(numbers: Sequence[int]) -> str:
 
 def fleet_of_model(name: str) -> str:
     """The fleet that serves one of the run's further models."""
-    return f"sglang_models.{name}"
+    return f"{_MODELS}{name}"
+
+
+def title_of(fleet: str) -> str:
+    """What the names of the servers of a fleet begin with, where all processes of a run are listed."""
+    if fleet == POLICY:
+        return ""
+    return "eval " if fleet == EVALUATIONS else f"{fleet.removeprefix(_MODELS)} "
+
+
+def _metadata(config: RunConfig, folder: Path) -> dict[str, str]:
+    """Where to find the run, for whoever looks at the cluster."""
+    observe, found = config.observe, {"run": config.run_name, "folder": str(folder.absolute())}
+    if observe.use_prometheus and observe.prometheus_port:
+        found["prometheus"] = f"http://{observe.prometheus_host}:{observe.prometheus_port}/metrics"
+    return found
 
 
 def _fleets(config: RunConfig, allocations: Sequence[Allocation]) -> dict[str, Sequence[Allocation]]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import RunCluster, fleet_of_model
+from agentrl.assembly.cluster import RunCluster, fleet_of_model, title_of
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
@@ -56,7 +56,7 @@ class FleetPlan:
     trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
     SGLang's choice. releases: whether their memory is released between two batches. first_gpu: index among
     this process's GPUs; those before it are in other use. launcher: has a place in a cluster for each server;
-    None = they run on this machine.
+    None = they run on this machine. title: before the names of servers, in the status of the run.
     """
 
     model: Path
@@ -70,6 +70,7 @@ class FleetPlan:
     releases: bool = False
     first_gpu: int = 0
     launcher: Launcher | None = None
+    title: str = ""
 
     async def start(self) -> Fleet:
         """Start the servers of the configuration; `close` of the fleet ends them.
@@ -171,7 +172,9 @@ class FleetPlan:
     ) -> Fleet:
         config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
-        return Fleet(servers, router, policy, transport, end, health, self.on_event, headers).watch()
+        return Fleet(
+            servers, router, policy, transport, end, health, self.on_event, headers, self.title
+        ).watch()
 
 
 def fleet_policy(
@@ -289,6 +292,7 @@ def model_plan(
         on_event=partial(_prefixed, on_event, name),
         trained=False,
         first_gpu=first_gpu,
+        title=title_of(fleet_of_model(name)),
     )
 
 

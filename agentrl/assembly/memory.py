@@ -3,7 +3,8 @@
     weights, gradients, optimizer    what the trainers allocate, to the byte (torch) or to the padding of
                                      Megatron's buffers
     activations                      an estimate: what one row keeps for its backward pass, see `_layer_bytes`
-    kv_cache                         what the embedded engine allocates; of a server, the bytes of one token
+    kv_cache                         what the embedded engine allocates
+    published                        versions of the weights that servers have, or are sent
 
 For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
 (4 P for Muon's matrices). With bf16 Megatron takes 2 P, 4 P and 12 P. The last, weights in fp32 and two
@@ -45,6 +46,7 @@ class Memory(NamedTuple):
     optimizer: int = 0
     activations: int = 0
     kv_cache: int = 0
+    published: int = 0
 
     @property
     def total(self) -> int:
@@ -59,6 +61,10 @@ class Memory(NamedTuple):
     def plus(self, other: Memory) -> Memory:
         """The sum, part by part."""
         return Memory(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, number: int) -> Memory:
+        """So much of each part."""
+        return Memory(*(number * size for size in self))
 
 
 class Networks(NamedTuple):
@@ -138,6 +144,11 @@ def embedded_memory(
     # One column more, which padding is written to.
     cache = Sizes.of(config).cache_bytes(dtype.itemsize) * max_slots * (context_len + 1)
     return Memory(weights=dtype.itemsize * num_parameters(config), kv_cache=cache)
+
+
+def published_memory(config: PreTrainedConfig, *, bf16: bool) -> Memory:
+    """One version of the policy's weights, for servers, in shared memory on the machine of rank 0."""
+    return Memory(published=(BF16 if bf16 else FP32) * num_parameters(config))
 
 
 def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> Memory:

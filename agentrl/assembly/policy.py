@@ -43,7 +43,7 @@ class EngineSetup(NamedTuple):
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. dtype: of the computation of started servers, by torch's name; None = by their model's config.
     process, threads: the embedded engine's process, and its threads (count); without a process it decodes in
-    this one. first_gpu, launcher: see `FleetPlan`.
+    this one. first_gpu, launcher, title: see `FleetPlan`.
     """
 
     folder: Path
@@ -55,6 +55,7 @@ class EngineSetup(NamedTuple):
     threads: int = 1
     first_gpu: int = 0
     launcher: Launcher | None = None
+    title: str = ""
 
 
 async def build_engine(
@@ -87,6 +88,7 @@ async def build_engine(
             releases=setup.releases,
             first_gpu=setup.first_gpu,
             launcher=setup.launcher,
+            title=setup.title,
         )
         return await (plan.start() if url is None else plan.join(url))
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference

@@ -1,18 +1,17 @@
 """The activities of another process in those of a run: reports of what it does, several a second.
 
-Times are of `time.perf_counter`, which all processes of a machine share on Linux.
+Times in a report are of that process's clock; they are converted where it arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from time import perf_counter
+from typing import NamedTuple
 
-from agentrl.activity import EPISODES, GROUPS, KINDS, Activities, Activity, Mark, Span
-
-_LANES: Final = 10_000
-"""Lanes of a process in the timeline: those of the next one begin after them."""
+from agentrl.activity import ENDED, EPISODES, GROUPS, KINDS, Activities, Activity, Doing, Mark, Span
+from agentrl.observe.clock import Moment, PeerClock, now
 
 
 class Stage(NamedTuple):
@@ -35,14 +34,15 @@ class Part(NamedTuple):
 class ActivityReport(NamedTuple):
     """What a process does. num_events: begins and ends since the last report (count), and `spans` of then.
 
-    kinds: those of `KINDS` that are at work at this moment. held_at: the code that holds the event loop; "" =
-    it is free.
+    kinds: those of `KINDS` that are at work at this moment. sent: when it was made. held_at: the code that
+    holds the event loop; "" = it is free.
     """
 
     groups: tuple[Part, ...]
     spans: tuple[Span, ...]
     num_events: int
     kinds: frozenset[str]
+    sent: Moment
     held_at: str = ""
 
 
@@ -66,7 +66,7 @@ class Reporter:
         self._last = spans[0] if spans else self._last
         groups = tuple(_part(activity) for activity in list(activities.in_progress))
         kinds = frozenset(kind for kind in KINDS if activities.meters[kind].active)
-        return ActivityReport(groups, tuple(reversed(spans)), num_events, kinds, held_at)
+        return ActivityReport(groups, tuple(reversed(spans)), num_events, kinds, now(), held_at)
 
 
 def _part(activity: Activity) -> Part:
@@ -88,36 +88,50 @@ class Mirror:
     """
 
     def __init__(self, activities: Activities, name: str, number: int) -> None:
-        self._activities, self.name, self._number = activities, name, number
+        self._activities, self.name, self._process = activities, name, f"player {number}"
+        self._clock = PeerClock()
         self._shown: list[Activity] = []
         self._kinds: frozenset[str] = frozenset()
 
     def show(self, report: ActivityReport) -> None:
         """Show what the process does, in place of what it did."""
-        activities, first = self._activities, self._number * _LANES
+        activities, offset_s = self._activities, self._clock.offset_s(report.sent)
         self._remove()
         what = f"{self.name}, which is held at {report.held_at}" if report.held_at else self.name
         for group in report.groups:
-            shown = self._activity(group, GROUPS, activities.in_progress)
+            shown = self._activity(group, offset_s, GROUPS, activities.in_progress)
             shown.what = what
             self._shown.append(shown)
+        self._wait(report)
         activities.num_events += report.num_events
-        activities.spans.extend(span._replace(lane=span.lane + first) for span in report.spans)
+        activities.spans.extend(
+            span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s, process=self._process)
+            for span in report.spans
+        )
         self._work(report.kinds)
 
     def clear(self) -> None:
         """The process has ended."""
         self._remove()
         self._work(frozenset())
+        self._activities.processes[self._process] = Doing(ENDED, "", perf_counter())
 
-    def _activity(self, part: Part, place: str, siblings: dict[Activity, None]) -> Activity:
+    def _wait(self, report: ActivityReport) -> None:
+        """Note since when it has no group, while it has none."""
+        processes, name = self._activities.processes, self._process
+        if report.groups:
+            processes.pop(name, None)
+        elif name not in processes or processes[name].name == ENDED:
+            processes[name] = Doing("", "a group", perf_counter())
+
+    def _activity(self, part: Part, offset_s: float, place: str, siblings: dict[Activity, None]) -> Activity:
         activity = Activity(self._activities, part.id, place, siblings)
-        activity.since_s = part.since_s
-        marks: Iterable[Mark] = (_Mark(*stage) for stage in part.stages)
+        activity.since_s, activity.process = part.since_s + offset_s, self._process
+        marks: Iterable[Mark] = (_Mark(s.name, s.what, s.since_s + offset_s) for s in part.stages)
         activity.marks = dict.fromkeys(marks)
         siblings[activity] = None
         for episode in part.parts:
-            self._activity(episode, EPISODES, activity.parts)
+            self._activity(episode, offset_s, EPISODES, activity.parts)
         return activity
 
     def _remove(self) -> None:

@@ -84,6 +84,12 @@ class PrometheusTracker:
         yield self._gauge("now_utilisation", "share of the time that it works", shares, "side")
         yield self._gauge("now_episodes", "episodes in play, by their stage", status.episodes, "stage")
         yield self._gauge("now_requests", "requests at the engine", {"": status.requests})
+        versions = {
+            name: float(process.version)
+            for name, process in status.processes.items()
+            if process.version is not None
+        }
+        yield self._gauge("now_versions", "version of the weights that a server has", versions, "process")
         yield self._gauge("now_idle_seconds", "time since something began or ended", {"": status.idle_s})
 
     def _gauge(

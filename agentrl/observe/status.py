@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter, time
@@ -15,10 +15,12 @@ from typing import Final, cast
 
 from pydantic import Field, ValidationError
 
-from agentrl.activity import EVALUATION, GROUPS, RUN, TAKE, Activities, Activity, Busy
+from agentrl.activity import EVALUATION, GROUPS, RUN, TAKE, Activities, Activity, Doing
 from agentrl.config import Section
 from agentrl.errors import ConfigError
 from agentrl.files import write_text
+from agentrl.meters import Busy
+from agentrl.observe.timeline import natural
 from agentrl.types import JSON
 
 STATUS: Final = "status.json"
@@ -86,15 +88,31 @@ class Utilisation(Section):
         return cls(**dict(zip(("engine", "trainer", "both"), shares, strict=True)), seconds=busy.time_s)
 
 
+class ProcessStatus(Section):
+    """Another process of a run. where: it runs, or ran last: its process or its address, and its machine.
+
+    doing: its stage; None = none, or it plays. waits_for: what it waits for, since `waits_since`. version: of
+    the weights that it serves. groups: that it plays (count). episodes: of these, how many are in each stage.
+    """
+
+    where: str = ""
+    doing: InProgress | None = None
+    waits_for: str = ""
+    waits_since: datetime | None = None
+    version: int | None = None
+    groups: int = 0
+    episodes: dict[str, int] = Field(default_factory=dict)
+
+
 class RunStatus(Section):
     """What a run does at one moment.
 
     working: calls of the trainer, stages of the run and the like. episodes: of those in play, how many are in
     each stage (count). requests: at the engine (count). served, training: the versions of the engine's and of
     the trainer's weights; None = no iteration has begun, like step, steps and places. waits: who waits for
-    what. processes: where each of the run's other processes runs, or ran last, by its name. idle_s: since
-    when nothing has begun or ended (seconds); a pause of the process does not count. event_loop: the place
-    of the code that holds the event loop; "" = it is free.
+    what. processes: the other processes of the run, by their names. dashboard: the address of that of its
+    cluster; "" = it has none. idle_s: since when nothing has begun or ended (seconds); a pause of the process
+    does not count. event_loop: the place of the code that holds the event loop; "" = it is free.
     """
 
     time: datetime
@@ -111,7 +129,8 @@ class RunStatus(Section):
     episodes: dict[str, int]
     oldest: Oldest | None = None
     waits: dict[str, str] = Field(default_factory=dict)
-    processes: dict[str, str] = Field(default_factory=dict)
+    processes: dict[str, ProcessStatus] = Field(default_factory=dict)
+    dashboard: str = ""
     idle_s: float = 0.0
     event_loop: str = ""
 
@@ -162,8 +181,27 @@ def working_in(activities: Activities) -> tuple[InProgress, ...]:
 
 def stages_in(activities: Activities) -> dict[str, int]:
     """How many episodes in play are in each stage (count), the most frequent first."""
-    episodes = [part for activity in activities.in_progress for part in _parts(activity)]
-    return dict(Counter(_stage(episode).name for episode in episodes).most_common())
+    return _stages(activities.in_progress)
+
+
+def processes_in(activities: Activities, where: Mapping[str, str]) -> dict[str, ProcessStatus]:
+    """The other processes of a run. where: each is, as far as the activities do not have it."""
+    played: dict[str, list[Activity]] = {}
+    for activity in activities.in_progress:
+        played.setdefault(activity.process, []).append(activity)
+    doing = dict(activities.processes)
+    names = sorted({*where, *doing}, key=natural)
+    return {name: _process(where.get(name, ""), doing.get(name), played.get(name, [])) for name in names}
+
+
+def _process(where: str, doing: Doing | None, groups: Sequence[Activity]) -> ProcessStatus:
+    if doing is None:
+        return ProcessStatus(where=where, groups=len(groups), episodes=_stages(groups))
+    where = where or doing.where
+    if not doing.name:
+        return ProcessStatus(where=where, waits_for=doing.what, waits_since=at(doing.since_s))
+    stage = InProgress(name=doing.name, what=doing.what, since=at(doing.since_s))
+    return ProcessStatus(where=where, doing=stage, version=doing.version)
 
 
 def oldest_in(activities: Activities) -> Oldest | None:
@@ -204,6 +242,11 @@ _BLOCKERS: Final[Mapping[str, str]] = {
     "end": "nothing any more: the last batch has been started",
 }
 """What new groups wait for, by the reason why none starts."""
+
+
+def _stages(activities: Iterable[Activity]) -> dict[str, int]:
+    episodes = [part for activity in activities for part in _parts(activity)]
+    return dict(Counter(_stage(episode).name for episode in episodes).most_common())
 
 
 def _parts(activity: Activity) -> list[Activity]:

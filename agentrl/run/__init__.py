@@ -97,6 +97,7 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
         # Ray ends with the thread that starts it, so it blocks this one.
         cluster = stack.enter_context(run_cluster(config, folder.path))
         await stack.enter_async_context(records.monitor)
+        records.joined(cluster)
         served = await stack.enter_async_context(
             served_models(engine, folder.engine, records.console.line, cluster)
         )

@@ -21,21 +21,13 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import (
-    Memory,
-    Networks,
-    embedded_memory,
-    machine_memory,
-    megatron_memory,
-    torch_memory,
-)
+from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
-from agentrl.checkpoints.source import ModelSource, open_config
+from agentrl.checkpoints.source import ModelSource
 from agentrl.checkpoints.tensors import TensorFiles, num_parameters
-from agentrl.cluster.ray.session import cluster_address
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
@@ -47,6 +39,7 @@ from agentrl.graders.registry import CALL_SERVERS
 from agentrl.interrupts import run_until_signal
 from agentrl.protocols import Renderer
 from agentrl.run import UNSERVED
+from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of
 from agentrl.run.folder import RunFolder
 from agentrl.run.model_config import shape_facts
 from agentrl.run.parts import algorithm_of, filters_of, scoring_of
@@ -54,7 +47,6 @@ from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
 from agentrl.types import JSON, Task
-from agentrl.weights.codec import torch_dtype
 
 _MEASURED = 64
 """Prompts that are rendered and measured."""
@@ -121,14 +113,14 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         _check_model(source, config)
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
     servers = await check_servers(config, source.directory.absolute())
-    memory = _memory(config, source, env)
-    _check_fits(memory, is_elsewhere=_is_elsewhere(config))
+    memory = memory_by_process(config, source, env)
+    check_fits(memory, is_elsewhere=is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
         "prompts": {**_counts(data), **prompts},
         "model": _model_facts(config, source),
-        "memory": {name: _parts(part) for name, part in memory.items()},
+        "memory": {name: parts_of(part) for name, part in memory.items()},
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config, num_gpus=num_gpus()),
         "gpus": _gpu_facts(config, servers),
@@ -254,79 +246,14 @@ def _model_facts(config: RunConfig, source: ModelSource) -> dict[str, JSON]:
     return {"directory": directory, **shape_facts(source, config)}
 
 
-def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Memory]:
-    """The memory of each kind of process, by a name with their number."""
-    algorithm, engine = config.algorithm, config.engine
-    frozen = [
-        open_config(Path(directory)) if directory is not None else source.config
-        for directory, is_used in (
-            (algorithm.ref_load, algorithm.has_reference),
-            (algorithm.opd.teacher_load, algorithm.use_opd),
-        )
-        if is_used
-    ]
-    networks = Networks(source.config, algorithm.advantage_estimator == "ppo", frozen)
-    tokens = max(config.trainer.max_tokens_per_gpu, env.limits.max_tokens or 0)
-    memory = {}
-    if config.trainer.trainer == "megatron":
-        name = f"trainer, each of {config.megatron.world_size} ranks"
-        memory[name] = megatron_memory(networks, config.megatron, config.trainer, tokens)
-    else:
-        memory["trainer"] = torch_memory(networks, config.trainer, tokens)
-    if engine.engine == "embedded" and config.rollout.replay is None:
-        length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
-        memory["embedded engine"] = embedded_memory(
-            source.config, engine.max_slots, length, torch_dtype(engine.engine_dtype)
-        )
-        if config.has_eval_engine:
-            memory["engine of evaluations"] = memory["embedded engine"]
-    return memory
-
-
-def _check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> None:
-    """Check the parts that are known exactly against the memory of a GPU, and of this machine.
-
-    is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
-
-    Raises:
-        ConfigError: they do not fit.
-    """
-    ranks = next((part for name, part in memory.items() if "ranks" in name), None)
-    gpus = () if is_elsewhere else present_gpus()
-    if ranks is not None and gpus and ranks.exact > min(gpu.memory for gpu in gpus):
-        raise ConfigError(
-            f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
-            f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
-        )
-    elsewhere = ("ranks", "trainer") if is_elsewhere else ("ranks",)
-    local = sum(part.exact for name, part in memory.items() if not any(word in name for word in elsewhere))
-    machine = machine_memory()
-    if local > machine:
-        raise ConfigError(
-            f"{' and '.join(memory)} take {local / 2**30:.1f} GiB, and this machine has "
-            f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
-            "engine = sglang on GPUs."
-        )
-
-
-def _parts(memory: Memory) -> dict[str, JSON]:
-    parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
-    return {**parts, "total_bytes": memory.total}
-
-
 def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
     ranks = config.megatron.world_size if config.trainer.trainer == "megatron" else 0
     present: list[JSON] = [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in present_gpus()]
     return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
 
 
-def _is_elsewhere(config: RunConfig) -> bool:
-    """Whether trainer and servers are on machines of a cluster that runs already, which are not asked."""
-    return config.cluster.cluster == "ray" and cluster_address(config.cluster, os.environ) is not None
-
-
 def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    if num_gpus() or _is_elsewhere(config):
+    if num_gpus() or is_elsewhere(config):
         return
     if servers.num_gpus:
         yield f"{servers.num_gpus} GPUs for its servers: this machine has none."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 import time
@@ -15,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from agentrl.activity import Activities, Busy
+from agentrl.activity import Activities
 from agentrl.errors import place_of_frame
+from agentrl.meters import Busy
 from agentrl.observe.status import (
     GroupStaleness,
     PlacesTaken,
@@ -24,6 +26,7 @@ from agentrl.observe.status import (
     Utilisation,
     at,
     oldest_in,
+    processes_in,
     stages_in,
     waits_in,
     working_in,
@@ -67,7 +70,11 @@ class Monitor:
     Where nothing has begun or ended for `hang_warning_s` seconds (0 = never), `warn` gets a sentence, and
     again whenever twice that time has passed. A pause of the process does not count. trace: the file of the
     timeline, which is written every minute, and at the end. What the disk does not take is left out.
+
+    dashboard: of the run's cluster, for the status; "" = there is none.
     """
+
+    dashboard = ""
 
     def __init__(
         self,
@@ -117,7 +124,7 @@ class Monitor:
             self._thread.join()
         self._refresh()
         self._write("")
-        self._timeline = Timeline.of(self.activities)
+        self._timeline = self.timeline()
         self._write_trace()
         self._contexts.close()
 
@@ -173,8 +180,14 @@ class Monitor:
             episodes=stages_in(activities),
             oldest=oldest_in(activities),
             waits=waits_in(activities, places),
-            processes=dict(self._where),
+            processes=processes_in(activities, self._where),
+            dashboard=self.dashboard,
         )
+
+    def timeline(self) -> Timeline:
+        """What the run has done so far; on the event loop."""
+        own = f"process {os.getpid()} on {socket.gethostname()}"
+        return Timeline.of(self.activities, {"": own, **self._where})
 
     @property
     def _loop(self) -> Loop | PlayLoop | None:
@@ -185,7 +198,7 @@ class Monitor:
         self._sample, self._num_late = self.status(), 0
         self._past.append(self.activities.busy)
         if time.perf_counter() - self._traced_s >= TRACE_PERIOD_S:
-            self._timeline, self._traced_s = Timeline.of(self.activities), time.perf_counter()
+            self._timeline, self._traced_s = self.timeline(), time.perf_counter()
         if self._observed is not None and self._observed.loop is not None:
             self._observed.bar.note(**figures_of(self._sample))
 

@@ -14,7 +14,7 @@ from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
-from agentrl.assembly.cluster import EVALUATIONS, POLICY
+from agentrl.assembly.cluster import EVALUATIONS, POLICY, RunCluster, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
@@ -29,7 +29,6 @@ from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
 from agentrl.config import effective_values
 from agentrl.engine.embedded.process import EngineProcess
-from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
@@ -124,6 +123,12 @@ class Records:
             ),
         )
 
+    def joined(self, cluster: RunCluster | None) -> None:
+        """Show the dashboard of the run's cluster, if it has one."""
+        if cluster is not None and (dashboard := cluster.session.dashboard):
+            self.monitor.dashboard = dashboard
+            self.console.line(f"Dashboard of Ray: {dashboard}, where all is named `{cluster.session.title}`")
+
 
 def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:
     tracker = PrometheusTracker(run_dir, observe.prometheus_host, observe.prometheus_port)
@@ -217,7 +222,8 @@ async def engines_of(
         launcher=processes.launcher(POLICY),
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
-    records.monitor.follow(partial(_where, engine, processes.engine, ""))
+    if processes.engine is not None:
+        records.monitor.follow(partial(_where, processes.engine, "engine"))
     if not (evaluates and config.has_eval_engine):
         return engine, None
     second = setup._replace(
@@ -226,21 +232,21 @@ async def engines_of(
         process=processes.eval_engine,
         first_gpu=config.engine.num_gpus,
         launcher=processes.launcher(EVALUATIONS),
+        title=title_of(EVALUATIONS),
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(engine.close)
         # The first engine has drawn the weights of a new model.
         eval_engine = await build_engine(replace(source, seed=None), config.engine, env.limits, second)
-        records.monitor.follow(partial(_where, eval_engine, processes.eval_engine, "eval "))
+        if processes.eval_engine is not None:
+            records.monitor.follow(partial(_where, processes.eval_engine, "eval engine"))
         started.pop_all()
     return engine, eval_engine
 
 
-def _where(engine: Engine, process: EngineProcess | None, prefix: str) -> dict[str, str]:
-    """Where the processes of an engine run. prefix: of their names."""
-    if isinstance(engine, Fleet):
-        return {f"{prefix}{name}": where for name, where in engine.where.items()}
-    return {} if process is None else {f"{prefix}engine": f"process {process.pid}"}
+def _where(process: EngineProcess, name: str) -> dict[str, str]:
+    """Where an embedded engine of that name decodes."""
+    return {name: f"process {process.pid}"}
 
 
 async def _draw(source: ModelSource, *, inline: bool) -> None:

@@ -82,6 +82,8 @@ async def _run(config: SftConfig, paths: tuple[str, ...], records: Records) -> S
         stack.push_async_callback(trainers.close)
         await stack.enter_async_context(records.monitor)
         await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
+        records.joined(cluster)
+        records.monitor.follow(lambda: trainers.where)
         run = await SftRun.build(config, paths, records, trainers)
         with results_written(partial(_write_results, run), records.console.line):
             await run.train()

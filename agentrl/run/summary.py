@@ -18,7 +18,6 @@ from agentrl.evaluation.report import total_tools
 from agentrl.files import write_text
 from agentrl.observe import Record, read_journal, read_metrics
 from agentrl.observe.history import JOURNAL, METRICS, Ending
-from agentrl.observe.timeline import Timeline
 from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import GREEDY, SAMPLED, by_set
 from agentrl.run.parts import Milestone, Records
@@ -115,7 +114,7 @@ def _write_page(run: TrainingRun, ending: Ending) -> None:
             defaults=RunConfig().model_dump(mode="json"),
             folder=str(run.records.folder.path),
             diagnoses=run.records.diagnoses.made,
-            timeline=Timeline.of(run.records.monitor.activities),
+            timeline=run.records.monitor.timeline(),
         ),
         run.records.folder.report,
     )
@@ -258,4 +257,6 @@ def _facts(run: TrainingRun, ending: Ending) -> dict[str, str]:
     else:
         facts["warm start"] = f"{config.warm_start.warm_start_steps} steps"
         facts["RL"] = iterations
+    if dashboard := run.records.monitor.dashboard:
+        facts["dashboard of Ray"] = dashboard
     return {**facts, "seed": str(config.run.seed)}

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from agentrl.activity import ACT, EPISODE, WAIT
-from agentrl.observe.status import BETWEEN, InProgress, Oldest, RunStatus
+from agentrl.observe.status import BETWEEN, InProgress, Oldest, ProcessStatus, RunStatus
 from agentrl.view.scores import time_text
 
 _STAGES: Final = {
@@ -101,11 +101,35 @@ def status_lines(status: RunStatus, state: str, now: datetime | None = None) -> 
         yield _line("oldest", oldest_text(status.oldest, status.time))
     for who, what in status.waits.items():
         yield _line("waits", f"{who} for {what}")
-    for name, where in status.processes.items():
-        yield _line(name, where)
+    yield from _process_lines(status)
+    if status.dashboard:
+        yield _line("dashboard", status.dashboard)
     if status.event_loop:
         yield _line("event loop", f"held at {status.event_loop}")
     yield _line("last progress", f"{time_text(status.idle_s)} before")
+
+
+def _process_lines(status: RunStatus) -> Iterator[str]:
+    """A table: the name, where it is, the version that it serves, what it does or waits for."""
+    rows = [
+        (process.where, "" if process.version is None else f"version {process.version}")
+        for process in status.processes.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for (name, process), row in zip(status.processes.items(), rows, strict=True):
+        texts = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True) if width)
+        yield _line(name, "  ".join((*texts, process_text(process, status.time)))).rstrip()
+
+
+def process_text(process: ProcessStatus, now: datetime) -> str:
+    """What a process does or waits for; "" = that is not known."""
+    if process.groups:
+        episodes = (f"{number} {_STAGES.get(stage, stage)}" for stage, number in process.episodes.items())
+        groups = f"{process.groups} group{'' if process.groups == 1 else 's'}"
+        return ": ".join(filter(None, (groups, ", ".join(episodes))))
+    if process.waits_since is not None:
+        return f"waits for {process.waits_for} {_since(process.waits_since, now)}"
+    return "" if process.doing is None else f"{_named(process.doing)} {_since(process.doing.since, now)}"
 
 
 def _line(name: str, text: str) -> str:

@@ -1,4 +1,7 @@
-"""When each side of a run worked, as SVG: a row for each kind of work, darker the more of the time it did."""
+"""When each side of a run worked, as SVG: a row for each kind of work, darker the more of the time it did.
+
+The last iterations also have a row for each process besides the run's own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ NUM_LAST = 4
 """The iterations of the second picture."""
 _LEFT, _WIDTH, _RIGHT, _ROW, _BAR, _AXIS = 80, 2 * COLUMNS, 50, 20, 14, 26
 _LEVELS = 8
+_MAX_PROCESSES, _MAX_NAME = 32, 12
+"""Rows of processes, of a large run the first (count), and their names (characters)."""
 
 
 def pictures(timeline: Timeline) -> list[tuple[str, Markup]]:
@@ -30,33 +35,37 @@ def pictures(timeline: Timeline) -> list[tuple[str, Markup]]:
 
 def _draw(timeline: Timeline, window: tuple[float, float] | None) -> Markup:
     rows = {kind: timeline.columns(kind, COLUMNS, window) for kind in KINDS}
-    rows = {kind: shares for kind, shares in rows.items() if any(shares)}
+    if window is not None:
+        processes = timeline.processes[:_MAX_PROCESSES]
+        rows |= {name: timeline.columns_of(name, COLUMNS, window) for name in processes}
+    rows = {name: shares for name, shares in rows.items() if any(shares)}
     start_s, end_s = window or (timeline.began_s, timeline.now_s)
     height = _ROW * len(rows) + _AXIS
-    means = {kind: sum(shares) / COLUMNS for kind, shares in rows.items()}
-    described = ", ".join(f"{kind} {mean:.0%}" for kind, mean in means.items())
+    means = {name: sum(shares) / COLUMNS for name, shares in rows.items()}
+    described = ", ".join(f"{name} {mean:.0%}" for name, mean in means.items())
     parts = [
         Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
             _LEFT + _WIDTH + _RIGHT, height, f"Share of {time_text(end_s - start_s)} at work: {described}."
         ),
         *_axis(start_s - timeline.began_s, end_s - timeline.began_s, height),
     ]
-    for number, (kind, shares) in enumerate(rows.items()):
-        parts += _strip(kind, shares, number * _ROW, means[kind])
+    for number, (name, shares) in enumerate(rows.items()):
+        parts += _strip(name, shares, number * _ROW, means[name])
     return Markup("\n").join([*parts, Markup("</svg>")])
 
 
-def _strip(kind: str, shares: Sequence[float], top: int, mean: float) -> Iterator[Markup]:
+def _strip(name: str, shares: Sequence[float], top: int, mean: float) -> Iterator[Markup]:
+    color = f"s{KINDS.index(name)}" if name in KINDS else "process"
     text = Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>')
-    yield text.format(_LEFT - 8, top + _BAR - 2, "end", kind)
+    yield text.format(_LEFT - 8, top + _BAR - 2, "end", name[:_MAX_NAME])
     yield text.format(_LEFT + _WIDTH + 8, top + _BAR - 2, "start", f"{mean:.0%}")
     column = 0
     for level, equal in groupby(-(-share * _LEVELS // 1) for share in shares):
         width = len(list(equal))
         if level:
             yield Markup(
-                '<rect class="strip s{}" x="{}" y="{}" width="{}" height="{}" opacity="{:g}"/>'
-            ).format(KINDS.index(kind), _LEFT + 2 * column, top, 2 * width, _BAR, level / _LEVELS)
+                '<rect class="strip {}" x="{}" y="{}" width="{}" height="{}" opacity="{:g}"/>'
+            ).format(color, _LEFT + 2 * column, top, 2 * width, _BAR, level / _LEVELS)
         column += width
 
 

@@ -17,7 +17,7 @@ from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER
-from tests.trainer.test_processes import RecordingSink, Waits, learned, plan_over
+from tests.trainer.test_processes import RecordingSink, Waits, learned, plan_over, takes_two_versions
 from tests.trainer.tiny import batch, qwen3, tokenizer
 
 
@@ -61,6 +61,10 @@ async def test_buckets_arrive_in_order(model, ranks):
         await one.publish(sink, version=1)
     assert [*sinks[0].tensors.items()] == [*sinks[1].tensors.items()]
     assert sinks[0].checksum == sinks[1].checksum
+
+
+async def test_the_versions_that_a_rank_on_ray_keeps_are_those_of_a_dry_run(model, ranks):
+    await takes_two_versions(model, ranks)
 
 
 async def test_a_stream_that_is_left_is_finished_before_the_next_call(model, ranks):

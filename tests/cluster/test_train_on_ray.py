@@ -19,6 +19,7 @@ from agentrl.observe.status import read_status
 from tests.engine.serving import sglang_python
 from tests.flow.runs import HEARING, journal_of, metrics_of, options_of, train
 from tests.flow.sft import conversations, settings_of, sft
+from tests.flow.test_observed import events_of
 from tests.flow.test_settings_act import without_times
 from tests.trainer.megatron.launching import alive, descendants, wait_until, words_of
 
@@ -68,6 +69,13 @@ def test_a_run_with_players_on_ray_is_the_run_that_its_driver_plays(tmp_path):
     assert learned(shared.folder) == learned(alone.folder)
     assert without_times(journal_of(shared.folder)) == without_times(journal_of(alone.folder))
     assert len(list((shared.folder / "players").glob("player-*.log"))) == 2
+    events = events_of(shared.folder / "timeline" / "attempt_1.json.gz")
+    titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    machines = [title for title in titles.values() if re.search(r"\(process \d+ on 127\.0\.0\.1\)$", title)]
+    assert [title.partition(" (")[0] for title in machines] == ["player 0", "player 1", "rank 0"]
+    lanes = {(titles[e["pid"]].partition(" (")[0], e["name"]) for e in events if e["ph"] == "X"}
+    assert {("player 0", "group"), ("player 1", "act"), ("rank 0", "update"), ("the run", "train")} <= lanes
+    assert ("the run", "group") not in lanes
     assert reconcile(shared.folder).problems == ()
 
 
@@ -109,8 +117,15 @@ def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path):
     log = (result.folder / "engine" / "server-0.log").read_text()
     assert "host='127.0.0.1'" in log
     processes = read_status(result.folder).processes
-    assert re.fullmatch(r"process \d+ on 127\.0\.0\.1", processes["rank 0"])
-    assert processes["server-0"].startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"process \d+ on 127\.0\.0\.1", processes["rank 0"].where)
+    assert processes["server-0"].where.startswith("http://127.0.0.1:")
+    events = events_of(result.folder / "timeline" / "attempt_1.json.gz")
+    pids = {e["args"]["name"].partition(" (")[0]: e["pid"] for e in events if e["name"] == "process_name"}
+    stages = {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pids["server-0"]}
+    assert stages == {"in service", "gets weights"}
+    calls = {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pids["rank 0"]}
+    # The rank gathers the weights and sends them itself.
+    assert {"build", "update", "gather"} < calls
 
 
 @pytest.mark.faults

@@ -8,16 +8,19 @@ import signal
 import numpy as np
 import pytest
 
+from agentrl.activity import ENDED, LOADS, OUT, SERVES, STARTS, Activities
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
+from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError
+from agentrl.observe.status import processes_in
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from tests.engine.fleets import pids_at, send_signal, served_fleet, sglang_fleet, until
 from tests.engine.scheduling import Scheduler, checkpoint
-from tests.engine.serving import CONTROL, embedded_server
+from tests.engine.serving import CONTROL, embedded_server, save_tiny
 from tests.engine.subjects import delivery_of, logits_of, tiny
 
 LONG = 1000  # too many to finish before a server is killed
@@ -139,6 +142,32 @@ async def test_requests_wait_while_a_role_has_no_server():
             assert [incident.server for incident in fleet.incidents] == ["decode"]
         finally:
             await fleet.close()
+
+
+async def test_the_timeline_of_a_run_has_the_service_of_each_server_and_its_updates(tmp_path):
+    activities = Activities()
+    async with embedded_server() as (url, _):
+        part = Part("regular", url)
+        with activities.observed():
+            policy = SGLangPolicy(url, resend_lost=True)
+            transport = Disk(tmp_path / "weights", model=save_tiny(tmp_path / "model"))
+            fleet = Fleet([part], None, policy, transport, no_op, headers=CONTROL, title="eval ").watch()
+        await publish(fleet, 1)
+        served = processes_in(activities, {})["eval regular"]
+        part.running = False
+        await until(lambda: activities.processes["eval regular"].name == STARTS)
+        part.may_start.set()
+        await until(lambda: fleet.incidents)
+        again = processes_in(activities, {})["eval regular"]
+        await fleet.close()
+    assert (served.where, served.version, served.doing.name) == (url, 1, "in service")
+    assert (again.version, again.doing.name) == (1, "in service")
+    stages = [(span.name, span.what) for span in activities.spans if span.process == "eval regular"]
+    assert stages == [
+        *((SERVES, ""), (LOADS, ""), (SERVES, ""), (OUT, "it ended"), (STARTS, ""), (LOADS, "")),
+        (SERVES, ""),
+    ]
+    assert processes_in(activities, {})["eval regular"].doing.name == ENDED
 
 
 async def test_after_an_update_every_request_has_the_salt_of_the_new_weights():

@@ -14,7 +14,7 @@ from agentrl.assembly.load import load_config
 from agentrl.errors import ConfigError, MissingExtraError
 from agentrl.observe import MetricLog
 from agentrl.observe.prometheus import PrometheusTracker
-from agentrl.observe.status import PlacesTaken, RunStatus, Utilisation
+from agentrl.observe.status import PlacesTaken, ProcessStatus, RunStatus, Utilisation
 from tests.flow.runs import train
 
 
@@ -63,6 +63,7 @@ def test_what_the_run_does_is_read_at_each_request(tracker, tmp_path):
             requests=4,
             working=(),
             episodes={"tool": 2, "generate": 6},
+            processes={"server-0": ProcessStatus(version=in_flight), "rank 0": ProcessStatus()},
             idle_s=0.5,
         ).write(tmp_path / "x")
         found = read(tracker.port)
@@ -70,6 +71,8 @@ def test_what_the_run_does_is_read_at_each_request(tracker, tmp_path):
         assert found["agentrl_now_groups", ("place", "in_training"), ("run", "x")] == 2
         assert found["agentrl_now_utilisation", ("run", "x"), ("side", "engine")] == 0.75
         assert found["agentrl_now_episodes", ("run", "x"), ("stage", "generate")] == 6
+        served = {key: value for key, value in found.items() if key[0] == "agentrl_now_versions"}
+        assert served == {("agentrl_now_versions", ("process", "server-0"), ("run", "x")): in_flight}
         assert found["agentrl_now_requests", ("run", "x")] == 4
         assert found["agentrl_now_idle_seconds", ("run", "x")] == 0.5
 

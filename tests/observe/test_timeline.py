@@ -8,15 +8,17 @@ from collections import defaultdict
 
 import pytest
 
-from agentrl import activity
+from agentrl import activity, meters
 from agentrl.activity import (
+    ENDED,
     EPISODES,
     EVALUATION,
     GROUPS,
     KINDS,
-    MAX_BUCKETS,
     MAX_SPANS,
+    OUT,
     RUN,
+    SERVES,
     TRAIN,
     Activities,
     Span,
@@ -25,6 +27,7 @@ from agentrl.activity import (
     working,
 )
 from agentrl.errors import stage
+from agentrl.meters import MAX_BUCKETS
 from agentrl.observe.timeline import Timeline
 
 
@@ -32,7 +35,8 @@ from agentrl.observe.timeline import Timeline
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     times = [100.0]
-    monkeypatch.setattr(activity, "perf_counter", lambda: times[0])
+    for module in (activity, meters):
+        monkeypatch.setattr(module, "perf_counter", lambda: times[0])
 
     def set_to(time_s):
         times[0] = 100.0 + time_s
@@ -69,19 +73,19 @@ def test_the_trace_has_each_stage_at_its_time_and_the_overlap_of_both_sides(time
     path = tmp_path / "timeline" / "attempt_1.json.gz"
     timeline.write(path)
     events = events_of(path)
-    titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = {
-        (titles[e["pid"]], e["name"]): (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
+        (titles[e["pid"], e["tid"]], e["name"]): (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
         for e in events
         if e["ph"] == "X"
     }
     assert spans == {
-        ("the run", "RL"): (0, 8),
-        ("the run", "train"): (3, 7),
-        ("groups", "group"): (0, 8),
-        ("episodes", "episode"): (0, 8),
-        ("episodes", "act"): (0, 2),
-        ("episodes", "tool search"): (2, 7),
+        ("iterations", "RL"): (0, 8),
+        ("train", "train"): (3, 7),
+        ("group", "group"): (0, 8),
+        ("episode", "episode"): (0, 8),
+        ("episode", "act"): (0, 2),
+        ("episode", "tool search"): (2, 7),
     }
     shares = defaultdict(dict)
     for event in events:
@@ -115,6 +119,40 @@ def test_the_columns_of_a_picture_are_shares_of_their_time(timeline, window):
     fine = timeline.columns("play", 1600, window)
     assert sum(fine) == pytest.approx(400, rel=0.01)
     assert max(fine) <= 1
+
+
+def test_each_process_is_one_of_the_trace_with_its_machine_and_a_stage_in_progress_ends_now(clock):
+    activities = Activities()
+    activities.enter("server-0", SERVES, where="near:1")
+    clock(2)
+    activities.enter("server-0", OUT, "it ended")
+    clock(3)
+    activities.enter("server-0", SERVES, where="near:1", version=4)
+    activities.enter("rank 10", "update")
+    clock(5)
+    activities.enter("rank 10", ENDED)
+    activities.spans.append(Span("group", "", "g0", GROUPS, 1, 101, 104, "player 0"))
+    clock(8)
+    where = {"": "process 1", "rank 2": "process 2 on far", "rank 10": "process 3 on far"}
+    timeline = Timeline.of(activities, where)
+    events = list(timeline.events())
+    titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(titles.values()) == [
+        *("the run (process 1)", "player 0", "rank 2 (process 2 on far)", "rank 10 (process 3 on far)"),
+        "server-0 (near:1)",
+    ]
+    spans = [(titles[e["pid"]], e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e["ph"] == "X"]
+    assert sorted(spans) == [
+        ("player 0", "group", 1, 3),
+        ("rank 10 (process 3 on far)", "update", 3, 2),
+        ("server-0 (near:1)", "in service", 0, 2),
+        ("server-0 (near:1)", "in service", 3, 5),
+        ("server-0 (near:1)", "out of service it ended", 2, 1),
+    ]
+    window = (100.0, 108.0)
+    assert timeline.columns_of("server-0", 8, window) == [1, 1, 0, 1, 1, 1, 1, 1]
+    assert timeline.columns_of("player 0", 4, window) == [0.5, 1, 0, 0]
+    assert timeline.columns_of("rank 2", 2, window) == [0, 0]
 
 
 def test_spans_at_the_same_time_count_once():

@@ -14,7 +14,7 @@ from agentrl.assembly.memory import Memory
 from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.gpus import Gpu
-from agentrl.run import dry_run as module
+from agentrl.run import dry_run_memory as memory_module
 from agentrl.run.dry_run import dry_run
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
@@ -119,12 +119,16 @@ def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
-    module._check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
+    monkeypatch.setattr(memory_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
+    memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
     with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
-        module._check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
+        memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
     with pytest.raises(UserError, match=r"trainer and embedded engine take .* and this machine has"):
-        module._check_fits({"trainer": Memory(1 << 50), "embedded engine": Memory()})
+        memory_module.check_fits({"trainer": Memory(1 << 50), "embedded engine": Memory()})
+    published = {memory_module.PUBLISHED: Memory(published=1 << 50)}
+    with pytest.raises(UserError, match=r"published weights, where rank 0 is take 1048576.0 GiB"):
+        memory_module.check_fits(published)
+    memory_module.check_fits(published, is_elsewhere=True)
 
 
 def served(model, **settings):
@@ -169,6 +173,25 @@ def test_a_run_for_gpus_is_validated_without_any(model):
     parameters = report.sections["model"]["parameters"]["total"]
     assert ranks["weights_bytes"] == pytest.approx(2 * parameters, rel=0.2)
     assert ranks["optimizer_bytes"] == pytest.approx(3 * parameters, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "versions", "of_deltas"),
+    [
+        ({}, 2, None),
+        ({"max_staleness": 1, "correction": "tis", "async_eval": True, "eval_engine": "own"}, 3, None),
+        ({"update_weights_transport": "delta"}, 2, 1),
+        ({"update_weights_transport": "delta", "cluster": "ray"}, 2, 3),
+        ({"trainer": "megatron", "bf16": True}, 1, None),
+    ],
+)
+def test_the_versions_of_the_weights_that_servers_get_are_counted(model, settings, versions, of_deltas):
+    report = dry_run(None, served(model, **settings))
+    memory = report.sections["memory"]
+    size = 4 * report.sections["model"]["parameters"]["total"]
+    assert memory[memory_module.PUBLISHED]["published_bytes"] == versions * size
+    found = memory.get(memory_module.DELTAS, {"published_bytes": None})["published_bytes"]
+    assert found == (of_deltas and of_deltas * size)
 
 
 def test_gpus_of_a_cluster_are_not_those_of_this_machine(model):

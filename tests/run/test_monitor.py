@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentrl import Reward, call, say
-from agentrl.activity import TAKE, TRAIN, Activities, Busy, requesting, working
+from agentrl.activity import TAKE, TRAIN, Activities, requesting, working
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
+from agentrl.meters import Busy
 from agentrl.observe.status import STATUS, read_status
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer, ProducerSettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import pickle
 import signal
@@ -13,8 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.activity import PROCESS, Activities
+from agentrl.assembly.memory import published_memory
 from agentrl.checkpoints.loading import open_directory
 from agentrl.checkpoints.saving import save_model
+from agentrl.checkpoints.source import open_source
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.launch.inline import InlineRank
@@ -23,6 +27,7 @@ from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
+from agentrl.weights.shared import BUCKET_NAME
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, qwen3, settings, tokenizer
 
@@ -59,6 +64,53 @@ class RecordingSink:
 
     async def commit(self, checksum):
         self.checksum = checksum
+
+
+class KeepingSink(RecordingSink):
+    """A sink that has one snapshot, as a fleet has. most: bytes of weights in shared memory so far."""
+
+    def __init__(self, pid):
+        self.pid, self.current, self.most = pid, None, 0
+
+    def holds(self, snapshot):
+        return snapshot is self.current
+
+    async def load(self, snapshot, version):
+        self.most = max(self.most, shared_bytes(self.pid))
+        previous, self.current = self.current, snapshot
+        if previous is not None:
+            previous.free()
+
+
+def shared_bytes(pid):
+    """What the shared buffers of a rank or this process take: pages that were never written take nothing."""
+    found = {}
+    for process in (pid, "self"):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            # The one that lists the folder is closed.
+            if BUCKET_NAME in str(descriptor.resolve()):
+                status = descriptor.stat()
+                found[status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
+
+
+async def takes_two_versions(model, ranks):
+    """Rank 0 keeps one version for servers, and another one while it is sent, as a dry run counts them."""
+    trainer = await RankTrainer.started(ranks, plan_over(model))
+    trainer._bucket_bytes = 1 << 14
+    sink = KeepingSink(ranks.pids[0])
+    for version in range(1, 5):
+        await trainer.publish(sink, version=version)
+        await trainer.update(batch())
+    counted = published_memory(open_source(model).config, bf16=False).times(2).total
+    num_buckets = len(sink.current.parts)
+    assert num_buckets > 1
+    assert counted <= sink.most <= counted + 2 * num_buckets * mmap.PAGESIZE
+    sink.current.free()
+
+
+async def test_the_versions_that_a_rank_keeps_for_servers_are_those_of_a_dry_run(model, processes):
+    await takes_two_versions(model, processes)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +158,34 @@ async def test_a_rank_prints_its_stacks_on_a_signal_and_goes_on(model, processes
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     assert (await trainer.update(batch())).num_tokens > 0
+
+
+async def test_the_calls_of_a_rank_are_in_the_timeline_of_their_run_and_in_its_status(
+    model, processes, tmp_path
+):
+    activities, begun = Activities(), tmp_path / "begun"
+    with activities.observed():
+        trainer = await RankTrainer.started(processes, plan_over(model, Waits(begun, 0.3)))
+        before_s = time.perf_counter()
+        updating = asyncio.create_task(trainer.update(batch()))
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        doing = activities.processes["rank 0"]
+        await updating
+        after_s = time.perf_counter()
+        await trainer.publish(RecordingSink(), version=1)
+    assert doing.name == "update"
+    assert before_s < doing.since_s < after_s
+    waiting = activities.processes["rank 0"]
+    assert (waiting.name, waiting.what) == ("", "a call")
+    spans = {span.name: span for span in activities.spans if span.place == PROCESS}
+    assert {"build", "update", "gather"} <= spans.keys()
+    update = spans["update"]
+    assert (update.process, update.lane) == ("rank 0", 1)
+    assert before_s < update.start_s < update.end_s - 0.3 < after_s - 0.3
+    # Elsewhere nothing is recorded, and the run has no more of it.
+    await trainer.update(batch())
+    assert len([span for span in activities.spans if span.name == "update"]) == 1
 
 
 async def test_a_rank_learns_bit_for_bit_what_is_learned_inline(model, processes, tmp_path):

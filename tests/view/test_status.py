@@ -13,6 +13,7 @@ from agentrl.observe.status import (
     InProgress,
     Oldest,
     PlacesTaken,
+    ProcessStatus,
     RunStatus,
     Utilisation,
     read_status,
@@ -42,7 +43,15 @@ BUSY = RunStatus(
     episodes={"tool": 4, "act": 7},
     oldest=OLDEST,
     waits={"new groups": "a place"},
-    processes={"rank 0": "process 12 on 10.0.0.2", "server-0": "http://127.0.0.1:30000, out of service"},
+    processes={
+        "player 0": ProcessStatus(where="process 9", groups=2, episodes={"act": 3, "tool": 1}),
+        "player 1": ProcessStatus(where="process 10", waits_for="a group", waits_since=NOW),
+        "rank 0": ProcessStatus(where="process 12 on 10.0.0.2", doing=since(12, "update")),
+        "server-0": ProcessStatus(where="http://127.0.0.1:30000", doing=since(320, "in service"), version=3),
+        "server-1": ProcessStatus(
+            where="http://127.0.0.1:30001", doing=since(5, "out of service", "it ended")
+        ),
+    },
     idle_s=0.4,
 )
 LINES = """\
@@ -60,8 +69,11 @@ episodes         7 waiting for the engine
 oldest           the oldest group is g12, since 14:03:11 (5 min 20 s); its episode g12-3 is \
 in the tool search since 14:03:21 (5 min 10 s)
 waits            new groups for a place
-rank 0           process 12 on 10.0.0.2
-server-0         http://127.0.0.1:30000, out of service
+player 0         process 9                          2 groups: 3 waiting for the engine, 1 in the tool
+player 1         process 10                         waits for a group since 14:08:31 (0 s)
+rank 0           process 12 on 10.0.0.2             update since 14:08:19 (12 s)
+server-0         http://127.0.0.1:30000  version 3  in service since 14:03:11 (5 min 20 s)
+server-1         http://127.0.0.1:30001             out of service (it ended) since 14:08:26 (5 s)
 last progress    0 s before
 """
 

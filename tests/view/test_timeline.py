@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from agentrl.activity import KINDS, MAX_BUCKETS, RUN, Span
+from agentrl.activity import KINDS, PROCESS, RUN, Span
+from agentrl.meters import MAX_BUCKETS
 from agentrl.observe.timeline import Course, Timeline
 from agentrl.view.timeline import COLUMNS, pictures
 
@@ -48,6 +49,16 @@ def test_the_last_iterations_have_a_picture_of_their_own():
     )
     assert title == "The last iterations"
     assert strips(picture) == {"train": [(0.0, 5.0, 1.0)]}
+
+
+def test_the_last_iterations_have_a_row_for_each_process():
+    spans = [Span("RL", "", "RL", RUN, 0, 50.0, 60.0)]
+    spans += [Span("update", "", f"rank {n}", PROCESS, 1, 55.0, 57.5, f"rank {n}") for n in range(50)]
+    whole, (_, picture) = pictures(Timeline(50.0, 60.0, timeline(play=[1.0] * 10).courses, spans))
+    label = ET.fromstring(str(picture)).get("aria-label")
+    assert label.startswith("Share of 10 s at work: rank 0 25%, rank 1 25%, rank 2 25%")
+    assert label.endswith("rank 31 25%.")
+    assert "rank" not in str(whole)
 
 
 def test_a_picture_of_the_longest_run_is_small():

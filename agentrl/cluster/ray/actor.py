@@ -27,6 +27,8 @@ class _Method(Protocol):
 class Actor:
     """Starts an object of `kind`, a class of a module, and takes no CPU of the cluster beyond its bundle's.
 
+    name, namespace: under which Ray lists it; no other actor there has that name.
+
     num_gpus: those of its bundle that Ray shows it (count); 0 = Ray chooses none.
 
     Calls run one after the other, in their order; those with `control` in threads of their own, meanwhile.
@@ -36,6 +38,8 @@ class Actor:
         self,
         kind: type[object],
         *args: object,
+        name: str,
+        namespace: str,
         strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy,
         num_gpus: int = 0,
     ) -> None:
@@ -46,7 +50,8 @@ class Actor:
         actor_class = remote(
             num_cpus=0, max_restarts=0, concurrency_groups={_CONTROL: _CONTROL_THREADS}, **options
         )(kind)
-        self._handle = actor_class.options(scheduling_strategy=strategy).remote(*args)
+        named = actor_class.options(name=name, namespace=namespace, scheduling_strategy=strategy)
+        self._handle = named.remote(*args)
 
     def call(self, method: str, *args: object) -> ObjectRef[object]:
         """Begin a call after all earlier ones. An argument that is a reference arrives as its value."""
@@ -69,7 +74,11 @@ class Actor:
 
 class _ActorClass(Protocol):
     def options(
-        self, *, scheduling_strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy
+        self,
+        *,
+        name: str,
+        namespace: str,
+        scheduling_strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy,
     ) -> _ActorClass: ...
 
     def remote(self, *args: object) -> ActorHandle[object]: ...

@@ -98,11 +98,19 @@ def completed(calls: Sequence[PendingCall], timeout_s: float | None = None) -> l
     return [call for call in calls if call.ref in done]
 
 
+def emptied(log: Path) -> Path:
+    """The log, without what an earlier process has written."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    return log
+
+
 class RemoteObject:
     """An object in a process of its own, in an allocation, until `close` or the end of this process.
 
-    log: its output, here on this machine; that of another machine is copied every moment. environment:
-    variables of the process, over those that the run passes on. The constructor does not wait, and `create`
+    log: gets its output, here on this machine; that of another machine is copied every moment. environment:
+    variables of the process, over those that the run passes on. name: in Ray's lists; left out, that of the
+    log. The constructor does not wait, and `create`
     does not either: start all objects first.
     """
 
@@ -114,13 +122,11 @@ class RemoteObject:
         log: Path,
         environment: Mapping[str, str] | None = None,
         *,
-        appends: bool = False,
+        name: str = "",
     ) -> None:
         self.allocation, self.log, self._session = allocation, log, session
         is_here = allocation.node == session.node
         log.parent.mkdir(parents=True, exist_ok=True)
-        if not appends:
-            log.write_bytes(b"")
         log.touch()
         # Of a bundle that has moved, only Ray knows the devices.
         num_gpus = len(allocation.devices) if allocation.has_bundle else 0
@@ -132,7 +138,9 @@ class RemoteObject:
             {**session.environment, **devices, **(environment or {})},
         )
         strategy = in_bundle(group, allocation.bundle)
-        self._actor = Actor(ObjectHost, settings, strategy=strategy, num_gpus=num_gpus)
+        self._name = session.name_of(name or log.stem.replace("-", " "))
+        named = {"name": self._name, "namespace": session.namespace}
+        self._actor = Actor(ObjectHost, settings, strategy=strategy, num_gpus=num_gpus, **named)
         self._is_here = is_here
         self._identity: Identity | None = None
         self._mirror: LogMirror | None = None
@@ -160,7 +168,8 @@ class RemoteObject:
         assert isinstance(identity, Identity), identity
         self._identity = identity
         if not self._is_here:
-            self._mirror = LogMirror(identity.node, identity.log, self.log)
+            name = self._session.name_of(f"log of {self._name.removeprefix(f'{self._session.title} ')}")
+            self._mirror = LogMirror(self._session, name, identity, self.log)
         return identity
 
     @property

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentrl.cluster.ray.actor import Actor, on_node
-from agentrl.cluster.ray.host import LogReader
+from agentrl.cluster.ray.host import Identity, LogReader
+from agentrl.cluster.ray.session import RaySession
 
 _INTERVAL_S = 0.5
 _TIMEOUT_S = 5.0
@@ -19,11 +20,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class LogMirror:
-    """Copies `there`, a file on the machine `node`, to `here`, from now on."""
+    """Copies the log of a process to `here`, from now on. name: of the actor that does, in Ray's lists."""
 
-    def __init__(self, node: str, there: str, here: Path) -> None:
-        self._reader = Actor(LogReader, strategy=on_node(node))
-        self._there, self._here, self._offset = there, here, 0
+    def __init__(self, session: RaySession, name: str, of: Identity, here: Path) -> None:
+        self._reader = Actor(LogReader, name=name, namespace=session.namespace, strategy=on_node(of.node))
+        self._there, self._here, self._offset = of.log, here, 0
         self.is_lost = False
         self._copying = threading.Lock()
         self._closed = threading.Event()

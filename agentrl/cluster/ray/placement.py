@@ -44,7 +44,8 @@ def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacemen
     if session.is_own and not _fits(layout.bundles, session.nodes()):
         # Waiting helps only where a cluster grows, or others leave it.
         raise ConfigError(_unplaceable(session, layout, "it has"))
-    group = placement_group([_resources(bundle) for bundle in layout.bundles], strategy="PACK")
+    resources = [_resources(bundle) for bundle in layout.bundles]
+    group = placement_group(resources, strategy="PACK", name=f"{session.title} ({session.namespace})")
     if not group.wait(timeout_s):
         remove_placement_group(group)
         raise ConfigError(

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -33,8 +34,10 @@ _ADDRESS = "RAY_ADDRESS"
 class RaySession:
     """A connected process. node, host: Ray's id and the address of this process's machine.
 
-    is_own: the cluster was started for this run, and can get no further machines. environment: the variables
-    that the run's processes get beyond those of their machine. draining: the machines that are going away.
+    title: with which the names of its actors begin in the lists of Ray. dashboard: the address of that of
+    Ray; None = it has none. is_own: the cluster was started for this run, and can get no further machines.
+    environment: the variables that the run's processes get beyond those of their machine. draining: the
+    machines that are going away.
     """
 
     node: str
@@ -42,7 +45,16 @@ class RaySession:
     namespace: str
     is_own: bool
     environment: Mapping[str, str] = field(repr=False)
+    title: str = "agentrl"
+    dashboard: str | None = None
     draining: Draining = field(default_factory=Draining, repr=False)
+    _named: Counter[str] = field(default_factory=Counter, repr=False)
+
+    def name_of(self, part: str) -> str:
+        """The name of a part of the run in the lists of Ray; a part that starts again has another one."""
+        self._named[part] += 1
+        name, number = f"{self.title} {part}", self._named[part]
+        return name if number == 1 else f"{name}, start {number}"
 
     def nodes(self) -> list[Mapping[str, float]]:
         """The resources of each machine that is alive."""
@@ -57,10 +69,13 @@ class RaySession:
 
 
 @contextmanager
-def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str]) -> Iterator[RaySession]:
+def connected(
+    config: ClusterConfig, folder: Path, environment: Mapping[str, str], metadata: Mapping[str, str] = {}
+) -> Iterator[RaySession]:
     """A connection for the block; a Ray of the run's own is started before and ended after it.
 
-    folder: of the run; the logs of a Ray of its own are below it. environment: of this process.
+    folder: of the run; the logs of a Ray of its own are below it. environment: of this process. metadata: of
+    the job that Ray lists.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -68,14 +83,15 @@ def connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str
     """
     address = cluster_address(config, environment)
     passed = checked(config, environment)
-    namespace = f"agentrl-{secrets.token_hex(8)}"
-    start = _own(folder, namespace) if address is None else _attached(address, namespace)
-    with start:
+    namespace, title = f"agentrl-{secrets.token_hex(8)}", f"agentrl {folder.absolute().name}"
+    start = _own(folder, namespace, metadata) if address is None else _attached(address, namespace, metadata)
+    with start as dashboard:
         import ray
 
         context = ray.get_runtime_context()
         host: str = ray.util.get_node_ip_address()
-        session = RaySession(context.get_node_id(), host, namespace, address is None, passed)
+        node, is_own = context.get_node_id(), address is None
+        session = RaySession(node, host, namespace, is_own, passed, title, dashboard)
         with nullcontext() if session.is_own else session.draining.followed():
             yield session
 
@@ -120,7 +136,7 @@ def checked(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, 
 
 
 @contextmanager
-def _own(folder: Path, namespace: str) -> Iterator[None]:
+def _own(folder: Path, namespace: str, metadata: Mapping[str, str]) -> Iterator[None]:
     """A Ray on this machine alone, for the block; its logs are in `folder`/ray."""
     with own_head(folder / "ray") as head, _environment(head.variables):
         import ray
@@ -140,6 +156,7 @@ def _own(folder: Path, namespace: str) -> Iterator[None]:
                 ray.init(
                     head.address,
                     namespace=namespace,
+                    job_config=ray.job_config.JobConfig(metadata={**metadata}),
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _node_ip_address=LOOPBACK,
@@ -150,24 +167,34 @@ def _own(folder: Path, namespace: str) -> Iterator[None]:
 
 
 @contextmanager
-def _attached(address: str, namespace: str) -> Iterator[None]:
-    """A connection to a cluster that runs already, for the block; one of this process is used as it is."""
+def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iterator[str | None]:
+    """A connection to a cluster that runs already, for the block; one of this process is used as it is.
+
+    Yields the address of its dashboard; None = it has none, or this process was connected before.
+    """
     import ray
 
     if ray.is_initialized():
-        yield
+        yield None
         return
     try:
         with _same_handler():
-            ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+            context = ray.init(
+                address,
+                namespace=namespace,
+                job_config=ray.job_config.JobConfig(metadata={**metadata}),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
             f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
             "ray_address out."
         ) from error
+    dashboard = context.dashboard_url
     try:
-        yield
+        yield dashboard and (dashboard if "://" in dashboard else f"http://{dashboard}")
     finally:
         ray.shutdown()
 

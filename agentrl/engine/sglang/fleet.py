@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Self
 
+from agentrl.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
 from agentrl.cluster.ray.draining import in_words
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
@@ -74,6 +75,7 @@ class Fleet:
     policy: sends requests to them, through the router where there is one.
     transport: of weights to them. end: stops them; `close` calls it last.
     on_event: called with a sentence whenever a server starts or ends.
+    title: before the names of servers, in the status and the timeline of the run.
     headers: of control calls (`Authorization`).
     incidents: servers that were replaced, in order. clients: all that send requests to the servers; other
     processes are added to them.
@@ -87,6 +89,7 @@ class Fleet:
     health: Health = Health()
     on_event: Callable[[str], None] = _ignore
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    title: str = ""
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class Fleet:
         self._can_serve.set()
         self._held_requests: AsyncExitStack | None = None
         self._hold_lock = asyncio.Lock()
+        self._activities = current_activities()
         self._watchers: list[asyncio.Task[None]] = []
 
     def watch(self) -> Self:
@@ -107,20 +111,14 @@ class Fleet:
         self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
         if self.router is not None:
             self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
+        for member in self._members:
+            self._enter(member, SERVES)
         return self
 
     @property
     def url(self) -> str:
         """The address for requests."""
         return self.policy.url
-
-    @property
-    def where(self) -> dict[str, str]:
-        """The address of each server, and whether it is out of service."""
-        return {
-            member.process.name: member.process.url + ("" if member.serves else ", out of service")
-            for member in self._members
-        }
 
     @property
     def version(self) -> int:
@@ -179,6 +177,7 @@ class Fleet:
             await self._sink.close()
             for member in self._members:
                 await member.control.close()
+                self._enter(member, ENDED)
         finally:
             await self.end()
         for error in ended:
@@ -205,11 +204,17 @@ class Fleet:
         async with self.clients.held(lambda: self._end_requests(self._servers_in_service())) as still_since:
             # A paused server may fail its health check.
             self._updating = True
+            members = [member for member in self._members if member.serves and member.routed]
+            for member in members:
+                self._enter(member, LOADS)
             try:
                 yield still_since
             finally:
                 self._updating = False
                 self.policy.salt = self._sink.salt
+                for member in members:
+                    if member.serves:
+                        self._enter(member, SERVES)
 
     async def _end_requests(self, servers: Sequence[Server]) -> None:
         # A server that is down, or hangs, must not keep the others from ending theirs.
@@ -224,6 +229,8 @@ class Fleet:
                 self._mark_failed(member, str(error))
 
     def _mark_failed(self, member: _Member, reason: str) -> None:
+        if member.trouble != reason:
+            self._enter(member, OUT, reason)
         member.serves = member.routed = False
         member.trouble = reason
         if not self._serves:
@@ -308,12 +315,20 @@ class Fleet:
     async def _restart(self, member: _Member) -> None:
         """Start a server, send it the weights, then route requests to it."""
         member.serves = False
-        await member.process.start()
+        self._enter(member, STARTS)
+        is_up = False
+        try:
+            await member.process.start()
+            is_up = True
+        finally:
+            if not is_up:
+                self._enter(member, OUT, member.trouble)
         await member.control.close()
         member.control = Server(member.process.url, self.headers)
         # From here on it takes part in updates, so that it misses none between its weights and its requests.
         member.serves, member.trouble = True, ""
         complete = False
+        self._enter(member, LOADS)
         try:
             await self._sink.restore(member.control)
             await self._memory.renew(member.control)
@@ -325,9 +340,17 @@ class Fleet:
                 self._mark_failed(member, member.trouble or "it did not get its weights")
         if complete:
             member.routed = True
+            self._enter(member, SERVES)
             if self._serves:
                 self._can_serve.set()
             await self._hold_or_resume()
+
+    def _enter(self, member: _Member, stage: str, what: str = "") -> None:
+        """A server enters a stage; one in service has the version that was sent last."""
+        if self._activities is not None:
+            version = self.version if stage == SERVES else None
+            name, where = f"{self.title}{member.process.name}", member.process.url
+            self._activities.enter(name, stage, what, where=where, version=version)
 
     async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
         """Hold requests while a role has no server in service, and resume them afterwards; see `held`."""

@@ -1,4 +1,4 @@
-"""New weights for the servers of a fleet, of which some may crash meanwhile."""
+"""The weight sink of a fleet: an update is made again where a server crashes meanwhile."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.cluster.ray.actors import RemoteObject, emptied
 from agentrl.cluster.ray.draining import Draining
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError
@@ -46,7 +46,7 @@ class RayPlayers:
 
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> RayPlayer:
         """Start a player; see `PlayerLauncher`."""
-        actor = RemoteObject(self.session, self.group, self.allocations[number], log.absolute())
+        actor = RemoteObject(self.session, self.group, self.allocations[number], emptied(log.absolute()))
         return RayPlayer(number, plan, actor, events, self.session.draining)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -24,7 +25,8 @@ class Background:
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Call the function in the thread; returns its result, or raises its exception."""
-        call = asyncio.wrap_future(self._thread.submit(function, *args))
+        # The call belongs to the run of its caller.
+        call = asyncio.wrap_future(self._thread.submit(copy_context().run, function, *args))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:

@@ -10,13 +10,24 @@ import importlib
 from collections.abc import Generator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import cast
+from time import perf_counter
+from typing import NamedTuple, cast
 
+from agentrl.observe.clock import Moment, now
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import send_buckets
 
 BEGIN = "begin"
 """The call that sends a rank a new plan, in place of a method of its worker."""
+
+
+class Reply(NamedTuple):
+    """What a call of a rank returned. began_s, ended: its begin and its end, by the rank's clock."""
+
+    value: object
+    method: str
+    began_s: float
+    ended: Moment
 
 
 class RankCalls:
@@ -56,14 +67,16 @@ def serve(pipe: Connection, local_rank: int, preloaded: str) -> None:
         calls = RankCalls(RankPlace(rank, local_rank, rendezvous))
         stack.callback(calls.close)
         while (call := _next_call(pipe)) is not None:
-            method, args = call
+            (method, args), began_s = call, perf_counter()
             if method == BEGIN:
                 (plan,) = cast(tuple[RankPlan], args)
                 calls.begin(plan)
-                pipe.send(None)
+                pipe.send(Reply(None, method, began_s, now()))
                 continue
-            reply = calls.call(method, *args)
-            pipe.send(send_buckets(pipe, reply) if isinstance(reply, Generator) else reply)
+            value = calls.call(method, *args)
+            if isinstance(value, Generator):
+                value = send_buckets(pipe, value)
+            pipe.send(Reply(value, method, began_s, now()))
 
 
 def _next_call(pipe: Connection) -> tuple[str, tuple[object, ...]] | None:

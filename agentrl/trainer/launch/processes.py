@@ -22,6 +22,7 @@ from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
 from agentrl.trainer.launch.child_rank import ChildRank
+from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
@@ -47,6 +48,7 @@ class Processes:
             check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
         self._background = Background(self._kill)
+        self._course = RankCourse(world_size)
         self._failure: str | None = None
         self._last_bucket: ReferenceType[Bytes] | None = None
         self._store = host_store("127.0.0.1", 0)
@@ -76,9 +78,8 @@ class Processes:
         """
         if plan.world_size != len(self._ranks):
             raise ValueError(f"the plan is for {plan.world_size} ranks, and there are {len(self._ranks)}")
-        self._send_to_all(pickled_plan((BEGIN, (plan,))))
-        for number in range(len(self._ranks)):
-            self._next_message(number)
+        self._send_to_all(BEGIN, pickled_plan((BEGIN, (plan,))))
+        self._replies()
 
     def call(self, method: str, *args: object) -> list[object]:
         """Call a method of every rank's `Worker`; the replies, in the order of the ranks.
@@ -86,8 +87,8 @@ class Processes:
         Raises:
             TrainerError: a rank failed or was killed, now or before; the others have been ended.
         """
-        self._send_to_all(pickled((method, args)))
-        return [self._next_message(number) for number in range(len(self._ranks))]
+        self._send_to_all(method, pickled((method, args)))
+        return self._replies()
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
         """Buckets of rank 0, one at a time, while all other ranks run the method, too; exhaust it.
@@ -100,12 +101,11 @@ class Processes:
         Raises:
             TrainerError: a rank failed or was killed; the others have been ended.
         """
-        self._send_to_all(pickled((method, args)))
+        self._send_to_all(method, pickled((method, args)))
         while isinstance(bucket := self._next_message(0), Bucket):
             yield bucket
             del bucket
-        for number in range(1, len(self._ranks)):
-            self._next_message(number)
+        self._replies(first=1)
         return bucket
 
     def snapshot(self, method: str, *args: object) -> LocalSnapshot:
@@ -127,21 +127,29 @@ class Processes:
         for rank in self._ranks:
             rank.wait()
             rank.kill()
+        self._course.end()
 
     def _kill(self) -> None:
         """End all ranks at once; a thread that waits for their replies gets the error."""
         for rank in self._ranks:
             rank.end()
 
-    def _send_to_all(self, call: bytes) -> None:
+    def _send_to_all(self, method: str, call: bytes) -> None:
         if self._failure is not None:
             raise TrainerError(self._failure)
         # A call that was interrupted has left replies unread.
         for number in range(len(self._ranks)):
             self._discard_pending(number)
+        self._course.begin(method)
         for number in range(len(self._ranks)):
             self._ranks[number].num_pending += 1
             self._send(number, call)
+
+    def _replies(self, first: int = 0) -> list[object]:
+        """The replies of the ranks from `first` on, with which their call ends."""
+        replies = [self._next_message(number) for number in range(first, len(self._ranks))]
+        self._course.wait()
+        return replies
 
     def _discard_pending(self, number: int) -> None:
         while self._ranks[number].num_pending:
@@ -165,7 +173,7 @@ class Processes:
             self._last_bucket = ref(message.data)
         else:
             rank.num_pending -= 1
-        return message
+        return self._course.receive(number, message)
 
     def _acknowledge_bucket(self) -> None:
         """Send rank 0, which waits for it, whether the last bucket is free to be filled again."""
@@ -210,6 +218,7 @@ class Processes:
         )
         for other in self._ranks:
             other.kill()
+        self._course.end()
         raise TrainerError(self._failure)
 
     def _first_failed(self, number: int) -> int:

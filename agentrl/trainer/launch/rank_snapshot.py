@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar, cast
 from agentrl.cluster.ray.actors import RemoteObject
 from agentrl.errors import AgentRLError, ClusterError, TrainerError
 from agentrl.protocols import Bucket, TensorSpec, Work
+from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.launch.shared_buffers import Bytes
 
@@ -32,7 +33,8 @@ class Refused(NamedTuple):
 class RankSnapshot:
     """A snapshot in a rank; see `Snapshot`. Its calls run beside those of the rank's worker.
 
-    is_here: whether the rank is on this machine. failure: the error of the rank, from one of Ray.
+    is_here: whether the rank, which is rank 0, is on this machine. course: of all ranks. failure: the error
+    of the rank, from one of Ray.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class RankSnapshot:
         facts: SnapshotFacts,
         *,
         is_here: bool,
+        course: RankCourse,
         failure: Callable[[ClusterError], TrainerError],
     ) -> None:
-        self._rank, self._number, self._failure = rank, facts.number, failure
+        self._rank, self._number, self._course, self._failure = rank, facts.number, course, failure
         self.parts, self.checksum, self.not_finite = facts.parts, facts.checksum, facts.not_finite
         self.is_here = is_here
         identity = rank.identify()
@@ -72,10 +75,11 @@ class RankSnapshot:
         self._rank.aside("free_snapshot", self._number)
 
     async def _reply(self, method: str, argument: object) -> object:
-        try:
-            reply = await self._rank.aside(method, self._number, argument).reply()
-        except ClusterError as error:
-            raise self._failure(error) from None
+        with self._course.aside(0) as receive:
+            try:
+                reply = receive(await self._rank.aside(method, self._number, argument).reply())
+            except ClusterError as error:
+                raise self._failure(error) from None
         if isinstance(reply, Refused):
             raise reply.error
         return reply

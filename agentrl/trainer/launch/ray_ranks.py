@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed, put
+from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed, emptied, put
 from agentrl.cluster.ray.placement import RayPlacement
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError, TrainerError
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
+from agentrl.trainer.launch.calls import BEGIN
+from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import RankSnapshot, SnapshotFacts
@@ -47,9 +49,9 @@ class RayRanks:
     ) -> None:
         allocations = placement.ranks[:world_size]
         assert len(allocations) == world_size, "the placement has an allocation for each rank"
-        folder.mkdir(parents=True, exist_ok=True)
         self._session = session
         self._background = Background(self._kill)
+        self._course = RankCourse(world_size)
         self._failure: str | None = None
         self._unread: list[PendingCall] = []
         is_near = all(allocation.node == session.node for allocation in allocations)
@@ -57,7 +59,7 @@ class RayRanks:
         self._store = host_store(host, 0)
         rendezvous = Rendezvous(host, self._store.port, "ranks")
         self._ranks = [
-            RemoteObject(session, placement.group, allocation, folder / f"rank-{number}.log")
+            RemoteObject(session, placement.group, allocation, emptied(folder / f"rank-{number}.log"))
             for number, allocation in enumerate(allocations)
         ]
         for number, rank in enumerate(self._ranks):
@@ -86,7 +88,9 @@ class RayRanks:
         message = put(pickled_plan(plan))
         self._check()
         self._identify()
+        self._course.begin(BEGIN)
         self._results([rank.call_shared("begin", message) for rank in self._ranks])
+        self._course.wait()
 
     def call(self, method: str, *args: object) -> list[object]:
         """Call a method of every rank's `Worker`; the replies, in the order of the ranks.
@@ -96,7 +100,10 @@ class RayRanks:
         """
         self._check()
         message = put(method, *args)
-        return self._results([rank.call_shared("call", message) for rank in self._ranks])
+        self._course.begin(method)
+        results = self._results([rank.call_shared("call", message) for rank in self._ranks])
+        self._course.wait()
+        return results
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
         """Buckets of rank 0, one at a time, while all other ranks run the method, too; exhaust it.
@@ -111,6 +118,7 @@ class RayRanks:
         """
         self._check()
         message, (first, *others) = put(method, *args), self._ranks
+        self._course.begin(method)
         self._unread = [first.call_shared("begin_stream", message)]
         self._unread += [rank.call_shared("call", message) for rank in others]
         on_the_way: deque[PendingCall] = deque(first.call("next_bucket") for _ in range(AHEAD))
@@ -122,10 +130,11 @@ class RayRanks:
                 yield bucket
                 del bucket
             assert isinstance(sent, StreamEnd), sent
-            return sent.returned
+            return self._course.receive(0, sent.reply)
         finally:
             # Where it was not exhausted, the other ranks still wait for rank 0.
             self._unread += [*on_the_way, first.call("end_stream")]
+            self._course.wait()
 
     def snapshot(self, method: str, *args: object) -> RankSnapshot:
         """All buckets that `stream` would give, kept in the process of rank 0.
@@ -135,13 +144,16 @@ class RayRanks:
         """
         self._check()
         message, (first, *others) = put(method, *args), self._ranks
+        self._course.begin(method)
         keeping = [first.call_shared("keep_stream", message)]
         keeping += [rank.call_shared("call", message) for rank in others]
         facts = cast(SnapshotFacts, self._results(keeping)[0])
+        self._course.wait()
         return RankSnapshot(
             first,
             facts,
             is_here=first.allocation.node == self._session.node,
+            course=self._course,
             failure=lambda error: TrainerError(self._sentence(first, error)),
         )
 
@@ -163,6 +175,7 @@ class RayRanks:
                 closing = [call for call in closing if call not in done]
         for rank in self._ranks:
             rank.close()
+        self._course.end()
 
     def _kill(self) -> None:
         """End all ranks at once; a thread that waits for their replies gets the error."""
@@ -194,7 +207,7 @@ class RayRanks:
         while waiting := [call for call in calls if call not in results]:
             for call in completed(waiting):
                 try:
-                    results[call] = call.result()
+                    results[call] = self._result(call)
                 except ClusterError as error:
                     self._fail(call.of, error, [other for other in waiting if other is not call])
         return [results[call] for call in calls]
@@ -205,13 +218,16 @@ class RayRanks:
             watched = [on_the_way[0], *self._unread]
             for call in completed(watched):
                 try:
-                    result = call.result()
+                    result = self._result(call)
                 except ClusterError as error:
                     self._fail(call.of, error, [other for other in watched if other is not call])
                 if call is on_the_way[0]:
                     on_the_way.popleft()
                     return result
                 self._unread.remove(call)
+
+    def _result(self, call: PendingCall) -> object:
+        return self._course.receive(self._ranks.index(call.of), call.result())
 
     def _fail(self, rank: RemoteObject, error: ClusterError, others: Sequence[PendingCall]) -> NoReturn:
         """End all ranks, and name the first that failed. others: calls of other ranks that are pending."""
@@ -233,6 +249,7 @@ class RayRanks:
         self._unread = []
         for member in self._ranks:
             member.close()
+        self._course.end()
         raise TrainerError(self._failure)
 
     def _sentence(self, rank: RemoteObject, error: ClusterError) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from itertools import count
+from time import perf_counter
 from typing import NamedTuple
 
 from agentrl.cluster.interfaces import use_interface_to
 from agentrl.errors import AgentRLError
+from agentrl.observe.clock import now
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.trainer.launch.calls import RankCalls
+from agentrl.trainer.launch.calls import BEGIN, RankCalls, Reply
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import Refused, SnapshotFacts
 from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
@@ -27,9 +30,9 @@ class SentBucket(NamedTuple):
 
 
 class StreamEnd(NamedTuple):
-    """What the method of the stream returned."""
+    """reply: of the method of the stream."""
 
-    returned: object
+    reply: Reply
 
 
 class _Kept(NamedTuple):
@@ -51,29 +54,32 @@ class RemoteRank:
         importlib.import_module(preloaded)
         self._calls = RankCalls(place)
         self._stream: Generator[Filled, None, object] | None = None
-        self._end = StreamEnd(None)
+        self._streamed, self._began_s = "", 0.0
+        self._end = StreamEnd(Reply(None, self._streamed, self._began_s, now()))
         self._sent: Filled | None = None
         self._snapshots: dict[int, _Kept] = {}
         self._numbers = count()
 
-    def begin(self, plan: bytes) -> None:
+    def begin(self, plan: bytes) -> Reply:
         """Build the worker of a pickled plan."""
+        began_s = perf_counter()
         loaded: RankPlan = pickle.loads(plan)
         self._calls.begin(loaded)
+        return Reply(None, BEGIN, began_s, now())
 
-    def call(self, method: str, *args: object) -> object:
+    def call(self, method: str, *args: object) -> Reply:
         """Call a method of the worker; a stream of it runs to its end, and its buckets go nowhere."""
-        reply = self._calls.call(method, *args)
-        if not isinstance(reply, Generator):
-            return reply
-        self._stream = reply
-        return self.end_stream()
+        began_s = perf_counter()
+        value = self._calls.call(method, *args)
+        if not isinstance(value, Generator):
+            return Reply(value, method, began_s, now())
+        self._stream, self._streamed, self._began_s = value, method, began_s
+        return self._drained()
 
     def begin_stream(self, method: str, *args: object) -> None:
         """Begin a stream of the worker."""
-        stream = self._calls.call(method, *args)
-        assert isinstance(stream, Generator), f"{method} gives buckets"
-        self._stream = stream
+        self._streamed, self._began_s = method, perf_counter()
+        self._stream = self._begun(method, args)
 
     def next_bucket(self) -> SentBucket | StreamEnd:
         """The next bucket of the stream, or its end, however often that is asked for."""
@@ -83,32 +89,34 @@ class RemoteRank:
         try:
             self._sent = next(self._stream)
         except StopIteration as end:
-            self._stream, self._end = None, StreamEnd(end.value)
+            self._stream = None
+            self._end = StreamEnd(Reply(end.value, self._streamed, self._began_s, now()))
             return self._end
         bucket = bucket_of(self._sent)
         return SentBucket(bucket.tensors, bucket.data)
 
-    def end_stream(self) -> object:
-        """Run the stream to its end, without its buckets; what its method returned."""
-        while not isinstance(bucket := self.next_bucket(), StreamEnd):
-            pass
-        return bucket.returned
+    def end_stream(self) -> None:
+        """Run the stream to its end, without its buckets."""
+        self._drained()
 
-    def keep_stream(self, method: str, *args: object) -> SnapshotFacts:
+    def keep_stream(self, method: str, *args: object) -> Reply:
         """Run a stream of the worker to its end, and keep its buckets here until they are freed."""
-        stream = self._calls.call(method, *args)
-        assert isinstance(stream, Generator), f"{method} gives buckets"
+        began_s = perf_counter()
         number, filled = next(self._numbers), list[Filled]()
-        snapshot = LocalSnapshot.of_stream(_kept(stream, filled))
+        snapshot = LocalSnapshot.of_stream(_kept(self._begun(method, args), filled))
         self._snapshots[number] = _Kept(snapshot, filled)
-        return SnapshotFacts(number, parts_of(snapshot.content), snapshot.checksum, snapshot.not_finite)
+        facts = SnapshotFacts(number, parts_of(snapshot.content), snapshot.checksum, snapshot.not_finite)
+        return Reply(facts, method, began_s, now())
 
-    def run_work(self, number: int, work: bytes) -> object:
+    def run_work(self, number: int, work: bytes) -> Reply:
         """Call a pickled function with the buckets of a snapshot; an error of it is `Refused`."""
+        began_s, function = perf_counter(), pickle.loads(work)
+        value: object
         try:
-            return pickle.loads(work)(self._snapshots[number].snapshot.content)
+            value = function(self._snapshots[number].snapshot.content)
         except AgentRLError as error:
-            return Refused(error)
+            value = Refused(error)
+        return Reply(value, _name_of(function), began_s, now())
 
     def bytes_of(self, number: int, bucket: int) -> Bytes:
         """The bytes of a bucket of a snapshot."""
@@ -124,6 +132,16 @@ class RemoteRank:
     def close(self) -> None:
         """Close the worker."""
         self._calls.close()
+
+    def _drained(self) -> Reply:
+        while not isinstance(bucket := self.next_bucket(), StreamEnd):
+            pass
+        return bucket.reply
+
+    def _begun(self, method: str, args: tuple[object, ...]) -> Generator[Filled, None, object]:
+        stream = self._calls.call(method, *args)
+        assert isinstance(stream, Generator), f"{method} gives buckets"
+        return stream
 
     def _give_back(self) -> None:
         """Free the last bucket's buffer: its bytes were copied when it was sent."""
@@ -141,3 +159,8 @@ def _kept(stream: Generator[Filled, None, object], kept: list[Filled]) -> Genera
             returned: object = end.value
             return returned
         yield bucket_of(kept[-1])
+
+
+def _name_of(work: Callable[..., object]) -> str:
+    """The name of a function, or of that of a partial."""
+    return str(getattr(work.func if isinstance(work, partial) else work, "__name__", "work"))

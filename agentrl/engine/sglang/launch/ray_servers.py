@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed
@@ -44,7 +44,7 @@ class RayLauncher:
     Where clients are on other machines, all servers and the router do so.
 
     ranks: the allocations of the trainer's ranks, which send weights to the servers. clients: those of the
-    players, which send them requests.
+    players, which send them requests. title: before the names of servers, in Ray's lists.
     """
 
     def __init__(
@@ -54,7 +54,10 @@ class RayLauncher:
         allocations: Sequence[Allocation],
         ranks: Sequence[Allocation] = (),
         clients: Sequence[Allocation] = (),
+        *,
+        title: str = "",
     ) -> None:
+        self._title = title
         self._session, self._group, self._allocations = session, group, tuple(allocations)
         self.is_local = self._are_here(allocations)
         # Where one of these is going away, the run ends.
@@ -68,12 +71,10 @@ class RayLauncher:
         """The servers, in order; their GPUs are those of their allocations."""
         return tuple(
             RayServer(
-                self._session,
-                self._group,
-                allocation,
+                _Place(self._session, self._group, allocation, allocation.node not in self._staying),
                 replica.name,
                 self._placed(replica.settings, allocation),
-                may_move=allocation.node not in self._staying,
+                title=self._title,
             )
             for replica, allocation in zip(replicas, self._allocations, strict=True)
         )
@@ -91,28 +92,27 @@ class RayLauncher:
         return replace(settings, host=allocation.host, key=self.key)
 
 
+class _Place(NamedTuple):
+    """Where a server runs. may_move: its machine may go away before the run ends."""
+
+    session: RaySession
+    group: PlacementGroup
+    allocation: Allocation
+    may_move: bool
+
+
 class RayServer:
     """An SGLang server that an actor starts on its machine; see `Handle`. Each start has a new actor.
 
     Its log here is that of the actor and of the server. It keeps its port from one start to the next, unless
-    Ray has moved its bundle to another machine. may_move: its machine may go away before the run ends.
+    Ray has moved its bundle to another machine. title: before its name in Ray's lists.
     """
 
-    def __init__(
-        self,
-        session: RaySession,
-        group: PlacementGroup,
-        allocation: Allocation,
-        name: str,
-        settings: ServerSettings,
-        *,
-        may_move: bool = False,
-    ) -> None:
-        self.name, self.settings, self.allocation = name, settings, allocation
-        self._node, self._may_move = allocation.node, may_move
+    def __init__(self, place: _Place, name: str, settings: ServerSettings, *, title: str = "") -> None:
+        self.name, self.settings, self.allocation = name, settings, place.allocation
+        self._place, self._node, self._listed = place, place.allocation.node, f"{title}{name}"
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
-        self._session, self._group = session, group
         self._port: int | None = None
         self._actor: RemoteObject | None = None
         self._starting: PendingCall | None = None
@@ -148,7 +148,7 @@ class RayServer:
     @property
     def left_s(self) -> float | None:
         """How long its machine is still there, where that is going away (seconds); None = it stays."""
-        return self._session.draining.left_s(self._node) if self._may_move else None
+        return self._place.session.draining.left_s(self._node) if self._place.may_move else None
 
     @property
     def actor_pid(self) -> int:
@@ -239,8 +239,9 @@ class RayServer:
     async def _opened(self) -> RemoteObject:
         """Its actor, with the server in it."""
         if self._actor is None:
-            actor = RemoteObject(self._session, self._group, self.allocation, self.log, appends=True)
-            self._actor = actor
+            actor = self._actor = RemoteObject(
+                self._place.session, self._place.group, self.allocation, self.log, name=self._listed
+            )
             try:
                 identity = await actor.identified()
             except ClusterError as error:

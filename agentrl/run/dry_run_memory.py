@@ -1,0 +1,109 @@
+"""The memory that a run would take, in its dry run: by process, and whether it fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.assembly.cluster import num_ranks
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.memory import (
+    Memory,
+    Networks,
+    embedded_memory,
+    machine_memory,
+    megatron_memory,
+    published_memory,
+    torch_memory,
+)
+from agentrl.checkpoints.source import ModelSource, open_config
+from agentrl.cluster.ray.session import cluster_address
+from agentrl.envs import AnyEnv
+from agentrl.errors import ConfigError
+from agentrl.gpus import present_gpus
+from agentrl.types import JSON
+from agentrl.weights.codec import torch_dtype
+
+PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in the run's process"
+
+
+def memory_by_process(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Memory]:
+    """The memory of each kind of process, by a name with their number."""
+    algorithm, engine = config.algorithm, config.engine
+    frozen = [
+        open_config(Path(directory)) if directory is not None else source.config
+        for directory, is_used in (
+            (algorithm.ref_load, algorithm.has_reference),
+            (algorithm.opd.teacher_load, algorithm.use_opd),
+        )
+        if is_used
+    ]
+    networks = Networks(source.config, algorithm.advantage_estimator == "ppo", frozen)
+    tokens = max(config.trainer.max_tokens_per_gpu, env.limits.max_tokens or 0)
+    memory = {}
+    if config.trainer.trainer == "megatron":
+        name = f"trainer, each of {config.megatron.world_size} ranks"
+        memory[name] = megatron_memory(networks, config.megatron, config.trainer, tokens)
+    else:
+        memory["trainer"] = torch_memory(networks, config.trainer, tokens)
+    if engine.engine == "embedded" and config.rollout.replay is None:
+        length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
+        memory["embedded engine"] = embedded_memory(
+            source.config, engine.max_slots, length, torch_dtype(engine.engine_dtype)
+        )
+        if config.has_eval_engine:
+            memory["engine of evaluations"] = memory["embedded engine"]
+    return memory | _published(config, source)
+
+
+def _published(config: RunConfig, source: ModelSource) -> dict[str, Memory]:
+    """The versions of the policy that are in memory for servers, while the next one is sent."""
+    engine = config.engine
+    if engine.engine != "sglang" or config.rollout.replay is not None or not num_ranks(config):
+        return {}
+    is_half = config.trainer.trainer == "megatron" and config.trainer.bf16
+    # Each fleet has one, and one more is sent.
+    version = published_memory(source.config, bf16=is_half)
+    memory = {PUBLISHED: version.times(2 + config.has_eval_engine)}
+    if engine.update_weights_transport == "delta":
+        # Of child ranks the two versions are those above, which the run's process has mapped.
+        memory[DELTAS] = version.times(3 if config.cluster.cluster == "ray" else 1)
+    return memory
+
+
+def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> None:
+    """Check the parts that are known exactly against the memory of a GPU, and of this machine.
+
+    is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    ranks = next((part for name, part in memory.items() if "ranks" in name), None)
+    gpus = () if is_elsewhere else present_gpus()
+    if ranks is not None and gpus and ranks.exact > min(gpu.memory for gpu in gpus):
+        raise ConfigError(
+            f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
+            f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
+        )
+    elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
+    local = sum(part.exact for name, part in memory.items() if not any(word in name for word in elsewhere))
+    machine = machine_memory()
+    if local > machine:
+        raise ConfigError(
+            f"{' and '.join(memory)} take {local / 2**30:.1f} GiB, and this machine has "
+            f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
+            "engine = sglang on GPUs."
+        )
+
+
+def parts_of(memory: Memory) -> dict[str, JSON]:
+    """The parts of a process that are not empty, and their sum."""
+    parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
+    return {**parts, "total_bytes": memory.total}
+
+
+def is_elsewhere(config: RunConfig) -> bool:
+    """Whether trainer and servers are on machines of a cluster that runs already, which are not asked."""
+    return config.cluster.cluster == "ray" and cluster_address(config.cluster, os.environ) is not None
