@@ -16,7 +16,7 @@ from agentrl.rollout.players.players import Players
 from tests.envs.test_resuming import logprobs_of, record_of
 from tests.laws.test_on_policy import model_of
 from tests.rollout import noting_process as noting
-from tests.rollout.player_scenarios import Engine, in_flight, players_in
+from tests.rollout.player_scenarios import Engine, in_flight, players_at_a_server, players_in
 from tests.rollout.player_scenarios import prompt as short_prompt
 
 
@@ -156,3 +156,16 @@ async def test_a_cancelled_group_that_waits_for_a_player_ends_at_once(tmp_path):
         engine.is_held.set()
         assert (await first).group.id == "g0"
     assert len(engine.sessions) == 2
+
+
+async def test_a_player_that_has_left_is_held_no_more_and_its_next_process_is(tmp_path):
+    async with players_at_a_server(tmp_path, launcher := Machines(1)) as (players, clients, _):
+        await players.play(short_prompt(0), version=0)
+        pid = await players.processes[0].pid()
+        launcher.leave(0)
+        await until(lambda: players._players[0].is_open and str(pid) not in players.processes[0].name)
+        async with asyncio.timeout(30), clients.held():
+            playing = asyncio.create_task(players.play(short_prompt(1), version=0))
+            await asyncio.sleep(0.3)
+            assert not playing.done()
+        assert (await playing).group.id == "g1"

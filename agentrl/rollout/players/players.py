@@ -299,11 +299,11 @@ class Players:
 
     async def _retire(self, number: int) -> None:
         player = self._players[number]
+        self._leave(player)
         player.process.close()
         await player.requests.close()
         await player.process.end_reason()
         await player.process.kill()
-        player.mirror.clear()
         self._start_again(number)
 
     def _on_ended(self, number: int) -> None:
