@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from agentrl.observe import reconcile
@@ -28,10 +30,14 @@ LEFT_S = 60
 
 
 def node_of(host):
+    (node,) = [node["NodeID"] for node in nodes_at(host)]
+    return node
+
+
+def nodes_at(host):
     import ray
 
-    (node,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == host]
-    return node
+    return [node for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == host]
 
 
 def far_processes():
@@ -66,7 +72,14 @@ async def until(condition, seconds=120.0):
             await asyncio.sleep(0.05)
 
 
-async def players(folder: Path, address: str) -> dict[str, object]:
+async def terminate(address):
+    """As a scheduler does: SIGTERM to `ray start --block` of the far machine."""
+    del address
+    (pid,) = [pid for pid, words in far_processes().items() if b"ray.scripts.scripts" in words]
+    os.kill(pid, signal.SIGTERM)
+
+
+async def players(folder: Path, address: str, leave=drain) -> dict[str, object]:
     """Groups that are in play on the far machine go on at the near one, token for token."""
     from agentrl.cluster.config import ClusterConfig
     from agentrl.cluster.placement import PlayerNeeds, layout_of
@@ -89,7 +102,7 @@ async def players(folder: Path, address: str) -> dict[str, object]:
             pid = str(await of_players.processes[1].pid())
             playing = [asyncio.create_task(of_players.play(noting.prompt(number), 0)) for number in numbers]
             await until(lambda: sum(note[0] == pid for note in noting.notes(path)) >= 2)
-            await drain(address)
+            await leave(address)
             outcomes = await asyncio.gather(*playing)
             before = len(noting.notes(path))
             await until(lambda: not Path(f"/proc/{pid}").exists())
@@ -177,6 +190,87 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
     }
 
 
+async def servers(folder: Path, address: str) -> dict[str, object]:
+    """Two real servers. What the far one samples goes on at the near one; it comes back there, too."""
+    import ray
+
+    from agentrl.cluster.config import ClusterConfig
+    from agentrl.cluster.placement import ServerNeeds, layout_of
+    from agentrl.cluster.ray.actor import on_node
+    from agentrl.cluster.ray.placement import placed
+    from agentrl.cluster.ray.session import connected
+    from agentrl.engine.sglang.launch import ServerReplicas, Servers
+    from agentrl.engine.sglang.launch.ray_servers import RayLauncher
+    from tests.cluster.test_servers_on_ray import real
+    from tests.engine.test_fleet import expect_exact, publish, start_request
+
+    events: list[str] = []
+    with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
+        # Each machine has room for one server, until the placeholders are gone.
+        await until(lambda: nodes_at(FAR))
+        place = ray.remote(Placeholder)
+        holders = [
+            place.options(num_cpus=0.25, scheduling_strategy=on_node(node_of(host))).remote()
+            for host in (NEAR, FAR)
+        ]
+        ray.get([holder.is_there.remote() for holder in holders])
+        placement = placed(session, layout_of(None, [ServerNeeds(0.5, 0)] * 2, colocate=False), 300.0)
+        assert [allocation.host for allocation in placement.servers] == [NEAR, FAR]
+        launcher = RayLauncher(session, placement.group, placement.servers)
+        async with (
+            Servers(ServerReplicas(real(folder), count=2), launcher=launcher) as launched,
+            fleet_of(launched, launcher, events) as fleet,
+        ):
+            await publish(fleet, 1)
+            far, requests, draining = fleet._members[1], [], asyncio.create_task(drain(address))
+            urls = [far.process.url]
+            while far.serves:
+                if len(fleet.policy._pending) < 6:
+                    requests.append(start_request(fleet, len(requests) % 40))
+                await asyncio.sleep(0.02)
+            assert any(not task.done() for _, task in requests), "it strikes in flight"
+            await draining
+            versions = await expect_exact(requests)
+            counts = dict(fleet.policy.counts)
+            # It misses this version, as it has no machine.
+            await publish(fleet, 2)
+            ray.kill(holders[0])
+            kill_far_machine()
+            await until(lambda: far.routed, 400)
+            urls.append(far.process.url)
+            later = await expect_exact([start_request(fleet, number) for number in range(40, 48)])
+            on_far = await far.control.weight_version()
+    return {
+        "events": events,
+        "urls": urls,
+        "versions": [sorted(each) for each in (set().union(*versions), set().union(*later))],
+        "counts": counts,
+        "version_there": on_far,
+    }
+
+
+@asynccontextmanager
+async def fleet_of(launched, launcher, events):
+    from agentrl.engine.sglang import SGLangPolicy
+    from agentrl.engine.sglang.fleet import Fleet
+    from agentrl.engine.sglang.transports.distributed import Distributed
+    from tests.cluster.test_servers_on_ray import no_op
+    from tests.engine.fleets import PATIENT
+    from tests.engine.subjects import VOCAB, text_of
+
+    headers = {"Authorization": f"Bearer {launcher.key}"}
+    policy = SGLangPolicy(
+        launched.url, headers=headers, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10
+    )
+    transport = Distributed(host=launcher.host, check_loaded=False)
+    fleet = Fleet(launched.servers, launched.router, policy, transport, no_op, PATIENT, headers=headers)
+    fleet.on_event = events.append
+    try:
+        yield fleet.watch()
+    finally:
+        await fleet.close()
+
+
 class Placeholder:
     """Takes room of a machine."""
 
@@ -184,7 +278,12 @@ class Placeholder:
         return True
 
 
-SCENARIOS = {"players": players, "whole_run": whole_run}
+SCENARIOS = {
+    "players": players,
+    "terminated": partial(players, leave=terminate),
+    "whole_run": whole_run,
+    "servers": servers,
+}
 
 if __name__ == "__main__":
     with two_machines() as where:

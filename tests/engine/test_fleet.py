@@ -170,6 +170,32 @@ async def test_the_timeline_of_a_run_has_the_service_of_each_server_and_its_upda
     assert processes_in(activities, {})["eval regular"].doing.name == ENDED
 
 
+async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_its_machine():
+    events = []
+    async with embedded_server() as (url, _):
+        policy = SGLangPolicy(url, resend_lost=True)
+        part = Part("regular", url)
+        fleet = Fleet([part], None, policy, SharedMemory(), no_op, headers=CONTROL, on_event=events.append)
+        request = [1, 2, 3], Sampling(250, temperature=0.0)
+        try:
+            expected = await fleet.watch().generate(*request, session="undisturbed")
+            running = asyncio.create_task(fleet.generate(*request, session="disturbed"))
+            await until(lambda: any(pending.sent for pending in policy._pending.values()))
+            part.left_s = 30.0
+            await until(lambda: not part.running)
+            assert not running.done(), "it strikes in flight"
+            (pending,) = policy._pending.values()
+            assert pending.draft.ids, "it keeps its tokens"
+            part.left_s = None
+            part.may_start.set()
+            done = await asyncio.wait_for(running, 60)
+        finally:
+            await fleet.close()
+    assert done.token_ids.tolist() == expected.token_ids.tolist()
+    assert (policy.counts["lost"], policy.counts["resumed"]) == (0, 1)
+    assert events[0].startswith("regular: its machine is going away in 30 s; it is restarted.")
+
+
 async def test_after_an_update_every_request_has_the_salt_of_the_new_weights():
     async with Scheduler().listening() as url:
         policy = SGLangPolicy(url)
