@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 from agentrl.assembly.config import RunConfig
+from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.placement import (
     Allocation,
     Layout,
@@ -20,6 +23,7 @@ from agentrl.cluster.placement import (
 )
 from agentrl.cluster.ray.placement import RayPlacement, placed
 from agentrl.cluster.ray.session import RaySession, checked, cluster_address, connected
+from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError
@@ -31,6 +35,8 @@ POLICY = "policy"
 EVALUATIONS = "evaluations"
 """Fleets of servers: of the policy, and of an engine of evaluations alone."""
 _MODELS = "sglang_models."
+Needs: TypeAlias = dict[str, list[ServerNeeds]]
+"""What the servers of each fleet take, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +94,47 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
     if not _places(config):
         yield None
         return
-    metadata = _metadata(config, folder)
+    metadata, needs = _metadata(config, folder), server_needs(config)
     with connected(config.cluster, folder, os.environ, metadata) as session:
         layout = run_layout(config, has_gpus=session.has_gpus)
-        placement = placed(session, layout, config.cluster.placement_timeout_s)
-        try:
-            check_reach(config, [place.host for place in placement.players if place.node != session.node])
-            yield RunCluster(session, placement, _fleets(config, placement.servers))
-        finally:
-            placement.remove()
+        with _reserved(session, config.cluster, layout, needs) as cluster:
+            players = cluster.placement.players
+            check_reach(config, [place.host for place in players if place.node != session.node])
+            yield cluster
+
+
+@contextmanager
+def servers_cluster(
+    section: ClusterConfig, engine: EngineConfig, folder: Path, metadata: Mapping[str, str]
+) -> Iterator[RunCluster | None]:
+    """The cluster of a command that starts servers and nothing else, as `run_cluster` of a run.
+
+    metadata: of the job that Ray lists.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: no cluster answers, or it has no room for the servers.
+    """
+    needs = _needs_of(engine, section)
+    if section.cluster == "local" or not needs:
+        yield None
+        return
+    with connected(section, folder, os.environ, metadata) as session:
+        layout = layout_of(None, [*chain.from_iterable(needs.values())], colocate=False)
+        with _reserved(session, section, layout, needs) as cluster:
+            yield cluster
+
+
+@contextmanager
+def _reserved(
+    session: RaySession, section: ClusterConfig, layout: Layout, needs: Needs
+) -> Iterator[RunCluster]:
+    """The places of a layout, for the block. needs: of the servers in it."""
+    placement = placed(session, layout, section.placement_timeout_s)
+    try:
+        yield RunCluster(session, placement, _fleets(needs, placement.servers))
+    finally:
+        placement.remove()
 
 
 def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
@@ -147,7 +185,7 @@ def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
         chosen = config.cluster.num_gpus_per_rank
         gpus = int(has_gpus) if chosen is None else chosen
     ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus) if num_ranks(config) else None
-    servers = [server for fleet in server_needs(config).values() for server in fleet]
+    servers = [*chain.from_iterable(server_needs(config).values())]
     return layout_of(ranks, servers, player_needs(config), colocate=config.trainer.colocate)
 
 
@@ -161,23 +199,27 @@ def player_needs(config: RunConfig) -> list[PlayerNeeds]:
     return [PlayerNeeds(cpus, asked.num_gpus, round(asked.memory_gb * 1e9))] * config.num_players
 
 
-def server_needs(config: RunConfig) -> dict[str, list[ServerNeeds]]:
-    """The servers of each fleet that the run starts, by its name."""
-    engine = config.engine
+def server_needs(config: RunConfig) -> Needs:
+    """The servers of each fleet that the run starts."""
     if config.command != "train" or config.rollout.replay is not None:
         return {}
-    needs: dict[str, list[ServerNeeds]] = {}
+    needs = _needs_of(config.engine, config.cluster)
+    if POLICY in needs and config.has_eval_engine:
+        needs[EVALUATIONS] = needs[POLICY]
+    return needs
+
+
+def _needs_of(engine: EngineConfig, section: ClusterConfig) -> Needs:
+    needs: Needs = {}
     if engine.engine == "sglang" and engine.sglang_url is None:
         needs[POLICY] = [
-            ServerNeeds(config.cluster.num_cpus_per_server, engine.gpus_of(group))
+            ServerNeeds(section.num_cpus_per_server, engine.gpus_of(group))
             for group in engine.groups
             for _ in range(group.num_engines)
         ]
     for name, model in engine.sglang_models.items():
-        each = ServerNeeds(config.cluster.num_cpus_per_server, model.num_gpus_per_engine)
+        each = ServerNeeds(section.num_cpus_per_server, model.num_gpus_per_engine)
         needs[fleet_of_model(name)] = [each] * model.num_engines
-    if POLICY in needs and config.has_eval_engine:
-        needs[EVALUATIONS] = needs[POLICY]
     return needs
 
 
@@ -205,9 +247,9 @@ def _metadata(config: RunConfig, folder: Path) -> dict[str, str]:
     return found
 
 
-def _fleets(config: RunConfig, allocations: Sequence[Allocation]) -> dict[str, Sequence[Allocation]]:
+def _fleets(needs: Needs, allocations: Sequence[Allocation]) -> dict[str, Sequence[Allocation]]:
     fleets, first = {}, 0
-    for name, servers in server_needs(config).items():
+    for name, servers in needs.items():
         fleets[name] = allocations[first : first + len(servers)]
         first += len(servers)
     return fleets

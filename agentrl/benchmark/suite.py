@@ -36,6 +36,7 @@ from typing import Literal
 import tomli_w
 from pydantic import Field, ValidationError
 
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, by_section, leaves, parse, read_toml, spellings
 from agentrl.envs import env_ids, find, matching
 from agentrl.errors import ConfigError, did_you_mean
@@ -53,7 +54,7 @@ SUITE = "suite.toml"
 SCRIPTS = ("expert", "null", "random")
 NO_SETTINGS = frozenset(
     {"output_dir", "openai_url", "openai_model", "price_prompt", "price_completion", "price_cached"}
-    | {"sglang_models"}
+    | {"sglang_models", *ClusterConfig.model_fields}
 )
 """Settings of `agentrl eval` that are no settings of a benchmark: it has its own words for them, or none."""
 _SCRIPT_UNUSED = frozenset({"temperature", "eval_top_p", "eval_max_response_len", "num_threads"})

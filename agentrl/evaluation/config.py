@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section
 from agentrl.data.config import COLUMNS, EvalData
 from agentrl.engine.config import EngineConfig
@@ -58,6 +59,9 @@ _LOCAL_MODEL_SETTINGS = {
     "rollout_health_check_first_wait",
 }
 
+_OF_RUNS = ("num_cpus_per_rank", "num_gpus_per_rank", "num_cpus_per_rollout_worker")
+_WITHOUT_SERVERS = "without servers that the evaluation starts (engine = sglang)"
+
 
 class EvalConfig(Section):
     """All settings of an eval-only run."""
@@ -66,15 +70,28 @@ class EvalConfig(Section):
     data: EvalData = EvalData()
     rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
     openai: EndpointConfig = EndpointConfig()
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Columns, which have no effect without files; settings of the engine, where an endpoint samples."""
+        """Columns, which have no effect without files; settings of the engine, where an endpoint samples.
+
+        Of a cluster all but those of servers, and all where none is started.
+        """
         columns = () if self.data.prompt_data is not None else COLUMNS
         inactive = super().inactive | dict.fromkeys(columns, "without prompt_data; add it")
+        inactive |= dict.fromkeys(_OF_RUNS, "in an evaluation, which starts servers alone; drop it")
+        if not self._starts_servers:
+            inactive |= dict.fromkeys(ClusterConfig.model_fields, f"{_WITHOUT_SERVERS}; choose that")
         if self.openai.openai_url is None:
             return inactive
         unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"}
         unused -= _LOCAL_MODEL_SETTINGS
         return inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")
+
+    @property
+    def _starts_servers(self) -> bool:
+        """Whether the evaluation starts servers: of the policy, or of further models."""
+        is_own = self.engine.engine == "sglang" and self.engine.sglang_url is None
+        return bool(self.engine.sglang_models) or (is_own and self.openai.openai_url is None)

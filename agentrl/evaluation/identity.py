@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple, cast
 
+from agentrl.cluster.config import ClusterConfig
 from agentrl.config import effective_values
 from agentrl.envs.registry import EnvSpec
 from agentrl.errors import ConfigError
@@ -27,6 +28,7 @@ _SPEED_ONLY = {
     *("rollout_num_gpus_per_engine", "rollout_health_check_interval", "rollout_health_check_timeout"),
     *("rollout_health_check_first_wait", "openai_key_env", "openai_timeout_s", "openai_attempts"),
     *("openai_concurrency", "adaptive_concurrency"),
+    *ClusterConfig.model_fields,
 }
 """Settings that change how fast episodes are played, or where, and not what is played."""
 _MAY_CHANGE = {"output_dir", "openai_url"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
@@ -28,13 +28,16 @@ from agentrl.evaluation.identity import (
     model_version,
     settings_of,
 )
-from agentrl.evaluation.players import endpoint_players, local_models, model_players
+from agentrl.evaluation.players import endpoint_players, eval_cluster, local_models, model_players
 from agentrl.evaluation.report import EvalReport
 from agentrl.evaluation.world import EvalWorld
 from agentrl.interrupts import run_until_signal
 from agentrl.tools import run
 from agentrl.types import JSON, Task
 from agentrl.view.console import RunConsole
+
+if TYPE_CHECKING:
+    from agentrl.assembly.cluster import RunCluster
 
 
 def evaluate(
@@ -56,8 +59,14 @@ def evaluate(
 async def _evaluate(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, *, resume: bool
 ) -> EvalReport:
-    with EvalFolder.opened(config.eval.output_dir, resume=resume) as folder:
-        async with local_models(config, console.line) as addresses:
+    with (
+        EvalFolder.opened(config.eval.output_dir, resume=resume) as folder,
+        # Ray ends with the thread that starts it, so it blocks this one.
+        eval_cluster(config, env_id, folder.path) as cluster,
+    ):
+        if cluster is not None and (notice := cluster.session.notice) is not None:
+            console.line(notice)
+        async with local_models(config, console.line, cluster) as addresses:
             world = await EvalWorld.build(env_id, config, addresses, counts_tokens=directory is not None)
             # In threads: over many tasks and episodes they take seconds, in which the event loop goes on.
             work = partial(_identity, env_id, directory, config, world)
@@ -65,7 +74,7 @@ async def _evaluate(
             finished = folder.begin(identity, config, directory)
             if finished is not None:
                 return finished
-            playing = _Playing(env_id, config, world, folder, console)
+            playing = _Playing(env_id, config, world, folder, console, cluster)
             evaluations = await playing.play(directory, addresses)
             report = cast(EvalReport, await run(partial(over_sets, evaluations), thread="report"))
             folder.finish(report)
@@ -85,13 +94,17 @@ def _identity(env_id: str, directory: str | None, config: EvalConfig, world: Eva
 
 @dataclass(slots=True)
 class _Playing:
-    """An evaluation in progress. num_ended: episodes of all sets, recorded ones included (count)."""
+    """An evaluation in progress. cluster: has the places of its servers; None = they run on this machine.
+
+    num_ended: episodes of all sets, recorded ones included (count).
+    """
 
     env_id: str
     config: EvalConfig
     world: EvalWorld
     folder: EvalFolder
     console: RunConsole
+    cluster: RunCluster | None = None
     num_ended: int = 0
 
     async def play(self, directory: str | None, addresses: Addresses) -> Mapping[str, Evaluation]:
@@ -103,7 +116,7 @@ class _Playing:
         opening = (
             endpoint_players(config, env.tool_schemas)
             if directory is None
-            else model_players(directory, config, env.limits, on_event=console.line)
+            else model_players(directory, config, env.limits, on_event=console.line, cluster=self.cluster)
         )
         setup = OpponentSetup(config.rendering)
         async with (

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.envs import BaseEnv
@@ -22,6 +22,9 @@ from agentrl.rollout.chat.config import DEFAULT_KEY_ENV, EndpointConfig
 from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings, Prices
 from agentrl.types import Limits
+
+if TYPE_CHECKING:
+    from agentrl.assembly.cluster import RunCluster
 
 _CONCURRENCY = 256
 
@@ -39,17 +42,24 @@ PlayersOf: TypeAlias = Callable[[EvalConfig, BaseEnv], Players]
 
 @asynccontextmanager
 async def model_players(
-    directory: str, config: EvalConfig, limits: Limits, *, on_event: Callable[[str], None]
+    directory: str,
+    config: EvalConfig,
+    limits: Limits,
+    *,
+    on_event: Callable[[str], None],
+    cluster: RunCluster | None = None,
 ) -> AsyncIterator[PlayersOf]:
     """Agents over a Hugging Face model directory, in an environment's dialect or the configured one.
 
     limits: of the longest episodes. on_event: called with a message whenever a server starts or ends.
+    cluster: has a place for each server; None = they run on this machine.
 
     Raises:
         UserError: the model cannot be loaded, or does not support the dialect; a server does not start.
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
+    from agentrl.assembly.cluster import POLICY
     from agentrl.assembly.model import threads_for
     from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
@@ -57,7 +67,8 @@ async def model_players(
     source = open_source(directory)
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
-        setup = EngineSetup(folder, on_event, trains=False, threads=threads)
+        launcher = None if cluster is None else cluster.launcher(POLICY)
+        setup = EngineSetup(folder, on_event, trains=False, threads=threads, launcher=launcher)
         engine = await build_engine(source, config.engine, limits, setup)
 
         def players_of(config: EvalConfig, env: BaseEnv) -> Players:
@@ -77,7 +88,9 @@ async def model_players(
 
 
 @asynccontextmanager
-async def local_models(config: EvalConfig, on_event: Callable[[str], None]) -> AsyncIterator[Addresses]:
+async def local_models(
+    config: EvalConfig, on_event: Callable[[str], None], cluster: RunCluster | None = None
+) -> AsyncIterator[Addresses]:
     """Serve the models of `sglang_models` next to the scored one; yields their addresses."""
     if not config.engine.sglang_models:
         yield {}
@@ -86,8 +99,29 @@ async def local_models(config: EvalConfig, on_event: Callable[[str], None]) -> A
     from agentrl.assembly.fleet import served_models
 
     with _engine_folder(config) as folder:
-        async with served_models(config.engine, folder, on_event) as addresses:
+        async with served_models(config.engine, folder, on_event, cluster) as addresses:
             yield addresses
+
+
+@contextmanager
+def eval_cluster(config: EvalConfig, env: str, folder: Path) -> Iterator[RunCluster | None]:
+    """The places of all servers of an evaluation; None = they run on this machine, or there are none.
+
+    folder: of the evaluation, for the logs of a Ray of its own.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: no cluster answers, or it has no room for the servers.
+    """
+    if config.cluster.cluster == "local":
+        yield None
+        return
+    require("serving models", *TRAINING)
+    from agentrl.assembly.cluster import servers_cluster
+
+    metadata = {"evaluation": env, "folder": str(folder.absolute())}
+    with servers_cluster(config.cluster, config.engine, folder, metadata) as cluster:
+        yield cluster
 
 
 @asynccontextmanager

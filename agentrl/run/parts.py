@@ -125,9 +125,9 @@ class Records:
 
     def joined(self, cluster: RunCluster | None) -> None:
         """Show the dashboard of the run's cluster, if it has one."""
-        if cluster is not None and (dashboard := cluster.session.dashboard):
-            self.monitor.dashboard = dashboard
-            self.console.line(f"Dashboard of Ray: {dashboard}, where all is named `{cluster.session.title}`")
+        if cluster is not None and (notice := cluster.session.notice) is not None:
+            self.monitor.dashboard = cluster.session.dashboard or ""
+            self.console.line(notice)
 
 
 def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import httpx2
+import numpy as np
 import pytest
 
-from agentrl.cluster.placement import ServerNeeds, layout_of
+from agentrl.cluster.placement import RankNeeds, ServerNeeds, layout_of
 from agentrl.cluster.ray.placement import placed
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.fleet import Fleet
-from agentrl.engine.sglang.launch import LocalLauncher, ServerReplicas, Servers, ServerSettings
+from agentrl.engine.sglang.launch import LocalLauncher, ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.engine.sglang.launch.process import ServerProcess
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher, RayServer
@@ -26,11 +28,22 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
+from agentrl.losses import PolicyLoss
 from agentrl.protocols import Sampling
+from agentrl.trainer.launch.rank_plan import RankPlan
+from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.trainer.megatron import plan as megatron_plan
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.plan import Learning
+from agentrl.trainer.ranks import RankTrainer
+from agentrl.trainer.torch import plan as torch_plan
+from agentrl.types import ScoreRole
 from tests.engine.fleets import PATIENT, pids_at, send_signal
 from tests.engine.serving import save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of
-from tests.engine.test_fleet import expect_exact, publish, start_request, until
+from tests.engine.test_fleet import expect_exact, expect_versions, publish, start_request, until
+from tests.trainer.test_processes import plan_over
+from tests.trainer.tiny import settings as trainer_settings
 
 pytestmark = pytest.mark.full
 
@@ -139,12 +152,14 @@ async def no_op() -> None:
 
 
 @asynccontextmanager
-async def fleet_in(launcher: RayLauncher, settings: ServerSettings) -> AsyncIterator[Fleet]:
+async def fleet_in(
+    launcher: RayLauncher, settings: ServerSettings, transport: Distributed | None = None
+) -> AsyncIterator[Fleet]:
     """One server, on any machine, that gets its weights by a process group."""
     headers = {"Authorization": f"Bearer {launcher.key}"}
     async with Servers(ServerReplicas(settings), launcher=launcher) as servers:
         policy = SGLangPolicy(servers.url, headers=headers, vocab_size=VOCAB, decode=text_of)
-        transport = Distributed(host=launcher.host, check_loaded=False)
+        transport = transport or Distributed(host=launcher.host, check_loaded=False)
         fleet = Fleet(
             servers.servers, servers.router, policy, transport, no_op, PATIENT, headers=headers
         ).watch()
@@ -152,6 +167,63 @@ async def fleet_in(launcher: RayLauncher, settings: ServerSettings) -> AsyncIter
             yield fleet
         finally:
             await fleet.close()
+
+
+async def serves_the_weights_of_a_rank(
+    session,
+    folder: Path,
+    plan: Callable[[Path], tuple[RankPlan, str]],
+    backend: Literal["gloo", "nccl"] = "gloo",
+    num_gpus: int = 0,
+    **arguments: Value,
+) -> None:
+    """A rank, with GPUs of its own, sends new weights to a real server in a process group.
+
+    plan: of the trainer over a model in that folder, with the module of its worker.
+    """
+    needs = RankNeeds(1, 1, 0.5, num_gpus), [ServerNeeds(0.5, num_gpus)]
+    placement = placed(session, layout_of(*needs, colocate=False), 60)
+    # Version 1 has other weights than the server starts with.
+    rank_plan, worker = plan(save_tiny(folder / "trained", context_len=CONTEXT, seed=1))
+    ranks = RayRanks(session, placement, 1, folder / "ranks", preloaded=worker)
+    launcher = RayLauncher(session, placement.group, placement.servers, placement.ranks)
+    settings = real(folder)
+    settings = replace(
+        settings,
+        device="cuda" if num_gpus else "cpu",
+        arguments={**settings.arguments, **arguments},
+    )
+    try:
+        trainer = await RankTrainer.started(ranks, rank_plan)
+        async with fleet_in(launcher, settings, Distributed(host=launcher.host, backend=backend)) as fleet:
+            for version in (1, 2):
+                await trainer.publish(fleet.sink, version=version)
+                done = await fleet.generate(PROMPT, Sampling(8, temperature=0), session="a")
+                assert set(done.versions.tolist()) == {version}
+                # The trainer has not learned: both versions are the second tiny model.
+                expect_versions(PROMPT, replace(done, versions=np.ones_like(done.versions)))
+    finally:
+        ranks.close()
+        placement.remove()
+
+
+def over_torch(model: Path) -> tuple[RankPlan, str]:
+    """The torch trainer."""
+    return plan_over(str(model)), torch_plan.WORKER
+
+
+def over_megatron(model: Path) -> tuple[RankPlan, str]:
+    """One rank of Megatron."""
+    learning = Learning(PolicyLoss(), trainer_settings(lr=1e-2), 6)
+    models: dict[ScoreRole, str] = {"old": str(model)}
+    return megatron_plan.MegatronPlan(
+        layout=MegatronConfig(), policy=learning, models=models
+    ), megatron_plan.WORKER
+
+
+@pytest.mark.parametrize("plan", [over_torch, over_megatron])
+async def test_a_server_has_the_weights_that_a_rank_has_sent_it(session, tmp_path, plan):
+    await serves_the_weights_of_a_rank(session, tmp_path, plan)
 
 
 @asynccontextmanager

@@ -50,6 +50,13 @@ class RaySession:
     draining: Draining = field(default_factory=Draining, repr=False)
     _named: Counter[str] = field(default_factory=Counter, repr=False)
 
+    @property
+    def notice(self) -> str | None:
+        """A line that says where the run is shown; None = nowhere."""
+        if self.dashboard is None:
+            return None
+        return f"Dashboard of Ray: {self.dashboard}, where all is named `{self.title}`"
+
     def name_of(self, part: str) -> str:
         """The name of a part of the run in the lists of Ray; a part that starts again has another one."""
         self._named[part] += 1
@@ -194,7 +201,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         ) from error
     dashboard = context.dashboard_url
     try:
-        yield dashboard and (dashboard if "://" in dashboard else f"http://{dashboard}")
+        yield None if not dashboard else dashboard if "://" in dashboard else f"http://{dashboard}"
     finally:
         ray.shutdown()
 
