@@ -31,7 +31,8 @@ TAKE, SCORE, TRAIN, PUBLISH, CHECKPOINT = "take", "score", "train", "publish", "
 """Waiting for the groups of a batch; calls of the trainer."""
 RUN, GROUPS, EPISODES, EVALUATION = "run", "groups", "episodes", "evaluation"
 """Places: of calls of the trainer, iterations and the like; of groups; of their episodes; of evaluations."""
-_OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})
+OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})
+"""Those of the trainer alone."""
 KIND_OF: Final = {
     (EPISODES, ACT): "play",
     (EPISODES, "tool"): "tool",
@@ -193,7 +194,7 @@ class Activities:
         kind = KIND_OF.get((place, name))
         if kind is not None:
             self.meters[kind].begin()
-            if kind in _OF_TRAINER:
+            if kind in OF_TRAINER:
                 self._trainer.begin()
                 self._compare()
 
@@ -204,7 +205,7 @@ class Activities:
         kind = KIND_OF.get((span.place, span.name))
         if kind is not None:
             self.meters[kind].end()
-            if kind in _OF_TRAINER:
+            if kind in OF_TRAINER:
                 self._trainer.end()
                 self._compare()
 

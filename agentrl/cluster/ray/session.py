@@ -140,6 +140,7 @@ def _own(folder: Path, namespace: str) -> Iterator[None]:
                     logging_level=logging.ERROR,
                     _node_ip_address=LOOPBACK,
                 )
+            _print_nothing()
             yield
         finally:
             ray.shutdown()
@@ -162,10 +163,24 @@ def _attached(address: str, namespace: str) -> Iterator[None]:
             f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
             "ray_address out."
         ) from error
+    _print_nothing()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _print_nothing() -> None:
+    """Keep what Ray reports of its cluster, such as the log of a node that has died, off standard output.
+
+    It prints that whatever `log_to_driver` is, and offers no way to leave it out. Its own logs have it, too.
+    """
+    from ray._private import worker
+
+    def discard(data: object, ignore_prefix: bool) -> None:
+        del data, ignore_prefix
+
+    worker.print_to_stdstream = discard
 
 
 @contextmanager

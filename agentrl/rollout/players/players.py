@@ -22,6 +22,9 @@ from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
 from agentrl.rollout.players.requests import Requests
 
+SILENT_S = 60.0
+"""A player sends several reports a second: after so long without one (seconds) it hangs, and is replaced."""
+_CHECKS = 12
 _CLEAN_UP_S = 10.0
 _LOG_LINES, _LOG_BYTES = 3, 4096
 
@@ -37,12 +40,17 @@ class _Flight:
 
 @dataclass(eq=False, slots=True)
 class _Player:
-    """A player's process, which another one replaces where it ends."""
+    """A player's process, which another one replaces where it ends.
+
+    num_silent: checks since its last message (count). has_ended: another one is about to take its place.
+    """
 
     process: PlayerProcess
     requests: Requests
     mirror: Mirror
     is_open: bool = False
+    has_ended: bool = False
+    num_silent: int = 0
 
 
 class _Absence:
@@ -64,8 +72,9 @@ class Players:
     """Plays groups in processes; each is at the least loaded one. It stands for a `GroupPlayer`.
 
     consumes: groups. waits for: their outcomes. unblocked by: these, each bounded by the deadlines of its
-    episodes. on shutdown: every process is ended. A process that ends is replaced, and its groups are played
-    again from reset under the same ordinals, or from where they were begun.
+    episodes. on shutdown: every process is ended. A process that ends, or that sends nothing for `SILENT_S`,
+    is replaced, and its groups are played again from reset under the same ordinals, or from where they were
+    begun.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
     where a player has ended.
@@ -90,6 +99,7 @@ class Players:
         self._flights: dict[int, _Flight] = {}
         self._cancelled: dict[int, GroupOutcome] = {}
         self._restarts: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._num_started = 0
         self._in_place_of: GroupPlayer | None = None
         self._is_away = self._is_stopping = self._is_closed = False
@@ -99,22 +109,18 @@ class Players:
     async def __aenter__(self) -> Self:
         self._plan.folder.mkdir(parents=True, exist_ok=True)
         self._players = [self._started(number) for number in range(self._launcher.size)]
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed = True
+        assert self._watching is not None, "it was entered"
+        self._watching.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
         self._contexts.close()
-        for player in self._players:
-            player.mirror.clear()
-            player.process.close()
-        for player in self._players:
-            await player.requests.close()
-            # Its groups clean up.
-            await player.process.end_reason()
-            await player.process.kill()
+        await asyncio.gather(*map(self._end, self._players))
 
     @property
     def processes(self) -> Sequence[PlayerProcess]:
@@ -174,6 +180,20 @@ class Players:
     async def _stop_groups(self) -> None:
         self._is_stopping = True
         self._send_to_all(messages.Stop())
+        for number, player in enumerate(self._players):
+            if not player.is_open or player.has_ended:
+                self._leave_groups(number)
+
+    def _leave_groups(self, number: int) -> None:
+        """Leave the groups of a player, which has not played them or has ended, as they came to it."""
+        for ordinal in self._dispatch.of(number):
+            flight = self._flights.get(ordinal)
+            if flight is None or flight.outcome.done():
+                continue
+            if (begun := flight.message.begun) is None:
+                flight.outcome.cancel()
+            else:
+                flight.outcome.set_result(GroupOutcome(None, (), (), in_progress=begun))
 
     def _set_away(self, is_away: bool) -> None:
         self._is_away = is_away
@@ -193,6 +213,15 @@ class Players:
             if outcome is not None:
                 self._cancelled[ordinal] = outcome
 
+    async def _end(self, player: _Player) -> None:
+        player.mirror.clear()
+        player.process.close()
+        await player.requests.close()
+        if player.is_open and not player.has_ended:
+            # Its groups clean up.
+            await player.process.end_reason()
+        await player.process.kill()
+
     def _started(self, number: int) -> _Player:
         """Start the process of a player."""
         self._num_started += 1
@@ -209,6 +238,7 @@ class Players:
 
     def _receive(self, number: int, message: messages.FromPlayer) -> None:
         player = self._players[number]
+        player.num_silent = 0
         match message:
             case messages.Opened():
                 player.is_open = True
@@ -239,22 +269,35 @@ class Players:
             if not flight.outcome.done():
                 flight.outcome.set_exception(error)
 
-    def _on_ended(self, number: int) -> None:
-        """The player's process has ended."""
+    async def _watch(self) -> None:
+        """End each player that hangs. However long this process stands still, that is one check."""
+        while True:
+            await asyncio.sleep(SILENT_S / _CHECKS)
+            for number, player in enumerate(self._players):
+                player.num_silent += player.is_open
+                if player.num_silent > _CHECKS and not player.has_ended:
+                    player.process.close()
+                    self._on_ended(number, f"has sent nothing for {SILENT_S:g} s, and was ended")
+
+    def _on_ended(self, number: int, reason: str = "") -> None:
+        """The player's process has ended, or is ended for a reason."""
         player = self._players[number]
+        player.has_ended = True
         player.mirror.clear()
         if self._is_closed or self._failure is not None:
             return
+        if self._is_stopping:
+            self._leave_groups(number)
         may_restart = self._dispatch.lost(number, was_open=player.is_open)
-        restart = asyncio.get_running_loop().create_task(self._replace(number, may_restart=may_restart))
+        restart = asyncio.get_running_loop().create_task(self._replace(number, reason, may_restart))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
-    async def _replace(self, number: int, *, may_restart: bool) -> None:
+    async def _replace(self, number: int, reason: str, may_restart: bool) -> None:
         player = self._players[number]
         # The same sessions begin again.
         await player.requests.close()
-        reason = await player.process.end_reason()
+        reason = reason or await player.process.end_reason()
         await player.process.kill()
         if self._is_closed:
             return
@@ -273,6 +316,8 @@ class Players:
             return
         again = f"groups {playing} are played again" if playing else "no group was in play"
         self._on_event(f"Warning: {what}; {again} {where}.")
+        if self._is_stopping:
+            return
         if player.process.machine_is_gone:
             self._dispatch.leave(number)
         self._players[number] = self._started(number)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import RemoteObject
+from agentrl.cluster.ray.actors import RemoteObject, completed
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError
 from agentrl.processes import ProcessFailure
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _RELAY = "agentrl.rollout.players.relay:Relay"
 _END_S = 8.0
+_KILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ class RayPlayer:
         return self._reason + self._failure
 
     async def kill(self) -> None:
-        """Kill the actor, with which the player ends, and copy the rest of its log."""
+        """Kill the player and its actor, and copy the rest of its log."""
         self._is_closing = True
         self._following.cancel()
-        await asyncio.to_thread(self._actor.close)
+        await asyncio.to_thread(self._kill)
 
     async def pid(self) -> int:
         """The player's process on its machine.
@@ -100,6 +101,11 @@ class RayPlayer:
         """
         await self._created.reply()
         return cast(int, await self._actor.aside("pid").reply())
+
+    def _kill(self) -> None:
+        if self._created.is_done and not self.machine_is_gone:
+            completed([self._actor.aside("end")], _KILL_S)
+        self._actor.close()
 
     def _send_all(self, outbox: Sequence[messages.ToPlayer]) -> None:
         self._actor.call("send", pickle.dumps(outbox, pickle.HIGHEST_PROTOCOL))
