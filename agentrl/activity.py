@@ -40,7 +40,8 @@ SERVES, LOADS, OUT, STARTS = "in service", "gets weights", "out of service", "st
 """Stages of a server."""
 ENDED: Final = "ended"
 """The stage of a process that the run has ended."""
-_OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})
+OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})
+"""Those of the trainer alone."""
 KIND_OF: Final = {
     (EPISODES, ACT): "play",
     (EPISODES, "tool"): "tool",
@@ -146,7 +147,7 @@ class Activities:
         kind = KIND_OF.get((place, name))
         if kind is not None:
             self.meters[kind].begin()
-            if kind in _OF_TRAINER:
+            if kind in OF_TRAINER:
                 self._trainer.begin()
                 self._compare()
 
@@ -157,7 +158,7 @@ class Activities:
         kind = KIND_OF.get((span.place, span.name))
         if kind is not None:
             self.meters[kind].end()
-            if kind in _OF_TRAINER:
+            if kind in OF_TRAINER:
                 self._trainer.end()
                 self._compare()
 

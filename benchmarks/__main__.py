@@ -251,7 +251,8 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
 def ray_command(as_json: bool, only: str) -> None:
     """The cost of Ray, side by side with child processes, and of new weights for servers.
 
-    Sections: step_overhead, hand_off (of samples), publish. It starts a Ray on this machine, and stops it.
+    Sections: node (a machine that is killed under a run), step_overhead, hand_off (of samples), publish. It
+    starts Rays on this machine, and stops them.
     """
     from benchmarks.cluster.everything import bench_ray
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from agentrl.activity import ACT, EPISODE, WAIT
+from agentrl.activity import ACT, EPISODE, OF_TRAINER, WAIT
 from agentrl.observe.status import BETWEEN, InProgress, Oldest, ProcessStatus, RunStatus
 from agentrl.view.scores import time_text
 
@@ -22,6 +22,7 @@ _STAGES: Final = {
     EPISODE: BETWEEN,
 }
 _WIDTH: Final = 16
+_NAMED: Final = 4
 
 
 def stage_text(stage: InProgress) -> str:
@@ -40,6 +41,8 @@ def blame_text(status: RunStatus) -> str:
             f"the event loop is held at {status.event_loop}, by code that is called in it and does not return"
         )
     parts += [f"in {_named(work)} {_since(work.since, status.time)}" for work in status.working]
+    if any(work.name in OF_TRAINER for work in status.working):
+        parts += _ranks_text(status.processes)
     if status.oldest is not None:
         parts.append(oldest_text(status.oldest, status.time))
     parts += [f"{who} waits for {what}" if who != "new groups" else f"{who} wait for {what}"
@@ -130,6 +133,18 @@ def process_text(process: ProcessStatus, now: datetime) -> str:
     if process.waits_since is not None:
         return f"waits for {process.waits_for} {_since(process.waits_since, now)}"
     return "" if process.doing is None else f"{_named(process.doing)} {_since(process.doing.since, now)}"
+
+
+def _ranks_text(processes: Mapping[str, ProcessStatus]) -> Iterator[str]:
+    """The ranks that a call of the trainer waits for: any of them may be the one that hangs."""
+    ranks = [
+        f"{name} ({process.where})"
+        for name, process in processes.items()
+        if name.startswith("rank ") and process.doing is not None
+    ]
+    if ranks:
+        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+        yield f"the trainer waits for {', '.join(ranks[:_NAMED])}{more}"
 
 
 def _line(name: str, text: str) -> str:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import RankNeeds, layout_of
-from agentrl.cluster.ray.placement import placed
-from agentrl.cluster.ray.session import connected
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from benchmarks.cluster.calls import LOCAL, hand_off, step_overhead
 from benchmarks.cluster.context import Cluster, RayBench, Section
+from benchmarks.cluster.node import node
 from benchmarks.cluster.publish import publish
 from benchmarks.machine import machine
 
 SECTIONS: Mapping[str, Section] = {
+    # Before the Ray of the others runs.
+    "node": node,
     "step_overhead": step_overhead,
     "hand_off": hand_off,
     "publish": publish,
@@ -47,7 +46,8 @@ def bench_ray(bench: RayBench | None = None, *, only: Sequence[str] = ()) -> dic
 async def _bench(bench: RayBench, names: Sequence[str]) -> dict[str, JSON]:
     summary: dict[str, JSON] = {}
     sections: dict[str, JSON] = {}
-    with TemporaryDirectory(prefix="agentrl-bench-") as temporary, _cluster(Path(temporary)) as cluster:
+    with TemporaryDirectory(prefix="agentrl-bench-") as temporary, ExitStack() as stack:
+        cluster = Cluster(Path(temporary), stack)
         for name in names:
             measured = dict(await SECTIONS[name](cluster, bench))
             found = measured.pop("summary")
@@ -60,16 +60,6 @@ async def _bench(bench: RayBench, names: Sequence[str]) -> dict[str, JSON]:
         **sections,
         "settings": {**_settings(bench), "ray": version("ray"), "baseline": LOCAL, **machine()},
     }
-
-
-@contextmanager
-def _cluster(folder: Path) -> Iterator[Cluster]:
-    with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
-        placement = placed(session, layout_of(RankNeeds(1, 1, 0.5, 0), (), colocate=False), 60.0)
-        try:
-            yield Cluster(session, placement, folder)
-        finally:
-            placement.remove()
 
 
 def _settings(bench: RayBench) -> dict[str, JSON]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from agentrl.observe import reconcile
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
-from tests.cluster.on_two_machines import FAR, NEAR, kill_far_machine, two_machines
+from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines
 from tests.flow.runs import HEARING, options_of
 from tests.flow.worlds import Recalling
 from tests.rollout import noting_process as noting
@@ -109,7 +109,7 @@ async def players(folder: Path, address: str, leave=drain) -> dict[str, object]:
             late = [await of_players.play(noting.prompt(9), 0)]
             # Ray starts nothing there any more.
             is_empty = not any(b"noting_process" in words for words in far_processes().values())
-            kill_far_machine()
+            kill_far()
             late += [await of_players.play(noting.prompt(10), 0)]
     noted = noting.notes(path)
     calls = Counter(note[2:] for note in noting.notes(folder / "expected"))
@@ -235,7 +235,7 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
             # It misses this version, as it has no machine.
             await publish(fleet, 2)
             ray.kill(holders[0])
-            kill_far_machine()
+            kill_far()
             await until(lambda: far.routed, 400)
             urls.append(far.process.url)
             later = await expect_exact([start_request(fleet, number) for number in range(40, 48)])

@@ -10,70 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from agentrl.protocols import Sampling
-
-NEAR, FAR = "10.231.0.1", "10.231.0.2"
-PORT = "6379"
-COMMANDS = """
-mount -t tmpfs none /run
-ip link set lo up
-ip netns add far
-ip link add near type veth peer name far
-ip link set far netns far
-ip addr add 10.231.0.1/24 dev near
-ip link set near up
-ip netns exec far ip addr add 10.231.0.2/24 dev far
-ip netns exec far ip link set far up
-ip netns exec far ip link set lo up
-"""
-
-
-@contextmanager
-def two_machines(far_cpus: int = 1):
-    for line in COMMANDS.split("\n"):
-        subprocess.run(line.split(), check=True) if line else None
-    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="r") as place:
-        options = ["--num-gpus=0", "--disable-usage-stats", "--block"]
-        near = ["--head", f"--node-ip-address={NEAR}", f"--port={PORT}", "--include-dashboard=false"]
-        far = [f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}"]
-        for number, (arguments, where) in enumerate(
-            [
-                ([*near, f"--temp-dir={place}", "--num-cpus=1"], []),
-                ([*far, f"--num-cpus={far_cpus}"], ["ip", "netns", "exec", "far"]),
-            ]
-        ):
-            log = stack.enter_context(open(f"{place}/{number}.log", "wb"))
-            command = [*where, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *options]
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            stack.callback(process.wait, 60)
-            stack.callback(process.terminate)
-            if number == 0:
-                wait_for(lambda: Path(place, "ray_current_cluster").exists())
-        yield f"{NEAR}:{PORT}"
-
-
-def wait_for(condition, seconds=300.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
-
-
-def kill_far_machine():
-    """All of its processes at once."""
-    pids = subprocess.run(["ip", "netns", "pids", "far"], capture_output=True, text=True, check=True).stdout
-    for pid in pids.split():
-        os.kill(int(pid), signal.SIGKILL)
+from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines, wait_for
 
 
 def plan_of(folder: Path, loss=None):
@@ -158,7 +102,7 @@ async def lost(folder: Path, address: str) -> dict[str, object]:
         updating = asyncio.create_task(trainer.update(with_returns(batch())))
         while not (folder / "begun").exists():
             await asyncio.sleep(0.05)
-        kill_far_machine()
+        kill_far()
         try:
             await updating
         except TrainerError as error:
@@ -189,7 +133,7 @@ async def players_lost(folder: Path, address: str) -> dict[str, object]:
             while len(engine.sessions) < 8:
                 await asyncio.sleep(0.05)
             before = len(engine.sessions)
-            kill_far_machine()
+            kill_far()
             while len(engine.sessions) < before + 4:
                 await asyncio.sleep(0.05)
             engine.is_held.set()
@@ -277,8 +221,8 @@ async def requests(folder: Path, address: str) -> dict[str, object]:
         "restarts": max(row["engine/restarts"] for row in rows),
         "problems": reconcile(result.folder).problems,
         "through the driver": len(through_the_driver),
-        "player": processes["player 0"].rpartition(" ")[2],
-        "server": processes["server-0"].split(":")[1].lstrip("/"),
+        "player": processes["player 0"].where.rpartition(" ")[2],
+        "server": processes["server-0"].where.split(":")[1].lstrip("/"),
     }
 
 
@@ -291,6 +235,6 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    with two_machines(far_cpus=2 if sys.argv[1] in ("weights", "requests") else 1) as where:
+    with two_machines(far_cpus=2 if sys.argv[1] in ("weights", "requests") else 1, waits=False) as where:
         scenario = SCENARIOS[sys.argv[1]]
         print(json.dumps(asyncio.run(scenario(Path(sys.argv[2]), where))), flush=True)

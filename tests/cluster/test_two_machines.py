@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster.machines import FAR, NAMESPACES, NEAR
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -16,7 +18,7 @@ def run(scenario: str, folder: Path, module: str = "on_two_machines") -> dict[st
     """The result of a scenario of a module, in namespaces of its own."""
     command = [sys.executable, "-m", f"{__package__}.{module}", scenario, str(folder)]
     done = subprocess.run(
-        ["unshare", "-Urnm", "--fork", "--kill-child", *command],
+        [*NAMESPACES, *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -67,3 +69,21 @@ def test_the_groups_of_a_machine_that_is_lost_are_played_by_players_of_others(tm
     assert result["cancelled"] == 4
     (line,) = result["lines"]
     assert " on 10.231.0.2) has gone with its machine; groups g1, g3 are played again (see " in line
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("loss", ["killed", "cut_off"])
+def test_a_run_whose_machine_is_lost_in_mid_update_resumes_by_itself_on_another(tmp_path, loss):
+    result = run(loss, tmp_path, "runs_on_two_machines")
+    (before,), after, shown = result["before"], result["after"], str(result["shown"])
+    where = {name: place.rpartition(" ")[2] for name, place in before.items()}
+    assert {where[name] for name in ("rank 0", "player 0", "player 1")} == {FAR}
+    assert {after[name].rpartition(" ")[2] for name in ("rank 0", "player 0", "player 1")} == {NEAR}
+    # The checkpoint of the step before may still have been on its way to the disk.
+    assert result["attempts"] in ([["failed", None], ["finished", step]] for step in (1, 2))
+    assert result["problems"] == []
+    assert result["trained"] > 0
+    assert f"rank 0 of the trainer ({before['rank 0']}) has gone with its machine; the others were" in shown
+    assert shown.count("The run resumes by itself (1 of 1).") == 1
+    # Ray would print the log of its own process there.
+    assert "raylet" not in shown

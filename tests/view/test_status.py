@@ -88,9 +88,18 @@ def test_a_hang_is_one_sentence():
     assert blame_text(hung) == (
         "no progress for 5 min 10 s; the event loop is held at maze.py, line 12, by code that is called in "
         "it and does not return; in RL since 14:03:01 (5 min 30 s); in train since 14:08:19 (12 s); the "
-        "oldest group is g12, since 14:03:11 (5 min 20 s); its episode g12-3 is in the tool search since "
-        "14:03:21 (5 min 10 s); new groups wait for a place."
+        "trainer waits for rank 0 (process 12 on 10.0.0.2); the oldest group is g12, since 14:03:11 (5 min "
+        "20 s); its episode g12-3 is in the tool search since 14:03:21 (5 min 10 s); new groups wait for a "
+        "place."
     )
+
+
+def test_of_many_ranks_that_are_waited_for_the_first_are_named():
+    processes = {f"rank {number}": f"process {number} on m" for number in range(6)}
+    waiting = BUSY.model_copy(update={"processes": processes})
+    assert "waits for rank 0 (process 0 on m), rank 1 (process 1 on m), rank 2" in blame_text(waiting)
+    assert "rank 3 (process 3 on m) and 2 more; the oldest" in blame_text(waiting)
+    assert "rank" not in blame_text(waiting.model_copy(update={"working": ()}))
 
 
 def test_the_rewards_of_a_group_and_the_episodes_of_an_evaluation_are_named():

@@ -56,9 +56,10 @@ class LogMirror:
 
         self._closed.set()
         self._thread.join()
-        self.catch_up()
-        with suppress(RayError):
-            if not self.is_lost:
+        # Each of its calls would wait for a machine that does not answer.
+        if not self.is_lost and self.is_reachable():
+            self.catch_up()
+            with suppress(RayError):
                 ray.get(self._reader.call("remove", self._there), timeout=_TIMEOUT_S)
         self._reader.kill()
 

@@ -168,6 +168,7 @@ def _own(folder: Path, namespace: str, metadata: Mapping[str, str]) -> Iterator[
                     logging_level=logging.ERROR,
                     _node_ip_address=LOOPBACK,
                 )
+            _print_nothing()
             yield
         finally:
             ray.shutdown()
@@ -200,10 +201,24 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
             "ray_address out."
         ) from error
     dashboard = context.dashboard_url
+    _print_nothing()
     try:
         yield None if not dashboard else dashboard if "://" in dashboard else f"http://{dashboard}"
     finally:
         ray.shutdown()
+
+
+def _print_nothing() -> None:
+    """Keep what Ray reports of its cluster, such as the log of a node that has died, off standard output.
+
+    It prints that whatever `log_to_driver` is, and offers no way to leave it out. Its own logs have it, too.
+    """
+    from ray._private import worker
+
+    def discard(data: object, ignore_prefix: bool) -> None:
+        del data, ignore_prefix
+
+    worker.print_to_stdstream = discard
 
 
 @contextmanager

@@ -56,9 +56,6 @@ class PlayerProcess(Protocol):
     def close(self) -> None:
         """Have it cancel its groups, clean up and end; its messages are not received any more."""
 
-    def end(self) -> None:
-        """Kill it without waiting, since it does not answer; then it has ended as where it dies by itself."""
-
     async def end_reason(self) -> str:
         """How it ended, after a wait of a few seconds for that."""
 

@@ -57,10 +57,6 @@ class LocalPlayer:
         self._pipe.close()
         self._child.pipe.close()
 
-    def end(self) -> None:
-        """Kill the process; the end of its pipe is read as usual."""
-        self._child.end()
-
     async def end_reason(self) -> str:
         """How the process ended, and its last exception."""
         reason = await asyncio.to_thread(self._child.exit_description) or "closed its pipe"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,61 +17,25 @@ from agentrl.observe.mirror import Mirror
 from agentrl.protocols import Policy, PolicyClients
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
 from agentrl.rollout.players import messages
-from agentrl.rollout.players.direct import DirectClient
+from agentrl.rollout.players.direct import HOLD_S, DirectClient
 from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
+from agentrl.rollout.players.member import Absence, Flight, Member, last_lines, names_of
 from agentrl.rollout.players.requests import Requests
 
+SILENT_S = 60.0
+"""A player sends several reports a second: after so long without one (seconds) it hangs, and is replaced."""
+_CHECKS = 12
 _CLEAN_UP_S = 10.0
-_LOG_LINES, _LOG_BYTES = 3, 4096
-
-
-@dataclass(eq=False, slots=True)
-class _Flight:
-    """A group at a player. waits: it is not sent, since its player leaves; the next process gets it."""
-
-    message: messages.Play
-    outcome: asyncio.Future[GroupOutcome | None]
-    is_cancelled: bool = False
-    waits: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Player:
-    """A player's process, which another one replaces where it ends. leaves: its machine is going away.
-    has_ended: it is being replaced."""
-
-    process: PlayerProcess
-    requests: Requests
-    direct: DirectClient
-    mirror: Mirror
-    is_open: bool = False
-    leaves: bool = False
-    has_ended: bool = False
-
-
-class _Absence:
-    """Where the engine is away, the limits of groups stop in the players, too."""
-
-    def __init__(self, set_away: Callable[[bool], None]) -> None:
-        self._set_away = set_away
-
-    def stop(self) -> None:
-        """The engine is away."""
-        self._set_away(True)
-
-    def resume(self) -> None:
-        """It is there again."""
-        self._set_away(False)
 
 
 class Players:
     """Plays groups in processes; each is at the least loaded one. It stands for a `GroupPlayer`.
 
     consumes: groups. waits for: their outcomes. unblocked by: these, each bounded by the deadlines of its
-    episodes. on shutdown: every process is ended. A process that ends is replaced, and its groups are played
-    again from reset under the same ordinals, or from where they were begun. Where its machine is going away,
-    they are stopped, where they can be, and go on at other players.
+    episodes. on shutdown: every process is ended. A process that ends, or that sends nothing for `SILENT_S`,
+    is replaced, and its groups are played again from reset under the same ordinals, or from where they were
+    begun. Where its machine is going away, they are stopped, where they can be, and go on at other players.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
     where a player has ended. clients: of the engine, where players send requests to its servers themselves.
@@ -96,10 +58,11 @@ class Players:
         self._engine, self._activities, self._on_event = engine, activities, on_event
         self._clients = clients
         self._dispatch = Dispatch(launcher.size)
-        self._players: list[_Player] = []
-        self._flights: dict[int, _Flight] = {}
+        self._players: list[Member] = []
+        self._flights: dict[int, Flight] = {}
         self._cancelled: dict[int, GroupOutcome] = {}
         self._restarts: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._num_started = 0
         self._in_place_of: GroupPlayer | None = None
         self._is_away = self._is_stopping = self._is_closed = False
@@ -109,22 +72,18 @@ class Players:
     async def __aenter__(self) -> Self:
         self._plan.folder.mkdir(parents=True, exist_ok=True)
         self._players = [self._started(number) for number in range(self._launcher.size)]
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed = True
+        assert self._watching is not None, "it was entered"
+        self._watching.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
         self._contexts.close()
-        for player in self._players:
-            self._leave(player)
-            player.process.close()
-        for player in self._players:
-            await player.requests.close()
-            # Its groups clean up.
-            await player.process.end_reason()
-            await player.process.kill()
+        await asyncio.gather(*(player.end() for player in self._players))
 
     @property
     def processes(self) -> Sequence[PlayerProcess]:
@@ -142,7 +101,7 @@ class Players:
         group counts, and its groups can be stopped if the driver's could."""
         self._in_place_of = player
         self._contexts.close()
-        self._contexts.enter_context(player.absence.entered(_Absence(self._set_away)))
+        self._contexts.enter_context(player.absence.entered(Absence(self._set_away)))
         return self
 
     async def play(self, prompt: Prompt, version: int, begun: GroupInProgress | None = None) -> GroupOutcome:
@@ -153,7 +112,7 @@ class Players:
         if self._failure is not None:
             raise self._failure
         ordinal, outcome = prompt.index, asyncio.get_running_loop().create_future()
-        flight = self._flights[ordinal] = _Flight(messages.Play(prompt, version, begun), outcome)
+        flight = self._flights[ordinal] = Flight(messages.Play(prompt, version, begun), outcome)
         self._dispatch.start(ordinal)
         self._send_group(ordinal)
         try:
@@ -185,12 +144,22 @@ class Players:
     async def _stop_groups(self) -> None:
         self._is_stopping = True
         self._send_to_all(messages.Stop())
-        # What waits for a player that may be long in coming keeps what it has.
-        for ordinal, flight in self._flights.items():
-            number, begun = self._dispatch.at(ordinal), flight.message.begun
-            is_here = flight.waits or number is None or not self._players[number].is_open
-            if begun is not None and is_here:
-                self._settle(messages.Played(ordinal, GroupOutcome(None, (), (), in_progress=begun)))
+        # What waits for a player that may be long in coming stays as it came.
+        for number in range(len(self._players)):
+            self._leave_groups(number)
+
+    def _leave_groups(self, number: int) -> None:
+        """Leave the groups that a player has not begun, or that has ended, as they came to it."""
+        player = self._players[number]
+        for ordinal in self._dispatch.of(number):
+            flight = self._flights.get(ordinal)
+            is_there = player.is_open and not player.has_ended
+            if flight is None or flight.outcome.done() or (is_there and not flight.waits):
+                continue
+            if (begun := flight.message.begun) is None:
+                flight.outcome.cancel()
+            else:
+                flight.outcome.set_result(GroupOutcome(None, (), (), in_progress=begun))
 
     def _set_away(self, is_away: bool) -> None:
         self._is_away = is_away
@@ -200,7 +169,7 @@ class Players:
         for player in self._players:
             player.process.send(message)
 
-    async def _cancel(self, ordinal: int, flight: _Flight) -> None:
+    async def _cancel(self, ordinal: int, flight: Flight) -> None:
         flight.is_cancelled = True
         if flight.waits and not flight.outcome.done():
             flight.outcome.set_result(None)
@@ -212,7 +181,7 @@ class Players:
             if outcome is not None:
                 self._cancelled[ordinal] = outcome
 
-    def _started(self, number: int) -> _Player:
+    def _started(self, number: int) -> Member:
         """Start the process of a player."""
         self._num_started += 1
         num_replaced = self._num_started - self._launcher.size
@@ -226,18 +195,17 @@ class Players:
         if self._is_stopping:
             process.send(messages.Stop())
         mirror = Mirror(self._activities, process.name, number)
-        direct = DirectClient(process.send, process.end)
-        return _Player(process, Requests(self._engine, process.send), direct, mirror)
+        late = partial(self._end_hanging, number, f"has not ended its requests in {HOLD_S:g} s")
+        direct = DirectClient(process.send, late)
+        return Member(process, Requests(self._engine, process.send), direct, mirror, self._clients)
 
     def _receive(self, number: int, message: messages.FromPlayer) -> None:
         player = self._players[number]
+        player.num_silent = 0
         match message:
             case messages.Opened():
-                player.is_open = True
-                player.mirror.name = player.process.name
+                player.opened()
                 self._dispatch.opened(number)
-                if self._clients is not None:
-                    self._clients.add(player.direct)
             case messages.Failed():
                 self._fail(message.error)
             case messages.Played():
@@ -282,7 +250,7 @@ class Players:
         self._dispatch.avoid(number)
         moves = self._in_place_of is not None and self._in_place_of.can_move
         how = "go on elsewhere from where they are" if moves else "end there, if they do so in time"
-        groups = f"groups {_names(ordinals)} {how}" if ordinals else "no group was in play"
+        groups = f"groups {names_of(ordinals)} {how}" if ordinals else "no group was in play"
         self._on_event(f"{player.process.name}: its machine is going away{in_words(left_s)}; {groups}.")
         if moves:
             player.process.send(messages.Stop())
@@ -298,48 +266,53 @@ class Players:
                 self._begin(self._retire(number))
 
     async def _retire(self, number: int) -> None:
-        player = self._players[number]
-        self._leave(player)
-        player.process.close()
-        await player.requests.close()
-        await player.process.end_reason()
-        await player.process.kill()
+        await self._players[number].end()
         self._start_again(number)
 
-    def _on_ended(self, number: int) -> None:
-        """The player's process has ended."""
+    async def _watch(self) -> None:
+        """End each player that hangs. However long this process stands still, that is one check."""
+        while True:
+            await asyncio.sleep(SILENT_S / _CHECKS)
+            for number, player in enumerate(self._players):
+                player.num_silent += player.is_open
+                if player.num_silent > _CHECKS:
+                    self._end_hanging(number, f"has sent nothing for {SILENT_S:g} s")
+
+    def _end_hanging(self, number: int, reason: str) -> None:
         player = self._players[number]
-        self._leave(player)
+        if not player.has_ended:
+            player.process.close()
+            self._on_ended(number, f"{reason}, and was ended")
+
+    def _on_ended(self, number: int, reason: str = "") -> None:
+        """The player's process has ended, or is ended for a reason."""
+        player = self._players[number]
+        player.has_ended = True
+        player.closed()
         if self._is_closed or self._failure is not None:
             return
-        player.has_ended = True
-        # No fault of its groups.
+        if self._is_stopping:
+            self._leave_groups(number)
+        # No fault of its groups, where it leaves.
         may_restart = player.leaves or self._dispatch.lost(number, was_open=player.is_open)
-        self._begin(self._replace(number, may_restart=may_restart))
+        self._begin(self._replace(number, reason, may_restart))
 
     def _begin(self, restart: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(restart)
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    def _leave(self, player: _Player) -> None:
-        """The player does nothing any more."""
-        player.mirror.clear()
-        player.direct.end()
-        if self._clients is not None:
-            self._clients.remove(player.direct)
-
-    async def _replace(self, number: int, *, may_restart: bool) -> None:
+    async def _replace(self, number: int, reason: str, may_restart: bool) -> None:
         player = self._players[number]
         # The same sessions begin again.
         await player.requests.close()
-        reason = await player.process.end_reason()
+        reason = reason or await player.process.end_reason()
         await player.process.kill()
         if self._is_closed:
             return
-        playing = _names(o for o in self._dispatch.of(number) if not self._flights[o].waits)
+        playing = names_of(o for o in self._dispatch.of(number) if not self._flights[o].waits)
         what, log = f"{player.process.name} {reason}", player.process.log
-        where = f"(see {log}{_last_lines(log)})"
+        where = f"(see {log}{last_lines(log)})"
         if not may_restart:
             at = f"while it played {playing}" if playing and player.is_open else "before it played anything"
             self._fail(
@@ -355,7 +328,7 @@ class Players:
 
     def _start_again(self, number: int, *, leaves: bool = True) -> None:
         """Start the player's next process. leaves: on another machine, and until then others play."""
-        if self._is_closed:
+        if self._is_closed or self._is_stopping:
             return
         ordinals = self._dispatch.of(number)
         if leaves:
@@ -376,19 +349,3 @@ class Players:
         flight.waits = player.leaves
         if not flight.waits:
             player.process.send(flight.message)
-
-
-def _names(ordinals: Iterable[int]) -> str:
-    return ", ".join(f"g{ordinal}" for ordinal in ordinals)
-
-
-def _last_lines(log: Path) -> str:
-    """The end of a player's output, after a colon; "" = there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(log.stat().st_size - _LOG_BYTES, 0))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    return f": {' | '.join(lines)}" if lines else ""

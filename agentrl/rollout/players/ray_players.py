@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import RemoteObject, emptied
+from agentrl.cluster.ray.actors import RemoteObject, completed, emptied
 from agentrl.cluster.ray.draining import Draining
 from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _RELAY = "agentrl.rollout.players.relay:Relay"
 _END_S = 8.0
+_KILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +88,17 @@ class RayPlayer:
         if self._created.is_done:
             self._actor.aside("close")
 
-    def end(self) -> None:
-        """Kill the actor, with which the player ends, as where it dies by itself."""
-        self._actor.end()
-
     async def end_reason(self) -> str:
         """How the player, its actor or its machine ended."""
         await asyncio.wait([self._following], timeout=_END_S if self._created.is_done else 0.0)
         return self._reason + self._failure
 
     async def kill(self) -> None:
-        """Kill the actor, with which the player ends, and copy the rest of its log."""
+        """Kill the player and its actor, and copy the rest of its log."""
         self._is_closing = True
         self._end_watch()
         self._following.cancel()
-        await asyncio.to_thread(self._actor.close)
+        await asyncio.to_thread(self._kill)
 
     async def pid(self) -> int:
         """The player's process on its machine.
@@ -111,6 +108,11 @@ class RayPlayer:
         """
         await self._created.reply()
         return cast(int, await self._actor.aside("pid").reply())
+
+    def _kill(self) -> None:
+        if self._created.is_done and not self.machine_is_gone:
+            completed([self._actor.aside("end")], _KILL_S)
+        self._actor.close()
 
     def _send_all(self, outbox: Sequence[messages.ToPlayer]) -> None:
         self._actor.call("send", pickle.dumps(outbox, pickle.HIGHEST_PROTOCOL))

@@ -48,6 +48,10 @@ class Relay:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
+    def end(self) -> None:
+        """Kill the child: one that stands still does not read that its pipe has ended."""
+        self._child.end()
+
     def exit_description(self) -> str | None:
         """How the child ended; see `Child.exit_description`."""
         return self._child.exit_description()
