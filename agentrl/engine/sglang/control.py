@@ -115,6 +115,19 @@ class Server:
         """End every request with its tokens so far."""
         await self._post("/abort_request", {"abort_all": True}, self._timeout_s)
 
+    async def end_all(self) -> None:
+        """End every request with its tokens so far, also those that arrive meanwhile; wait for the last."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.abort_all()
+                while not await self.flush():
+                    await asyncio.sleep(_FLUSH_RETRY_S)
+                    await self.abort_all()
+        except TimeoutError:
+            raise EngineUnavailableError(
+                f"{self.url} has requests {self._timeout_s:g} s after they were aborted; restart it."
+            ) from None
+
     async def flush(self) -> bool:
         """Drop all cached prefixes; False where a request runs, or has not left the scheduler yet."""
         try:

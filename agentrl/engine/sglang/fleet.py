@@ -261,7 +261,8 @@ class Fleet:
         if self.router is not None:
             with suppress(EngineError):
                 await self.router.remove(member.process.url)
-        await self._end_requests([member.control])
+        with suppress(EngineError):
+            await member.control.end_all()
 
     async def _hangs(self, member: _Member) -> bool:
         if await member.control.healthy(self.health.timeout_s) or self._updating:
