@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,13 @@ import agentrl
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from agentrl.observe.status import read_status
+from agentrl.rollout.players import players as players_module
+from agentrl.trainer.ranks import RankTrainer
 from tests.engine.serving import sglang_python
 from tests.flow.runs import HEARING, journal_of, metrics_of, options_of, train
 from tests.flow.sft import conversations, settings_of, sft
 from tests.flow.test_observed import events_of
+from tests.flow.test_resume import accounted
 from tests.flow.test_settings_act import without_times
 from tests.trainer.megatron.launching import alive, descendants, wait_until, words_of
 
@@ -159,3 +165,46 @@ def test_a_controller_that_is_ended_leaves_nothing_on_ray_and_its_run_goes_on(tm
     done = sum(1 for line in metrics.read_text().splitlines() if "train/loss" in line)
     resumed = train("Talkative", tmp_path, "x", resume=True, **{**settings, "num_rollout": done + 2})
     assert reconcile(resumed.folder).problems == ()
+
+
+def hang_in_the_second_update(monkeypatch, seconds):
+    """Its rank stands still for so long. Returns the list of ranks that did."""
+    update, updates, hung = RankTrainer.update, count(1), []
+
+    async def updated(self, batch):
+        if next(updates) == 2:
+            (rank,) = self.ranks.pids
+            hung.append(rank)
+            os.kill(rank, signal.SIGSTOP)
+            threading.Timer(seconds, os.kill, (rank, signal.SIGCONT)).start()
+        return await update(self, batch)
+
+    monkeypatch.setattr(RankTrainer, "update", updated)
+    return hung
+
+
+@pytest.mark.faults
+def test_a_rank_that_hangs_is_named_and_a_player_that_does_is_replaced(tmp_path, monkeypatch, capsys):
+    """The player stands still from the first trained step on, and for ever."""
+    monkeypatch.setattr(players_module, "SILENT_S", 3.0)
+    ranks, players = hang_in_the_second_update(monkeypatch, 8.0), []
+
+    def hang_a_player():
+        metrics = tmp_path / "x" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and '"train/loss"' in metrics.read_text())
+        started = descendants(os.getpid())
+        players.append(next(pid for pid in started if b"agentrl.run.player" in words_of(pid)))
+        os.kill(players[0], signal.SIGSTOP)
+
+    thread = threading.Thread(target=hang_a_player, daemon=True)
+    thread.start()
+    late = {"max_staleness": 1, "correction": "tis", "num_rollout": 6, "hang_warning_s": 2.0, "quiet": False}
+    on_ray = {"cluster": "ray", "num_cpus_per_rank": 0.5, "num_cpus_per_rollout_worker": 0.25}
+    settings = {"inline": False, "eval_episodes": 2, "num_rollout_workers": 2, **late, **on_ray}
+    folder = train("Talkative", tmp_path, "x", **settings).folder
+    thread.join(60)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"; the trainer waits for rank 0 (process {ranks[0]} on 127.0.0.1)" in shown
+    assert re.search(r"player \d \(process \d+ on 127\.0\.0\.1\) has sent nothing for 3 s", shown)
+    assert not alive(players[0])
+    assert accounted(folder).trained > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import asynccontextmanager
 from unittest import mock
 
@@ -21,12 +22,16 @@ from agentrl.envs import Scorer
 from agentrl.errors import RequestTooLargeError, WorldBrokenError
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players import direct
+from agentrl.rollout.players import players as players_module
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.players import Players
 from agentrl.types import Completion, Ending, Finish
 from tests.engine.serving import embedded_server
 from tests.engine.subjects import VOCAB
 from tests.rollout.playing_process import World
+from tests.trainer.megatron.launching import alive
+
+SILENT_S = 2.0
 
 
 class Engine:
@@ -56,11 +61,11 @@ class Engine:
         self.closed.append(session)
 
 
-def players_in(tmp_path, engine, launcher, size=2, url="", clients=None):
+def players_in(tmp_path, engine, launcher, size=2, episodes=None, url="", clients=None):
     plan = PlayerPlan("tests.rollout.playing_process", f"{size} {url}".encode(), tmp_path)
     lines = []
     players = Players(launcher, plan, engine, Activities(), lines.append, clients)
-    driver = GroupPlayer(World, lambda: None, Scorer(), size, 0, 0)
+    driver = GroupPlayer(World, lambda: None, Scorer(), size, 0, 0, episodes=episodes)
     return players.in_place_of(driver), lines
 
 
@@ -193,6 +198,30 @@ async def the_groups_of_a_killed_player_are_played_again(tmp_path, launched):
     assert "was ended by SIGKILL; groups g7 are played again" in line
 
 
+async def the_groups_of_a_player_that_hangs_are_played_again(tmp_path, launched):
+    """A pause of the driver's own is none of the player's."""
+    engine = Engine()
+    engine.is_held.clear()
+    players, lines = players_in(tmp_path, engine, launched(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(players_module, "SILENT_S", SILENT_S)
+        async with players:
+            playing = await in_flight(players, engine, prompt(7))
+            time.sleep(2 * SILENT_S)
+            await asyncio.sleep(SILENT_S / 2)
+            assert not lines
+            (hanging,) = await pids_of(players)
+            os.kill(hanging, signal.SIGSTOP)
+            while len(engine.sessions) < 4:
+                await asyncio.sleep(0.01)
+            assert not alive(hanging)
+            engine.is_held.set()
+            outcome = await playing
+    assert outcome.group.id == "g7"
+    (line,) = lines
+    assert f"has sent nothing for {SILENT_S:g} s, and was ended; groups g7 are played again" in line
+
+
 async def a_group_that_ends_its_players_ends_the_run_with_a_sentence(tmp_path, launched):
     players, lines = players_in(tmp_path, Engine(), launched(1))
     async with players:
@@ -215,6 +244,7 @@ SCENARIOS = {
 FAULTS = {
     scenario.__name__: scenario
     for scenario in (
+        the_groups_of_a_player_that_hangs_are_played_again,
         the_groups_of_a_killed_player_are_played_again,
         a_group_that_ends_its_players_ends_the_run_with_a_sentence,
         a_player_that_hangs_while_requests_are_held_is_replaced,

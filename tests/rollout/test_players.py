@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.errors import EnvCodeError, StageError, TokenLawError
+from agentrl.rollout.group import GroupInProgress
 from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.local import LocalPlayers
-from tests.rollout.player_scenarios import FAULTS, SCENARIOS
+from tests.rollout.player_scenarios import FAULTS, SCENARIOS, Engine, players_in, prompt
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 16), max_size=60))
@@ -68,6 +71,20 @@ def test_an_error_keeps_its_type_and_attributes_across_a_pipe(error):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+async def test_a_stop_leaves_the_groups_of_a_player_that_is_not_up_as_they_came(tmp_path):
+    players, lines = players_in(tmp_path, Engine(), LocalPlayers(1), episodes=StoppableEpisodes())
+    begun = GroupInProgress(3, ((), ()), (None, None))
+    async with players, asyncio.timeout(5.0):
+        new = asyncio.create_task(players.play(prompt(0), version=4))
+        resumed = asyncio.create_task(players.play(prompt(1), version=4, begun=begun))
+        await asyncio.sleep(0)
+        await players.stop()
+        assert (await resumed).in_progress is begun
+        with pytest.raises(asyncio.CancelledError):
+            await new
+    assert not lines
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)

@@ -17,13 +17,17 @@ from agentrl.cluster.ray.actor import Actor, in_bundle
 from agentrl.cluster.ray.host import HostSettings, Identity, ObjectHost
 from agentrl.cluster.ray.logs import LogMirror
 from agentrl.cluster.ray.session import RaySession
-from agentrl.errors import ClusterError
+from agentrl.errors import ClusterError, DiskError
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.util.placement_group import PlacementGroup
 
 _LAST_LINES = 8
+_FULL = (
+    "is full, and so is the disk that it spills to; make room in Ray's --temp-dir, or start Ray with more "
+    "--object-store-memory"
+)
 
 
 class Shared:
@@ -34,10 +38,21 @@ class Shared:
 
 
 def put(*args: object) -> Shared:
-    """Arguments of a call of several objects, copied once."""
-    import ray
+    """Arguments of a call of several objects, copied once; where the object store is full, Ray writes others
+    of it to its disk.
 
-    return Shared(ray.put(args))
+    Raises:
+        DiskError: that is full, too.
+    """
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        return Shared(ray.put(args))
+    except (ObjectStoreFullError, OutOfDiskError):
+        raise DiskError(
+            f"Ray's object store on the run's machine {_FULL}, then resume with --resume."
+        ) from None
 
 
 class PendingCall:
@@ -81,10 +96,12 @@ class PendingCall:
             raise await asyncio.to_thread(self._described, error) from None
 
     def _described(self, error: Exception) -> ClusterError:
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
         if not isinstance(error, RayTaskError):
             return ClusterError(self.of.end_reason(error), is_gone=True)
+        if isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
+            return ClusterError(f"Ray's object store on its machine {_FULL}", at_s=time.time())
         if isinstance(error.cause, ClusterError):
             return ClusterError(str(error.cause), at_s=error.cause.at_s)
         return ClusterError(_first_line(error.cause or error), at_s=time.time())
