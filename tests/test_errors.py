@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from agentrl.authorship import place_of
 from agentrl.errors import (
     EnvCode,
     EnvCodeError,
@@ -17,7 +18,6 @@ from agentrl.errors import (
     ToolRejected,
     UserError,
     did_you_mean,
-    place_of,
     stage,
 )
 from agentrl.types import ToolCall

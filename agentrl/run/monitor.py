@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from agentrl.activity import Activities
-from agentrl.errors import place_of_frame
+from agentrl.authorship import place_of_frame
 from agentrl.meters import Busy
 from agentrl.observe.status import (
     GroupStaleness,

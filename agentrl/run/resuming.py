@@ -145,8 +145,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
             return attempt(start)
         except MachineLeavingError as error:
             if not (limit and error.may_move):
-                for line in stopped(start.folder, start.config.command):
-                    console.line(line)
+                _show_stopped(start, console)
                 raise
             console.line(f"{error} The run resumes by itself on the machines that are left.")
         except (EngineError, TrainerError, ClusterError) as error:
@@ -155,6 +154,11 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
                 raise
             console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number} of {limit}).")
         start = replace(start, resumes=True, changes={})
+
+
+def _show_stopped(start: RunStart, console: RunConsole) -> None:
+    for line in stopped(start.folder, start.config.command):
+        console.line(line)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from importlib.metadata import EntryPoint
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from agentrl.errors import UserError, did_you_mean, place_of, summary_of
+from agentrl.authorship import place_of
+from agentrl.errors import UserError, did_you_mean, summary_of
 
 
 @dataclass(frozen=True, slots=True)

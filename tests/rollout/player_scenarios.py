@@ -61,7 +61,7 @@ class Engine:
         self.closed.append(session)
 
 
-def players_in(tmp_path, engine, launcher, size=2, episodes=None, url="", clients=None):
+def players_in(tmp_path, engine, launcher, *, size=2, episodes=None, url="", clients=None):
     plan = PlayerPlan("tests.rollout.playing_process", f"{size} {url}".encode(), tmp_path)
     lines = []
     players = Players(launcher, plan, engine, Activities(), lines.append, clients)

@@ -95,7 +95,13 @@ def test_a_hang_is_one_sentence():
 
 
 def test_of_many_ranks_that_are_waited_for_the_first_are_named():
-    processes = {f"rank {number}": f"process {number} on m" for number in range(6)}
+    doing = InProgress(name="update", since=BUSY.time)
+    processes = {
+        f"rank {number}": ProcessStatus(where=f"process {number} on m", doing=doing) for number in range(6)
+    }
+    processes["rank 6"] = ProcessStatus(
+        where="process 6 on m", waits_for="the other ranks", waits_since=BUSY.time
+    )
     waiting = BUSY.model_copy(update={"processes": processes})
     assert "waits for rank 0 (process 0 on m), rank 1 (process 1 on m), rank 2" in blame_text(waiting)
     assert "rank 3 (process 3 on m) and 2 more; the oldest" in blame_text(waiting)

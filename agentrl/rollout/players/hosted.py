@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeAlias
 
 from agentrl.activity import Activities
+from agentrl.authorship import place_of_frame
 from agentrl.clocks import Waits
 from agentrl.collector import rare_collections
-from agentrl.errors import AgentRLError, place_of_frame
+from agentrl.errors import AgentRLError
 from agentrl.observe.mirror import Reporter
 from agentrl.processes import SendFailure, follow_driver
 from agentrl.protocols import Policy, Sampling
