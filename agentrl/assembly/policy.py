@@ -76,20 +76,7 @@ async def build_engine(
         await asyncio.to_thread(draw_in_subprocess, source)
         if (url := config.sglang_url) is not None and not setup.trains:
             return _policy_at(url, source, config)
-        plan = FleetPlan(
-            # Servers have other working directories.
-            model=source.directory.absolute(),
-            config=config,
-            folder=setup.folder,
-            vocab_size=source.vocab_size,
-            decode=source.decode,
-            on_event=setup.on_event,
-            dtype=setup.dtype,
-            releases=setup.releases,
-            first_gpu=setup.first_gpu,
-            launcher=setup.launcher,
-            title=setup.title,
-        )
+        plan = _fleet_of(source, config, setup)
         return await (plan.start() if url is None else plan.join(url))
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
     check_cache(source.config, config.max_slots, length, torch_dtype(config.engine_dtype))
@@ -107,6 +94,23 @@ async def build_engine(
         decode=source.decode,
         dtype=torch_dtype(config.engine_dtype),
         deterministic=deterministic,
+    )
+
+
+def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> FleetPlan:
+    return FleetPlan(
+        # Servers have other working directories.
+        model=source.directory.absolute(),
+        config=config,
+        folder=setup.folder,
+        vocab_size=source.vocab_size,
+        decode=source.decode,
+        on_event=setup.on_event,
+        dtype=setup.dtype,
+        releases=setup.releases,
+        first_gpu=setup.first_gpu,
+        launcher=setup.launcher,
+        title=setup.title,
     )
 
 

@@ -129,6 +129,11 @@ class Records:
             self.monitor.dashboard = cluster.session.dashboard or ""
             self.console.line(notice)
 
+    @property
+    def dashboard(self) -> dict[str, str]:
+        """That of the run's cluster, as a fact of the report; {} = there is none."""
+        return {"dashboard of Ray": self.monitor.dashboard} if self.monitor.dashboard else {}
+
 
 def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:
     tracker = PrometheusTracker(run_dir, observe.prometheus_host, observe.prometheus_port)

@@ -117,6 +117,7 @@ def _write_results(run: SftRun, ending: Ending) -> None:
         "SFT": f"{steps} of {config.sft.sft_batch_size}, {config.sft.num_epoch} epochs of "
         f"{len(run.imitated.units):,}",
         "seed": str(config.run.seed),
+        **records.dashboard,
     }
     page = ReportData(
         title=records.folder.path.name,

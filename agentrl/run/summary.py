@@ -257,6 +257,4 @@ def _facts(run: TrainingRun, ending: Ending) -> dict[str, str]:
     else:
         facts["warm start"] = f"{config.warm_start.warm_start_steps} steps"
         facts["RL"] = iterations
-    if dashboard := run.records.monitor.dashboard:
-        facts["dashboard of Ray"] = dashboard
-    return {**facts, "seed": str(config.run.seed)}
+    return {**facts, "seed": str(config.run.seed), **run.records.dashboard}

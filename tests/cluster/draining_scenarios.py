@@ -196,7 +196,6 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
 
     from agentrl.cluster.config import ClusterConfig
     from agentrl.cluster.placement import ServerNeeds, layout_of
-    from agentrl.cluster.ray.actor import on_node
     from agentrl.cluster.ray.placement import placed
     from agentrl.cluster.ray.session import connected
     from agentrl.engine.sglang.launch import ServerReplicas, Servers
@@ -208,12 +207,7 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
     with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
         # Each machine has room for one server, until the placeholders are gone.
         await until(lambda: nodes_at(FAR))
-        place = ray.remote(Placeholder)
-        holders = [
-            place.options(num_cpus=0.25, scheduling_strategy=on_node(node_of(host))).remote()
-            for host in (NEAR, FAR)
-        ]
-        ray.get([holder.is_there.remote() for holder in holders])
+        holders = placeholders()
         placement = placed(session, layout_of(None, [ServerNeeds(0.5, 0)] * 2, colocate=False), 300.0)
         assert [allocation.host for allocation in placement.servers] == [NEAR, FAR]
         launcher = RayLauncher(session, placement.group, placement.servers)
@@ -269,6 +263,21 @@ async def fleet_of(launched, launcher, events):
         yield fleet.watch()
     finally:
         await fleet.close()
+
+
+def placeholders():
+    """One on each machine."""
+    import ray
+
+    from agentrl.cluster.ray.actor import on_node
+
+    place = ray.remote(Placeholder)
+    holders = [
+        place.options(num_cpus=0.25, scheduling_strategy=on_node(node_of(host))).remote()
+        for host in (NEAR, FAR)
+    ]
+    ray.get([holder.is_there.remote() for holder in holders])
+    return holders
 
 
 class Placeholder:

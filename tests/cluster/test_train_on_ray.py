@@ -127,13 +127,14 @@ def _check_timeline(folder):
     assert stages == {"in service", "gets weights"}
     calls = {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pids["rank 0"]}
     # The rank gathers the weights and sends them itself.
-    assert {"build", "gather"} < calls
+    assert {"build", "update", "gather"} < calls
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("trainer", ["torch", "megatron"])
-def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path, trainer):
-    assert "host='127.0.0.1'" in trains_on_sglang(tmp_path, trainer=trainer)
+@pytest.mark.parametrize(("trainer", "colocate"), [("torch", False), ("torch", True), ("megatron", False)])
+def test_a_run_on_sglang_and_ray_trains_and_its_audit_is_clean(tmp_path, trainer, colocate):
+    log = trains_on_sglang(tmp_path, "Talkative", trainer=trainer, colocate=colocate)
+    assert "host='127.0.0.1'" in log
 
 
 @pytest.mark.faults
