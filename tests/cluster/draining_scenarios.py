@@ -205,7 +205,7 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
 
     events: list[str] = []
     with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
-        # Each machine has room for one server, until the placeholders are gone.
+        # Each has room for one server, until the placeholders are gone.
         await until(lambda: nodes_at(FAR))
         holders = placeholders()
         placement = placed(session, layout_of(None, [ServerNeeds(0.5, 0)] * 2, colocate=False), 300.0)
@@ -224,14 +224,13 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
                 await asyncio.sleep(0.02)
             assert any(not task.done() for _, task in requests), "it strikes in flight"
             await draining
-            versions = await expect_exact(requests)
-            counts = dict(fleet.policy.counts)
+            versions, counts = await expect_exact(requests), dict(fleet.policy.counts)
             # It misses this version, as it has no machine.
             await publish(fleet, 2)
             ray.kill(holders[0])
             kill_far()
             await until(lambda: far.routed, 400)
-            urls.append(far.process.url)
+            urls += [far.process.url]
             later = await expect_exact([start_request(fleet, number) for number in range(40, 48)])
             on_far = await far.control.weight_version()
     return {
