@@ -217,7 +217,7 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
         ):
             await publish(fleet, 1)
             far, requests, draining = fleet._members[1], [], asyncio.create_task(drain(address))
-            urls = [far.process.url]
+            before = far.process.url
             while far.serves:
                 if len(fleet.policy._pending) < 6:
                     requests.append(start_request(fleet, len(requests) % 40))
@@ -230,12 +230,11 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
             ray.kill(holders[0])
             kill_far()
             await until(lambda: far.routed, 400)
-            urls += [far.process.url]
             later = await expect_exact([start_request(fleet, number) for number in range(40, 48)])
             on_far = await far.control.weight_version()
     return {
         "events": events,
-        "urls": urls,
+        "urls": [before, far.process.url],
         "versions": [sorted(each) for each in (set().union(*versions), set().union(*later))],
         "counts": counts,
         "version_there": on_far,
