@@ -89,7 +89,7 @@ async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, setu
     renderer = build_renderer(source, dialect_of(env, setup.rendering), setup.rendering)
     process = None
     if setup.folder is not None:
-        process = EngineProcess(setup.folder)
+        process = EngineProcess(setup.folder, f"opponent {source.directory.name}")
         stack.callback(process.end)
     threads = threads_for(source.config, None)
     engine_setup = EngineSetup(

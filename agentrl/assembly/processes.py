@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.assembly.cluster import RunCluster
+from agentrl.assembly.cluster import EVALUATIONS, RunCluster, title_of
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
@@ -53,7 +53,8 @@ async def run_processes(
     hosted = embedded and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
     is_second = hosted and config.has_eval_engine
-    eval_engine = EngineProcess(engine_folder / EVAL_ENGINE) if is_second else None
+    name = f"{title_of(EVALUATIONS)}engine"
+    eval_engine = EngineProcess(engine_folder / EVAL_ENGINE, name) if is_second else None
     trainers = TrainerFactory(config, trainer_folder, cluster)
     try:
         yield RunProcesses(trainers, engine, eval_engine, cluster)

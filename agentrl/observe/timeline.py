@@ -6,7 +6,7 @@
                               groups, episodes, evaluations that it plays, each with its stages, nested
     player 0 ...              groups and episodes likewise
     rank 0 ...                calls; work on weights that are published, beside them
-    server-0 ...              in service, getting weights, or out of service and why
+    engine, server-0 ...      in service, getting weights, without memory, or out of service and why
 
 Each is named with the machine that it runs on.
 
@@ -36,6 +36,7 @@ from agentrl.activity import (
     KINDS,
     OUT,
     PROCESS,
+    RESTS,
     RUN,
     STARTS,
     Activities,
@@ -108,7 +109,7 @@ class Timeline:
     def columns_of(self, process: str, number: int, window: tuple[float, float]) -> list[float]:
         """The share of time in which a process was at work; otherwise as `columns`.
 
-        A server is where it is in service or gets weights.
+        An engine is where it is in service or gets weights.
         """
         spans = (
             span
@@ -211,7 +212,7 @@ def _columns(pieces: Iterable[Piece], number: int, start_s: float, end_s: float)
 
 
 _ITERATIONS: Final = frozenset({"RL", "rollout"})
-_AWAY: Final = frozenset({OUT, STARTS})
+_AWAY: Final = frozenset({OUT, STARTS, RESTS})
 
 
 def _row(span: Span) -> int:

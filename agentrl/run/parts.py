@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from agentrl.activity import Activities
@@ -28,7 +27,6 @@ from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
 from agentrl.config import effective_values
-from agentrl.engine.embedded.process import EngineProcess
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
@@ -227,8 +225,6 @@ async def engines_of(
         launcher=processes.launcher(POLICY),
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
-    if processes.engine is not None:
-        records.monitor.follow(partial(_where, processes.engine, "engine"))
     if not (evaluates and config.has_eval_engine):
         return engine, None
     second = setup._replace(
@@ -243,15 +239,8 @@ async def engines_of(
         started.push_async_callback(engine.close)
         # The first engine has drawn the weights of a new model.
         eval_engine = await build_engine(replace(source, seed=None), config.engine, env.limits, second)
-        if processes.eval_engine is not None:
-            records.monitor.follow(partial(_where, processes.eval_engine, "eval engine"))
         started.pop_all()
     return engine, eval_engine
-
-
-def _where(process: EngineProcess, name: str) -> dict[str, str]:
-    """Where an embedded engine of that name decodes."""
-    return {name: f"process {process.pid}"}
 
 
 async def _draw(source: ModelSource, *, inline: bool) -> None:

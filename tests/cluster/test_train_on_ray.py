@@ -115,16 +115,16 @@ def trains_on_sglang(folder, world="Bandit", **settings):
     processes = read_status(result.folder).processes
     assert re.fullmatch(r"process \d+ on 127\.0\.0\.1", processes["rank 0"].where)
     assert processes["server-0"].where.startswith("http://127.0.0.1:")
-    _check_timeline(result.folder)
+    _check_timeline(result.folder, rests=settings.get("colocate", False))
     return (result.folder / "engine" / "server-0.log").read_text()
 
 
-def _check_timeline(folder):
-    """It has what the server and the rank did."""
+def _check_timeline(folder, *, rests):
+    """It has what the server and the rank did. rests: whether the server has no memory in their turns."""
     events = events_of(folder / "timeline" / "attempt_1.json.gz")
     pids = {e["args"]["name"].partition(" (")[0]: e["pid"] for e in events if e["name"] == "process_name"}
     stages = {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pids["server-0"]}
-    assert stages == {"in service", "gets weights"}
+    assert stages == {"in service", "gets weights", *(["without memory"] if rests else [])}
     calls = {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pids["rank 0"]}
     # The rank gathers the weights and sends them itself.
     assert {"build", "update", "gather"} < calls

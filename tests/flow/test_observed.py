@@ -116,6 +116,31 @@ def test_each_attempt_has_a_timeline_and_the_report_a_picture_of_the_last(observ
     assert all(name in page for name in (">play<", ">train<", ">publish<"))
 
 
+@pytest.mark.full
+def test_the_timeline_has_the_turns_of_an_engine_and_a_trainer_that_share_their_memory(tmp_path):
+    place = {"output_dir": str(tmp_path), "name": "turns"}
+    run = agentrl.train(quiet=True, inline=False, colocate=True, max_staleness=0, **SMALL, **place)
+    events = events_of(run.folder / "timeline" / "attempt_1.json.gz")
+    titles = {e["pid"]: e["args"]["name"].partition(" (")[0] for e in events if e["name"] == "process_name"}
+    assert list(titles.values()) == ["the run", "engine", "rank 0"]
+    stages = {
+        title: [
+            (e["name"], e["ts"], e["ts"] + e["dur"])
+            for e in events
+            if e["ph"] == "X" and titles[e["pid"]] == title
+        ]
+        for title in titles.values()
+    }
+    rests = [(start, end) for name, start, end in stages["engine"] if name == "without memory"]
+    updates = [(start, end) for name, start, end in stages["rank 0"] if name == "update"]
+    assert updates
+    assert all(any(start <= begin and until <= end for start, end in rests) for begin, until in updates)
+    assert {"in service", "gets weights"} <= {name for name, *_ in stages["engine"]}
+    status = read_status(run.folder).processes
+    assert status["engine"].doing.name == "ended"
+    assert status["engine"].version == 2
+
+
 def test_the_memory_of_a_step_is_recorded_by_operator_and_by_process(observed):
     names = {path.name for path in (observed / "memory").iterdir()}
     assert names == {"step_000001-rank-0.txt", "step_000001-processes.txt"}

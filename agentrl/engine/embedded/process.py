@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from agentrl.activity import ENDED, LOADS, RESTS, SERVES, current_activities
 from agentrl.clocks import Waits
 from agentrl.engine.embedded import messages
 from agentrl.errors import EngineDiedError, EngineError
@@ -29,14 +30,15 @@ _SETTLED_AT_ONCE = 4
 
 
 class EngineProcess:
-    """A process that serves one engine at a time. folder: of its log, engine.log.
+    """A process that serves one engine at a time. folder: of its log, engine.log. name: in the run's status.
 
     The process starts in the constructor and imports torch in the background. Messages of one iteration of
     the event loop are sent together. Several event loops may use it, one after the other.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "engine") -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.name = name
         self._log = folder / "engine.log"
         self._child = Child(_MODULE, (), self._log)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -172,10 +174,12 @@ class ProcessEngine:
         self._closed = False
         self._released: set[MemoryTag] = set()
         self._waits = Waits()
+        self._activities = current_activities()
         self.version = 0
         """The version of the weights that serve now."""
-        self.sink = ProcessSink(process, self._serve)
+        self.sink = ProcessSink(process, self._serve, self._enter)
         """The sink of new weights. A commit drops every cache; running requests use the new weights."""
+        self._enter()
 
     @classmethod
     async def opened(cls, process: EngineProcess, model: messages.Open) -> ProcessEngine:
@@ -221,7 +225,9 @@ class ProcessEngine:
         """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
         self._released |= set(tags)
         self._waits.leave()
-        return cast(int, await self._process.call(messages.Release(tuple(tags))))
+        freed = cast(int, await self._process.call(messages.Release(tuple(tags))))
+        self._enter()
+        return freed
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """Allocate what was released; requests go on when nothing is missing any more; see `Engine`.
@@ -233,6 +239,7 @@ class ProcessEngine:
         self._released -= set(tags)
         if not self._released:
             self._waits.come_back()
+        self._enter()
 
     async def close(self) -> None:
         """Abort all requests, then free the engine. A closed engine refuses requests."""
@@ -242,19 +249,29 @@ class ProcessEngine:
         # Where the process has ended, there is nothing to free.
         with suppress(EngineDiedError):
             await self._process.call(messages.Close())
+        self._enter(ENDED)
+
+    def _enter(self, stage: str | None = None) -> None:
+        """The process enters a stage, in the status of its run; None = it serves, if it has its memory."""
+        if self._activities is not None:
+            stage = stage or (RESTS if self._released else SERVES)
+            where = f"process {self._process.pid}"
+            self._activities.enter(self._process.name, stage, where=where, version=self.version)
 
     def _serve(self, version: int) -> None:
         self.version = version
 
 
 class ProcessSink:
-    """Sends weights to the process through shared memory.
+    """Sends weights to the process through shared memory. enter: called with a stage of the engine.
 
     standstill_s: how long, in the last update, requests waited while the engine computed nothing (seconds).
     """
 
-    def __init__(self, process: EngineProcess, serve: Callable[[int], None]) -> None:
-        self._process, self._serve = process, serve
+    def __init__(
+        self, process: EngineProcess, serve: Callable[[int], None], enter: Callable[[str | None], None]
+    ) -> None:
+        self._process, self._serve, self._enter = process, serve, enter
         self._pool = BufferPool(_BUCKET_BYTES)
         self.standstill_s = 0.0
 
@@ -266,12 +283,14 @@ class ProcessSink:
             EngineError: the manifest leaves out a tensor, or has an unknown one or a wrong shape.
         """
         await self._process.call(messages.Begin(tuple(manifest), version))
+        self._enter(LOADS)
         try:
             yield ProcessTransaction(self._process, self._pool, partial(self._committed, version))
         finally:
             # The answer would come after the next forward pass, which computes all prefixes again.
             with suppress(EngineDiedError):
                 self._process.post(messages.EndUpdate())
+            self._enter(None)
 
     def _committed(self, version: int, standstill_s: float) -> None:
         self.standstill_s = standstill_s

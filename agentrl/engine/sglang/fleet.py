@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Self
 
-from agentrl.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
+from agentrl.activity import ENDED, LOADS, OUT, RESTS, SERVES, STARTS, current_activities
 from agentrl.cluster.ray.draining import in_words
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
@@ -111,8 +111,7 @@ class Fleet:
         self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
         if self.router is not None:
             self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
-        for member in self._members:
-            self._enter(member, SERVES)
+        self._enter_all()
         return self
 
     @property
@@ -154,7 +153,9 @@ class Fleet:
         Raises:
             EngineError: a server refused.
         """
-        return await self._memory.release(tags)
+        freed = await self._memory.release(tags)
+        self._enter_all()
+        return freed
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """Allocate released memory again; see `Engine`.
@@ -163,6 +164,7 @@ class Fleet:
             EngineError: the weights that were released have not been sent again; a server refused.
         """
         await self._memory.resume(tags)
+        self._enter_all()
 
     async def close(self) -> None:
         """Stop the watchers, end all requests, free the copy of the weights, stop the servers.
@@ -204,17 +206,13 @@ class Fleet:
         async with self.clients.held(lambda: self._end_requests(self._servers_in_service())) as still_since:
             # A paused server may fail its health check.
             self._updating = True
-            members = [member for member in self._members if member.serves and member.routed]
-            for member in members:
-                self._enter(member, LOADS)
+            self._enter_all(LOADS)
             try:
                 yield still_since
             finally:
                 self._updating = False
                 self.policy.salt = self._sink.salt
-                for member in members:
-                    if member.serves:
-                        self._enter(member, SERVES)
+                self._enter_all()
 
     async def _end_requests(self, servers: Sequence[Server]) -> None:
         # A server that is down, or hangs, must not keep the others from ending theirs.
@@ -345,6 +343,12 @@ class Fleet:
             if self._serves:
                 self._can_serve.set()
             await self._hold_or_resume()
+
+    def _enter_all(self, stage: str | None = None) -> None:
+        """All servers that requests may go to enter a stage; None = they serve, if they have their memory."""
+        for member in self._members:
+            if member.serves and member.routed:
+                self._enter(member, stage or (RESTS if self._memory.tags else SERVES))
 
     def _enter(self, member: _Member, stage: str, what: str = "") -> None:
         """A server enters a stage; one in service has the version that was sent last."""
