@@ -15,7 +15,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ClusterError, ConfigError, EngineError, MachineLeavingError, TrainerError
+from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
 from agentrl.extras import require
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
@@ -30,6 +30,7 @@ from agentrl.observe.history import (
 )
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
+from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole

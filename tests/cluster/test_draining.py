@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.cluster.ray.draining import Draining, in_words
-from agentrl.errors import ClusterError, MachineLeavingError
-from agentrl.run.leaving import stopped_in_time
+from agentrl.errors import ClusterError
+from agentrl.run.leaving import MachineLeavingError, stopped_in_time
 from agentrl.run.resuming import RunStart, with_restarts
 from tests.cluster.test_two_machines import run
 
