@@ -145,10 +145,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
         try:
             return attempt(start)
         except MachineLeavingError as error:
-            if not (limit and error.may_move):
-                for line in stopped(start.folder, start.config.command):
-                    console.line(line)
-                raise
+            _check_movable(error, start, console)
             console.line(f"{error} The run resumes by itself on the machines that are left.")
         except (EngineError, TrainerError, ClusterError) as error:
             number += 1
@@ -156,6 +153,14 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
                 raise
             console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number} of {limit}).")
         start = replace(start, resumes=True, changes={})
+
+
+def _check_movable(error: MachineLeavingError, start: RunStart, console: RunConsole) -> None:
+    """Raise the error where the run does not go on by itself, and say how it goes on."""
+    if not (start.config.checkpoint.max_restarts and error.may_move):
+        for line in stopped(start.folder, start.config.command):
+            console.line(line)
+        raise error
 
 
 @contextmanager

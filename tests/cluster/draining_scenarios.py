@@ -190,13 +190,39 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
     }
 
 
+async def placeholders():
+    """An actor on each machine, of a quarter of a CPU."""
+    import ray
+
+    from agentrl.cluster.ray.actor import on_node
+
+    await until(lambda: nodes_at(FAR))
+    place = ray.remote(Placeholder)
+    nodes = [node_of(host) for host in (NEAR, FAR)]
+    holders = [place.options(num_cpus=0.25, scheduling_strategy=on_node(node)).remote() for node in nodes]
+    ray.get([holder.is_there.remote() for holder in holders])
+    return holders
+
+
+async def requests_while(condition, fleet):
+    """Six requests at any time; some are in flight when this ends."""
+    from tests.engine.test_fleet import start_request
+
+    requests = []
+    while condition():
+        if len(fleet.policy._pending) < 6:
+            requests.append(start_request(fleet, len(requests) % 40))
+        await asyncio.sleep(0.02)
+    assert any(not task.done() for _, task in requests), "it strikes in flight"
+    return requests
+
+
 async def servers(folder: Path, address: str) -> dict[str, object]:
     """Two real servers. What the far one samples goes on at the near one; it comes back there, too."""
     import ray
 
     from agentrl.cluster.config import ClusterConfig
     from agentrl.cluster.placement import ServerNeeds, layout_of
-    from agentrl.cluster.ray.actor import on_node
     from agentrl.cluster.ray.placement import placed
     from agentrl.cluster.ray.session import connected
     from agentrl.engine.sglang.launch import ServerReplicas, Servers
@@ -206,14 +232,8 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
 
     events: list[str] = []
     with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
-        # Each machine has room for one server, until the placeholders are gone.
-        await until(lambda: nodes_at(FAR))
-        place = ray.remote(Placeholder)
-        holders = [
-            place.options(num_cpus=0.25, scheduling_strategy=on_node(node_of(host))).remote()
-            for host in (NEAR, FAR)
-        ]
-        ray.get([holder.is_there.remote() for holder in holders])
+        # Each machine has room for one server, until they are gone.
+        holders = await placeholders()
         placement = placed(session, layout_of(None, [ServerNeeds(0.5, 0)] * 2, colocate=False), 300.0)
         assert [allocation.host for allocation in placement.servers] == [NEAR, FAR]
         launcher = RayLauncher(session, placement.group, placement.servers)
@@ -222,13 +242,9 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
             fleet_of(launched, launcher, events) as fleet,
         ):
             await publish(fleet, 1)
-            far, requests, draining = fleet._members[1], [], asyncio.create_task(drain(address))
+            far, draining = fleet._members[1], asyncio.create_task(drain(address))
             urls = [far.process.url]
-            while far.serves:
-                if len(fleet.policy._pending) < 6:
-                    requests.append(start_request(fleet, len(requests) % 40))
-                await asyncio.sleep(0.02)
-            assert any(not task.done() for _, task in requests), "it strikes in flight"
+            requests = await requests_while(lambda: far.serves, fleet)
             await draining
             versions = await expect_exact(requests)
             counts = dict(fleet.policy.counts)
