@@ -27,7 +27,6 @@
         EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
         EngineDiedError         the embedded engine's process has died; a UserError, too
       ClusterError              a process on a machine of the cluster raised an exception, or has gone
-        MachineLeavingError     a machine that the run needs is going away; it has stopped before that
       TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its message is the result of the call; scored
 
@@ -211,17 +210,6 @@ class ClusterError(AgentRLError):
     def __init__(self, message: str, at_s: float = 0.0, is_gone: bool = False) -> None:
         super().__init__(message)
         self.at_s, self.is_gone = at_s, is_gone
-
-
-class MachineLeavingError(ClusterError):
-    """A machine that the run needs is going away; the run has stopped in good order.
-
-    may_move: the run can go on at once, on the machines that are left; the one of its own process stays.
-    """
-
-    def __init__(self, message: str, *, may_move: bool = False) -> None:
-        super().__init__(message)
-        self.may_move = may_move
 
 
 class TrainerError(AgentRLError):

@@ -8,7 +8,18 @@ from contextlib import asynccontextmanager
 
 from agentrl.assembly.cluster import RunCluster
 from agentrl.cluster.ray.draining import in_words
-from agentrl.errors import MachineLeavingError
+from agentrl.errors import ClusterError
+
+
+class MachineLeavingError(ClusterError):
+    """A machine that the run needs is going away; the run has stopped in good order.
+
+    may_move: it can go on at once, on the machines that are left; its own process cannot move.
+    """
+
+    def __init__(self, message: str, *, may_move: bool = False) -> None:
+        super().__init__(message)
+        self.may_move = may_move
 
 
 @asynccontextmanager

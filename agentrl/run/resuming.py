@@ -15,7 +15,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ClusterError, ConfigError, EngineError, MachineLeavingError, TrainerError
+from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
 from agentrl.extras import require
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
@@ -30,6 +30,7 @@ from agentrl.observe.history import (
 )
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
+from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
@@ -144,9 +145,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
         try:
             return attempt(start)
         except MachineLeavingError as error:
-            if not (limit and error.may_move):
-                _show_stopped(start, console)
-                raise
+            _check_movable(error, start, console)
             console.line(f"{error} The run resumes by itself on the machines that are left.")
         except (EngineError, TrainerError, ClusterError) as error:
             number += 1
@@ -156,9 +155,12 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
         start = replace(start, resumes=True, changes={})
 
 
-def _show_stopped(start: RunStart, console: RunConsole) -> None:
-    for line in stopped(start.folder, start.config.command):
-        console.line(line)
+def _check_movable(error: MachineLeavingError, start: RunStart, console: RunConsole) -> None:
+    """Raise the error where the run does not go on by itself, and say how it goes on."""
+    if not (start.config.checkpoint.max_restarts and error.may_move):
+        for line in stopped(start.folder, start.config.command):
+            console.line(line)
+        raise error
 
 
 @contextmanager

@@ -190,6 +190,33 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
     }
 
 
+async def placeholders():
+    """An actor on each machine, of a quarter of a CPU."""
+    import ray
+
+    from agentrl.cluster.ray.actor import on_node
+
+    await until(lambda: nodes_at(FAR))
+    place = ray.remote(Placeholder)
+    nodes = [node_of(host) for host in (NEAR, FAR)]
+    holders = [place.options(num_cpus=0.25, scheduling_strategy=on_node(node)).remote() for node in nodes]
+    ray.get([holder.is_there.remote() for holder in holders])
+    return holders
+
+
+async def requests_while(condition, fleet):
+    """Six requests at any time; some are in flight when this ends."""
+    from tests.engine.test_fleet import start_request
+
+    requests = []
+    while condition():
+        if len(fleet.policy._pending) < 6:
+            requests.append(start_request(fleet, len(requests) % 40))
+        await asyncio.sleep(0.02)
+    assert any(not task.done() for _, task in requests), "it strikes in flight"
+    return requests
+
+
 async def servers(folder: Path, address: str) -> dict[str, object]:
     """Two real servers. What the far one samples goes on at the near one; it comes back there, too."""
     import ray
@@ -205,9 +232,8 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
 
     events: list[str] = []
     with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
-        # Each has room for one server, until the placeholders are gone.
-        await until(lambda: nodes_at(FAR))
-        holders = placeholders()
+        # Each machine has room for one server, until they are gone.
+        holders = await placeholders()
         placement = placed(session, layout_of(None, [ServerNeeds(0.5, 0)] * 2, colocate=False), 300.0)
         assert [allocation.host for allocation in placement.servers] == [NEAR, FAR]
         launcher = RayLauncher(session, placement.group, placement.servers)
@@ -216,25 +242,23 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
             fleet_of(launched, launcher, events) as fleet,
         ):
             await publish(fleet, 1)
-            far, requests, draining = fleet._members[1], [], asyncio.create_task(drain(address))
-            before = far.process.url
-            while far.serves:
-                if len(fleet.policy._pending) < 6:
-                    requests.append(start_request(fleet, len(requests) % 40))
-                await asyncio.sleep(0.02)
-            assert any(not task.done() for _, task in requests), "it strikes in flight"
+            far, draining = fleet._members[1], asyncio.create_task(drain(address))
+            urls = [far.process.url]
+            requests = await requests_while(lambda: far.serves, fleet)
             await draining
-            versions, counts = await expect_exact(requests), dict(fleet.policy.counts)
+            versions = await expect_exact(requests)
+            counts = dict(fleet.policy.counts)
             # It misses this version, as it has no machine.
             await publish(fleet, 2)
             ray.kill(holders[0])
             kill_far()
             await until(lambda: far.routed, 400)
+            urls.append(far.process.url)
             later = await expect_exact([start_request(fleet, number) for number in range(40, 48)])
             on_far = await far.control.weight_version()
     return {
         "events": events,
-        "urls": [before, far.process.url],
+        "urls": urls,
         "versions": [sorted(each) for each in (set().union(*versions), set().union(*later))],
         "counts": counts,
         "version_there": on_far,
@@ -261,21 +285,6 @@ async def fleet_of(launched, launcher, events):
         yield fleet.watch()
     finally:
         await fleet.close()
-
-
-def placeholders():
-    """One on each machine."""
-    import ray
-
-    from agentrl.cluster.ray.actor import on_node
-
-    place = ray.remote(Placeholder)
-    holders = [
-        place.options(num_cpus=0.25, scheduling_strategy=on_node(node_of(host))).remote()
-        for host in (NEAR, FAR)
-    ]
-    ray.get([holder.is_there.remote() for holder in holders])
-    return holders
 
 
 class Placeholder:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.cluster.ray.draining import Draining, in_words
-from agentrl.errors import ClusterError, MachineLeavingError
-from agentrl.run.leaving import stopped_in_time
+from agentrl.errors import ClusterError
+from agentrl.run.leaving import MachineLeavingError, stopped_in_time
 from agentrl.run.resuming import RunStart, with_restarts
 from tests.cluster.test_two_machines import run
 
@@ -156,7 +156,8 @@ def test_a_run_whose_rank_is_on_a_machine_that_is_going_away_goes_on_at_others(t
 def test_requests_of_a_server_go_on_at_others_and_it_comes_back_on_another_machine(tmp_path):
     result = run("servers", tmp_path, "draining_scenarios")
     leaving, back = result["events"]
-    assert re.match(r"server-1: its machine is going away in \d\d s; it is restarted\.", leaving)
+    what = r"its machine is going away in \d\d s, and its requests go on elsewhere; it is restarted\."
+    assert re.fullmatch(rf"server-1: {what}", leaving)
     assert re.fullmatch(r"server-1 is back after [\d.]+ s\.", back)
     hosts = [url.partition("//")[2].partition(":")[0] for url in result["urls"]]
     assert hosts == ["10.231.0.2", "10.231.0.1"]

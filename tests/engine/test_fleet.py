@@ -193,7 +193,9 @@ async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_i
             await fleet.close()
     assert done.token_ids.tolist() == expected.token_ids.tolist()
     assert (policy.counts["lost"], policy.counts["resumed"]) == (0, 1)
-    assert events[0].startswith("regular: its machine is going away in 30 s; it is restarted.")
+    assert events[0] == (
+        "regular: its machine is going away in 30 s, and its requests go on elsewhere; it is restarted."
+    )
 
 
 async def test_after_an_update_every_request_has_the_salt_of_the_new_weights():

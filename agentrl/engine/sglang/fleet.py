@@ -242,7 +242,8 @@ class Fleet:
             if not member.process.running:
                 self._mark_failed(member, member.process.end_reason)
             elif (left_s := member.process.left_s) is not None and not self._updating:
-                self._mark_failed(member, f"its machine is going away{in_words(left_s)}")
+                reason = f"its machine is going away{in_words(left_s)}, and its requests go on elsewhere"
+                self._mark_failed(member, reason)
                 await self._hand_over(member)
             elif check_due and not self._updating and not self._memory.tags:
                 num_failed = self._failed_requests
@@ -298,12 +299,12 @@ class Fleet:
         loop = asyncio.get_running_loop()
         started, reason = loop.time(), member.trouble
         self._restarts += 1
-        self.on_event(f"{member.process.name}: {reason}; it is restarted. {member.process.log_tail()}")
+        tail = "" if member.process.left_s is not None else f" {member.process.log_tail()}"
+        self.on_event(f"{member.process.name}: {reason}; it is restarted.{tail}")
         if self.router is not None:
             with suppress(EngineError):
                 await self.router.remove(member.process.url)
-        # Requests that hang in the server fail when it is stopped; only then can they be held, where no other
-        # server of its role is up.
+        # Requests that hang in it fail when it is stopped: only then can they be held, where no other is up.
         await member.process.stop()
         await self._hold_or_resume()
         while member.trouble:
