@@ -24,7 +24,7 @@ from agentrl.types import Completion, Ending, Finish
 from tests.rollout.playing_process import World
 from tests.trainer.megatron.launching import alive
 
-SILENT_S = 2.0
+SILENT_S = 3.0
 
 
 class Engine:
