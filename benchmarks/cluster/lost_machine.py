@@ -54,8 +54,8 @@ SETTINGS: dict[str, JSON] = {
     "n_samples_per_prompt": 4,
     # Each step is trained, though nothing is learned.
     "entropy_coef": 0.01,
-    "max_staleness": 1,
-    "correction": "tis",
+    # Both attempts that are compared play their first batch: no groups of an earlier one go on.
+    "max_staleness": 0,
     "num_rollout_workers": 2,
     "num_threads": 1,
     "save_interval": 1,
@@ -155,8 +155,8 @@ def _measured(folder: Path, address: str, steps: int) -> Measured:
     TIMES.begin()
     agentrl.train(folder / "x", resume=True, quiet=True, num_rollout=num_rollout + steps)
     times = [row["time_s"] or 0.0 for row in read_metrics(folder / "x" / METRICS)]
-    # The first steps of an attempt wait for its first groups.
-    step_s = statistics.median(end - begin for begin, end in pairwise(times[1 - steps :]))
+    # The first step of an attempt waits for its processes.
+    step_s = statistics.median(end - begin for begin, end in pairwise(times[-steps:]))
     return Measured(lost, TIMES.parts(), step_s)
 
 

@@ -187,8 +187,8 @@ def hang_in_the_second_update(monkeypatch, seconds):
 @pytest.mark.faults
 def test_a_rank_that_hangs_is_named_and_a_player_that_does_is_replaced(tmp_path, monkeypatch, capsys):
     """The player stands still from the first trained step on, and for ever."""
-    monkeypatch.setattr(players_module, "SILENT_S", 3.0)
-    ranks, players = hang_in_the_second_update(monkeypatch, 8.0), []
+    monkeypatch.setattr(players_module, "SILENT_S", 5.0)
+    ranks, players = hang_in_the_second_update(monkeypatch, 10.0), []
 
     def hang_a_player():
         metrics = tmp_path / "x" / "metrics.jsonl"
@@ -206,6 +206,6 @@ def test_a_rank_that_hangs_is_named_and_a_player_that_does_is_replaced(tmp_path,
     thread.join(60)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"; the trainer waits for rank 0 (process {ranks[0]} on 127.0.0.1)" in shown
-    assert re.search(r"player \d \(process \d+ on 127\.0\.0\.1\) has sent nothing for 3 s", shown)
+    assert re.search(r"player \d \(process \d+ on 127\.0\.0\.1\) has sent nothing for 5 s", shown)
     assert not alive(players[0])
     assert accounted(folder).trained > 0

@@ -31,7 +31,7 @@ from tests.engine.subjects import VOCAB
 from tests.rollout.playing_process import World
 from tests.trainer.megatron.launching import alive
 
-SILENT_S = 2.0
+SILENT_S = 3.0
 
 
 class Engine:

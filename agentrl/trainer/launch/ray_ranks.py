@@ -42,6 +42,9 @@ class RayRanks:
 
     folder: for their output, rank-0.log and so on. preloaded: the module with their worker, which they import
     at once; `begin` sends them the plan.
+
+    Raises (from all calls):
+        DiskError: the object store of this machine is full, and so is its disk.
     """
 
     def __init__(
