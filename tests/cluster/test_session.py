@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray.session import checked, cluster_address, is_job
+from agentrl.cluster.ray import session
+from agentrl.cluster.ray.session import checked, cluster_address, connected, is_job
 from agentrl.errors import ConfigError
 
 JOB = json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {}})
@@ -151,3 +154,26 @@ def test_a_ray_of_the_runs_own_is_reachable_from_here_alone_and_ends_with_the_ru
         path for path in tmp_path.rglob("*") if path.is_file() and b"RAY_AUTH_TOKEN" in path.read_bytes()
     ]
     assert secrets == []
+
+
+@pytest.fixture(params=["refuses", "does not answer"])
+def address(request):
+    """Of a port of this machine at which no Ray is."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        if request.param == "does not answer":
+            listener.listen(0)
+            # Whoever connects after these waits.
+            for _ in range(2):
+                client = waiting.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_address_without_a_ray_is_one_sentence_within_seconds(tmp_path, address, monkeypatch):
+    monkeypatch.setattr(session, "_CONNECT_S", 0.5)
+    config = ClusterConfig(cluster="ray", ray_address=address)
+    expected = rf"no Ray cluster answers at ray_address = {address} \(.+\); start one there, or leave"
+    with pytest.raises(ConfigError, match=expected), connected(config, tmp_path, {}):
+        pass

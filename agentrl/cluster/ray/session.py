@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from agentrl.extras import require
 _OF_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the process of `ray job submit`, and RAY_ADDRESS with it."""
 _ADDRESS = "RAY_ADDRESS"
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         yield None
         return
     try:
+        _check_reachable(address)
         with _same_handler():
             context = ray.init(
                 address,
@@ -194,7 +197,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
             f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
@@ -206,6 +209,18 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         yield None if not dashboard else dashboard if "://" in dashboard else f"http://{dashboard}"
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Connect to an address once: Ray itself waits for minutes, without a word, where nothing answers.
+
+    Raises:
+        OSError: the machine does not answer, or refuses.
+    """
+    host, _, port = address.rpartition(":")
+    # Others are `auto` and addresses of Ray's client.
+    if host and "/" not in host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
 
 
 def _print_nothing() -> None:
