@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Process(Protocol):
-    """A server process that can be started, and restarted: at the same address, unless its machine is gone."""
+    """A server process that can be started, and restarted at the same address while its machine lasts."""
 
     name: str
 
