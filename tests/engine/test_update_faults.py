@@ -56,7 +56,7 @@ class Member:
     While it is down it responds with 500, as an SGLang whose scheduler has crashed.
     """
 
-    name, role, url = "server-0", "regular", ""
+    name, role, url, left_s = "server-0", "regular", "", None
 
     def __init__(self) -> None:
         self._renew()
