@@ -20,10 +20,14 @@ def test_every_side_plays_its_episodes():
 
 
 def test_the_smaller_side_has_one_process_and_both_the_same_work():
-    for section, sides in sides_of(PlayersBench()).items():
-        smaller, larger = sides.values()
+    sections = sides_of(PlayersBench())
+    for section in ("inside", "driver", "instant"):
+        smaller, larger = sections[section].values()
         assert larger.players == 2
         assert smaller.players == (1 if section == "inside" else 0)
         assert larger._replace(players=0) == smaller._replace(players=0)
         assert larger.own_engine == (section == "inside")
         assert bool(larger.work) == (section != "instant")
+    through_the_driver, by_themselves = sections["servers"].values()
+    assert through_the_driver == by_themselves._replace(sends_itself=False)
+    assert by_themselves.sends_itself

@@ -170,7 +170,8 @@ async def test_the_timeline_of_a_run_has_the_service_of_each_server_and_its_upda
     assert processes_in(activities, {})["eval regular"].doing.name == ENDED
 
 
-async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_its_machine():
+async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_its_machine(monkeypatch):
+    monkeypatch.setattr("agentrl.engine.sglang.fleet._POLL_S", 0.005)
     events = []
     async with embedded_server() as (url, _):
         policy = SGLangPolicy(url, resend_lost=True)

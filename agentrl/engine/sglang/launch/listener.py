@@ -231,8 +231,10 @@ class Listener(ABC):
     """A program that listens on a port of this machine, the same one after each restart.
 
     name: of its log file, log. host: the address that it listens at. Used by one event loop: the
-    program ends with the thread of that loop.
+    program ends with the thread of that loop. left_s: this machine does not go away before this process.
     """
+
+    left_s: float | None = None
 
     def __init__(self, name: str, port: int, log_folder: Path, host: str = HOST) -> None:
         self.name = name

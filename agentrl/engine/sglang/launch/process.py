@@ -101,8 +101,6 @@ class ServerProcess(Listener):
         ConfigError: a port that SGLang cannot use.
     """
 
-    left_s: float | None = None
-
     def __init__(
         self,
         settings: ServerSettings,
