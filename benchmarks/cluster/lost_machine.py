@@ -132,9 +132,11 @@ def _lose() -> None:
 
 
 @contextmanager
-def _connected(config: ClusterConfig, folder: Path, environment: Mapping[str, str]) -> Iterator[RaySession]:
+def _connected(
+    config: ClusterConfig, folder: Path, environment: Mapping[str, str], metadata: Mapping[str, str]
+) -> Iterator[RaySession]:
     TIMES.note(ENDED)
-    with connected(config, folder, environment) as session:
+    with connected(config, folder, environment, metadata) as session:
         yield session
 
 
