@@ -75,7 +75,7 @@ def strike_in_the_third_update(folder: Path, strike) -> list[dict[str, str]]:
         number = next(updates)
         if number == 3:
             (rank,) = self.ranks.pids
-            before.append(dict(read_status(folder).processes))
+            before.append(places_in(folder))
             os.kill(rank, signal.SIGSTOP)
             threading.Thread(target=lose, args=(rank,)).start()
         elif number == 5 and strike is cut_off_far:
@@ -85,6 +85,11 @@ def strike_in_the_third_update(folder: Path, strike) -> list[dict[str, str]]:
 
     RankTrainer.update = updated
     return before
+
+
+def places_in(folder: Path) -> dict[str, str]:
+    """Where each process of a run is, or was last."""
+    return {name: process.where for name, process in read_status(folder).processes.items()}
 
 
 def of_the_run(pid: int) -> bool:
@@ -109,7 +114,7 @@ def main(loss: str, folder: Path) -> dict[str, object]:
         "problems": reconcile(folder / "x").problems,
         "trained": accounted(folder / "x").trained,
         "before": before,
-        "after": dict(read_status(folder / "x").processes),
+        "after": places_in(folder / "x"),
         "left_s": left_s,
         "shown": re.sub(r"\s+", " ", out.getvalue()),
     }
