@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agentrl.clocks import Waits
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.protocols import Policy
-from agentrl.rollout.players.hosted import Opened, main
+from agentrl.rollout.players.hosted import HostedPlayer, main
 from benchmarks.instant import Player
 
 
@@ -29,13 +29,13 @@ class PlayingPlan(NamedTuple):
 
 
 @asynccontextmanager
-async def opened(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[Opened]:
+async def opened(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[HostedPlayer]:
     """The player of a plan."""
     del absence
     work, calls, own_engine, url, slots = PlayingPlan(*pickle.loads(plan))
     own = SGLangPolicy(url, max_concurrency=slots) if url else None
     used = None if own_engine else own or policy
-    yield Opened(Player(work=work, calls=calls, policy=used).group_player, own)
+    yield HostedPlayer(Player(work=work, calls=calls, policy=used).group_player, own)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from agentrl.clocks import Waits
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs.registry import register
 from agentrl.protocols import Policy
-from agentrl.rollout.players.hosted import Opened, main
+from agentrl.rollout.players.hosted import HostedPlayer, main
 from agentrl.run.parts import World, filters_of, player_of, scoring_of
 from agentrl.run.players import PlayerSetup
 
 
 @asynccontextmanager
-async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[Opened]:
+async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIterator[HostedPlayer]:
     """The player of a plan. policy: the driver's engine, for a plan without servers.
 
     Raises:
@@ -48,7 +48,7 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
         _own_policy(setup, source) as own,
     ):
         world = replace(world, opponents=opponents)
-        yield Opened(
+        yield HostedPlayer(
             player_of(config, world, own or policy, filters_of(config.rollout), absence, may_move=True), own
         )
 

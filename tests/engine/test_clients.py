@@ -139,3 +139,19 @@ def test_a_client_counts_its_part_of_the_queues(waiting, num_clients, expected):
         RankLoad.model_construct(num_waiting_reqs=0, token_usage=0.5),
     ]
     assert Load.of(ranks, num_clients) == (expected, 0.5)
+
+
+async def test_a_client_answers_each_of_two_holds_that_begin_at_the_same_time(monkeypatch):
+    """Both wait for a request that takes longer to end than one message."""
+    monkeypatch.setattr(direct, "HOLD_S", 2.0)
+    async with embedded_server() as (url, _):
+        own, theirs = policy_at(url), policy_at(url)
+        clients, player = Clients(own), Player(theirs)
+        clients.add(player.client)
+        request = start(theirs)
+        await until(lambda: sent(theirs) == [True])
+        async with asyncio.timeout(10):
+            await asyncio.gather(_held_once(clients), _held_once(clients))
+        assert player.overdue == 0
+        assert len((await request).token_ids) == 200
+        await asyncio.gather(own.close(), theirs.close(), player.requests.close())

@@ -13,7 +13,7 @@ from agentrl.envs.base import BaseEnv
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.players.hosted import Opened, main
+from agentrl.rollout.players.hosted import HostedPlayer, main
 from tests.envs.test_resuming import TASK, Letters, Rare
 
 FILE = "NOTING_PROCESS_FILE"
@@ -69,7 +69,7 @@ def notes(path):
 
 @asynccontextmanager
 async def opened(plan, policy, absence):
-    yield Opened(group_player(policy, plan.decode(), absence=absence, episodes=StoppableEpisodes()))
+    yield HostedPlayer(group_player(policy, plan.decode(), absence=absence, episodes=StoppableEpisodes()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from agentrl import Env, Limits, Message
 from agentrl.envs import Scorer
 from agentrl.protocols import Act, Sampling
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.players.hosted import Opened, main
+from agentrl.rollout.players.hosted import HostedPlayer, main
 from agentrl.types import TurnTokens
 
 
@@ -61,7 +61,9 @@ async def opened(plan, policy, absence):
 
         own = SGLangPolicy(url[0])
     used = own or policy
-    yield Opened(GroupPlayer(World, lambda: Sampler(used), Scorer(), int(size), 0, 0, absence=absence), own)
+    yield HostedPlayer(
+        GroupPlayer(World, lambda: Sampler(used), Scorer(), int(size), 0, 0, absence=absence), own
+    )
 
 
 if __name__ == "__main__":

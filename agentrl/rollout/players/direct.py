@@ -10,6 +10,7 @@ A player begins held. So it sends nothing before the driver has given it the sal
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -48,8 +49,9 @@ class DirectClient:
 
     def __init__(self, send: Callable[[messages.ToPlayer], None], on_overdue: Callable[[], None]) -> None:
         self._send, self._on_overdue = send, on_overdue
-        self._number = 0
-        self._held: asyncio.Future[float] | None = None
+        # Holds may overlap: each has an answer of its own.
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[float]] = {}
         self._has_ended = False
         self.counts: Mapping[str, int] = {}
 
@@ -57,14 +59,17 @@ class DirectClient:
         """Have the player send no request, and wait until it has none; see `PolicyClient.hold`."""
         if self._has_ended:
             return time.perf_counter()
-        self._number += 1
+        number = next(self._numbers)
         held: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._held = held
-        self._send(messages.Hold(self._number))
-        done, _ = await asyncio.wait([held], timeout=HOLD_S)
-        if not done:
-            self._on_overdue()
-        return await held
+        self._pending[number] = held
+        self._send(messages.Hold(number))
+        try:
+            done, _ = await asyncio.wait([held], timeout=HOLD_S)
+            if not done:
+                self._on_overdue()
+            return await held
+        finally:
+            del self._pending[number]
 
     def release(self, salt: str | None) -> None:
         """Have it send requests again."""
@@ -72,17 +77,16 @@ class DirectClient:
 
     def receive(self, message: messages.Held) -> None:
         """The player has no request in flight."""
-        if message.number == self._number:
-            self._settle(time.perf_counter() - message.ago_s)
+        held = self._pending.get(message.number)
+        if held is not None and not held.done():
+            held.set_result(time.perf_counter() - message.ago_s)
 
     def end(self) -> None:
         """The player has ended, and its connections with it."""
         self._has_ended = True
-        self._settle(time.perf_counter())
-
-    def _settle(self, ended_at: float) -> None:
-        if self._held is not None and not self._held.done():
-            self._held.set_result(ended_at)
+        for held in self._pending.values():
+            if not held.done():
+                held.set_result(time.perf_counter())
 
 
 class DirectRequests:

@@ -37,14 +37,14 @@ Received: TypeAlias = Sequence[messages.ToPlayer] | None
 """A list of messages; None = the pipe has ended."""
 
 
-class Opened(NamedTuple):
+class HostedPlayer(NamedTuple):
     """What plays the groups. policy: of its own, over the servers; None = it uses the driver's engine."""
 
     player: GroupPlayer
     policy: HeldPolicy | None = None
 
 
-OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[Opened]]
+OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[HostedPlayer]]
 """Builds the player of a plan. The policy is the driver's engine; the waits are those for it."""
 
 
@@ -151,6 +151,8 @@ class Host:
         for group in groups:
             group.cancel()
         await asyncio.gather(*groups, return_exceptions=True)
+        if self._direct is not None:
+            await self._direct.close()
 
     async def _play(self, message: messages.Play, send: Callable[[messages.FromPlayer], None]) -> None:
         prompt, version, begun = message
@@ -252,8 +254,6 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
                 finally:
                     reports.end()
                     await host.close()
-                    if direct is not None:
-                        await direct.close()
     except AgentRLError as error:
         pipe.send_now([messages.Failed(error)])
 
