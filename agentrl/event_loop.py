@@ -4,6 +4,7 @@
     blocking(call)         the result of `call`; where this thread runs an event loop, in a thread of its own
     awaited(call)          the same for coroutines: the caller's event loop goes on meanwhile
     to_its_end(work, ..)   a coroutine that goes on where a cancellation comes at the wrong moment
+    raise_if_cancelled()   ends a task that blocks its event loop in short waits
 
 A `call` that runs in a thread of its own is interrupted from outside: Ctrl-C, or the "interrupt" of a
 notebook, in `blocking`; a cancellation in `awaited`. `run_coroutine` then cancels its coroutine, waits until
@@ -22,6 +23,20 @@ from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def raise_if_cancelled() -> None:
+    """For code that blocks the event loop: a handler of a signal cancels its task, which does not see that.
+
+    Raises:
+        CancelledError: the task that runs was cancelled. Nothing where none runs.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class Interruption:

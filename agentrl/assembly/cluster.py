@@ -22,7 +22,7 @@ from agentrl.cluster.placement import (
     layout_of,
 )
 from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, checked, cluster_address, connected
+from agentrl.cluster.ray.session import RaySession, cluster_address, connected, passed_variables
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.envs.registry import find
@@ -146,7 +146,7 @@ def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
             variable of ray_env_vars is not set.
     """
     if config.cluster.cluster == "ray":
-        checked(config.cluster, environment)
+        passed_variables(config.cluster, environment)
     if config.trainer.trainer != "megatron" or not num_ranks(config):
         return
     if config.cluster.cluster == "local" and (nodes := config.megatron.actor_num_nodes) > 1:

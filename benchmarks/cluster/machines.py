@@ -2,7 +2,7 @@
 
     unshare -Urnm --fork --kill-child python -m MODULE ...
 
-Ray's head is on the near machine, where this process runs. Disk and memory are shared.
+Ray's head is on the near machine, where this process runs. Disk and memory are shared, but for Ray's session.
 """
 
 from __future__ import annotations
@@ -32,12 +32,23 @@ ip link set near up
 ip netns exec far ip addr add 10.231.0.2/24 dev far
 ip netns exec far ip link set far up
 ip netns exec far ip link set lo up
+ip route add default via 10.231.0.2
+ip netns exec far ip route add default via 10.231.0.1
 """
-_IN_FAR = ("ip", "netns", "exec", "far")
+IN_FAR = ("ip", "netns", "exec", "far")
+"""What a command on the far machine begins with."""
+# Ray finds the raylet of this machine by the files of its session.
+_OWN_FILES = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
 _STARTED = "Ray runtime started"
 _END_S = 60.0
 _PATIENCE_S = 300.0
 _POLL_S = 0.05
+
+
+def connect() -> None:
+    """Make the two machines and their network, without a Ray."""
+    for line in _NETWORK.strip().splitlines():
+        subprocess.run(line.split(), check=True)
 
 
 @contextmanager
@@ -52,13 +63,12 @@ def two_machines(
 
     variables: of the environment of Ray. waits: until the far machine is up, too.
     """
-    for line in _NETWORK.strip().splitlines():
-        subprocess.run(line.split(), check=True)
+    connect()
     address = f"{NEAR}:{_PORT}"
     far = [f"--address={address}", f"--node-ip-address={FAR}", f"--num-cpus={far_cpus}"]
     with one_machine(NEAR, _PORT, near_cpus, variables=variables) as place:
         log = place / "far.log"
-        with _ray(far, log, variables, where=_IN_FAR):
+        with _ray(far, log, variables, where=[*IN_FAR, *_OWN_FILES, str(place)]):
             wait_for(lambda: not waits or _STARTED in log.read_text())
             yield address
 
@@ -112,12 +122,12 @@ def kill_far() -> None:
 
 def cut_off_far() -> None:
     """Take down the network of the far machine, whose processes go on."""
-    subprocess.run([*_IN_FAR, "ip", "link", "set", "far", "down"], check=True)
+    subprocess.run([*IN_FAR, "ip", "link", "set", "far", "down"], check=True)
 
 
 def bring_back_far() -> None:
     """Bring up that network again."""
-    subprocess.run([*_IN_FAR, "ip", "link", "set", "far", "up"], check=True)
+    subprocess.run([*IN_FAR, "ip", "link", "set", "far", "up"], check=True)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = _PATIENCE_S) -> None:

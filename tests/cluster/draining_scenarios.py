@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -22,6 +23,7 @@ from agentrl.observe import reconcile
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
 from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines
+from tests.cluster.guide_scripts import script, write_program
 from tests.flow.runs import HEARING, options_of
 from tests.flow.worlds import Recalling
 from tests.rollout import noting_process as noting
@@ -75,8 +77,25 @@ async def until(condition, seconds=120.0):
 async def terminate(address):
     """As a scheduler does: SIGTERM to `ray start --block` of the far machine."""
     del address
+    os.kill(ray_of_far(), signal.SIGTERM)
+
+
+def ray_of_far() -> int:
+    """The process of `ray start` on the far machine."""
     (pid,) = [pid for pid, words in far_processes().items() if b"ray.scripts.scripts" in words]
-    os.kill(pid, signal.SIGTERM)
+    return pid
+
+
+async def handle_notice(address):
+    """As the guide's handler of a cloud's notice does, on the far machine itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_program(Path(folder) / "notice", "#!/bin/bash\n")
+        path = os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]])
+        there = ["nsenter", f"--target={ray_of_far()}", "--mount", "--net"]
+        command = [*there, "bash", "-c", script("until notice")]
+        variables = {**os.environ, "PATH": path, "RAY_ADDRESS": address}
+        process = await asyncio.create_subprocess_exec(*command, env=variables)
+        assert await process.wait() == 0
 
 
 async def players(folder: Path, address: str, leave=drain) -> dict[str, object]:
@@ -297,6 +316,7 @@ class Placeholder:
 SCENARIOS = {
     "players": players,
     "terminated": partial(players, leave=terminate),
+    "notice": partial(players, leave=handle_notice),
     "whole_run": whole_run,
     "servers": servers,
 }

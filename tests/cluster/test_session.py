@@ -16,7 +16,7 @@ import pytest
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray import session
-from agentrl.cluster.ray.session import checked, cluster_address, connected, is_job
+from agentrl.cluster.ray.session import cluster_address, connected, is_job, passed_variables
 from agentrl.errors import ConfigError
 
 JOB = json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {}})
@@ -66,11 +66,11 @@ def test_what_is_no_job_of_ray_is_none(text):
 def test_variables_are_passed_on_by_name_and_by_pattern_and_nothing_else():
     environment = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0", "HF_HOME": "/hf", "TOKEN": "secret"}
     config = ClusterConfig(cluster="ray", ray_env_vars=["NCCL_*", "HF_HOME"])
-    assert checked(config, environment) == {
+    assert passed_variables(config, environment) == {
         name: value for name, value in environment.items() if name != "TOKEN"
     }
     with pytest.raises(ConfigError, match="ray_env_vars names HF_HOME, which is not set"):
-        checked(config, {})
+        passed_variables(config, {})
 
 
 def descendants_of(session: int) -> set[int]:
@@ -94,8 +94,8 @@ def ancestors(pid: int) -> list[int]:
     return chain
 
 
-def listening(pids: set[int]) -> set[str]:
-    """The addresses that these processes listen on, as the kernel writes them."""
+def listening(pids: set[int]) -> set[tuple[str, int]]:
+    """Where these processes listen: the address, as the kernel writes it, and the port."""
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -106,7 +106,8 @@ def listening(pids: set[int]) -> set[str]:
     rows = [
         row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()
     ]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+    places = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    return {(host, int(port, 16)) for host, port in places}
 
 
 @pytest.mark.full
@@ -126,7 +127,10 @@ def test_a_ray_of_the_runs_own_is_reachable_from_here_alone_and_ends_with_the_ru
         processes = descendants_of(driver.pid)
         assert len(processes) > 4
         loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
-        assert listening(processes) <= loopback
+        places = listening(processes)
+        assert {host for host, _ in places} <= loopback
+        # With ray[default], each Ray has one more port, which is this one unless it is chosen.
+        assert 52365 not in {port for _, port in places}
         refused = subprocess.run(
             [sys.executable, "-c", STRANGER, address],
             capture_output=True,

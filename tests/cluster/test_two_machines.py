@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from benchmarks.cluster.machines import FAR, NAMESPACES, NEAR
 ROOT = Path(__file__).parents[2]
 
 
-def run(scenario: str, folder: Path, module: str = "on_two_machines") -> dict[str, object]:
-    """The result of a scenario of a module, in namespaces of its own."""
+def run(
+    scenario: str, folder: Path, module: str = "on_two_machines", more: Sequence[str] = ()
+) -> dict[str, object]:
+    """The result of a scenario of a module, in namespaces of its own. more: of them, for `unshare`."""
     command = [sys.executable, "-m", f"{__package__}.{module}", scenario, str(folder)]
     done = subprocess.run(
-        [*NAMESPACES, *command],
+        [*NAMESPACES, *more, *command],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import signal
 import time
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from unittest import mock
 
 import numpy as np
@@ -61,8 +64,8 @@ class Engine:
         self.closed.append(session)
 
 
-def players_in(tmp_path, engine, launcher, *, size=2, episodes=None, url="", clients=None):
-    plan = PlayerPlan("tests.rollout.playing_process", f"{size} {url}".encode(), tmp_path)
+def players_in(tmp_path, engine, launcher, *, size=2, episodes=None, url="", clients=None, file=""):
+    plan = PlayerPlan("tests.rollout.playing_process", json.dumps([size, url, file]).encode(), tmp_path)
     lines = []
     players = Players(launcher, plan, engine, Activities(), lines.append, clients)
     driver = GroupPlayer(World, lambda: None, Scorer(), size, 0, 0, episodes=episodes)
@@ -135,6 +138,41 @@ async def a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player(tmp_pat
         outcome = await playing
     assert not outcome.failed
     assert outcome.group is not None
+
+
+async def a_player_that_is_not_open_holds_no_group(tmp_path, launched):
+    """Neither those that came before the others were open, nor later ones."""
+    engine = Engine()
+    players, lines = players_in(tmp_path, engine, launched(2), file=str(tmp_path / "first"))
+    async with players:
+        async with asyncio.timeout(60.0):
+            outcomes = await asyncio.gather(*(players.play(prompt(index), version=3) for index in range(6)))
+            outcomes += [await players.play(prompt(index), version=3) for index in range(6, 9)]
+        assert sum(member.is_open for member in players._players) == 1
+    assert [outcome.group.id for outcome in outcomes] == [f"g{index}" for index in range(9)]
+    assert not lines
+
+
+async def what_cannot_be_sent_or_read_ends_the_run_with_a_sentence(tmp_path, launched):
+    values = {
+        "a task or an episode of g0 cannot be sent between the run and a player": MappingProxyType({}),
+        "what the run and a player send each other cannot be read": Foreign(),
+    }
+    for number, (sentence, value) in enumerate(values.items()):
+        folder = tmp_path / str(number)
+        players, _ = players_in(folder, Engine(), launched(1))
+        async with players, asyncio.timeout(60.0):
+            of = prompt(0)
+            task = dataclasses.replace(of.task, metadata={"value": value})
+            with pytest.raises(WorldBrokenError, match=sentence):
+                await players.play(dataclasses.replace(of, task=task), version=0)
+
+
+class Foreign:
+    """Pickle takes it, and no other process has its class."""
+
+    def __reduce__(self):
+        return getattr, (os, "no_such_class")
 
 
 @asynccontextmanager
@@ -239,6 +277,8 @@ SCENARIOS = {
         a_cancelled_group_cancels_its_requests_and_keeps_what_was_played,
         a_wait_for_a_slot_of_the_engine_stops_the_clocks_in_the_player,
         requests_of_players_go_to_the_servers_unless_the_driver_holds_them,
+        a_player_that_is_not_open_holds_no_group,
+        what_cannot_be_sent_or_read_ends_the_run_with_a_sentence,
     )
 }
 FAULTS = {

@@ -1,10 +1,13 @@
 """A player without a run: a world whose prompt may end its process.
 
-Its plan is the size of a group, and the address of servers where it sends its requests itself.
+Its plan is the size of a group, the address of servers where it sends its requests itself, and a file: of
+several players only the one that makes it gets any further.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 from contextlib import asynccontextmanager
@@ -53,13 +56,18 @@ class Sampler:
 
 @asynccontextmanager
 async def opened(plan, policy, absence):
-    size, *url = plan.decode().split()
+    size, url, file = json.loads(plan)
     own = None
+    if file:
+        try:
+            open(file, "x").close()
+        except FileExistsError:
+            await asyncio.sleep(3600)
     if url:
         # It takes seconds to import, and few players need it.
         from agentrl.engine.sglang import SGLangPolicy
 
-        own = SGLangPolicy(url[0])
+        own = SGLangPolicy(url)
     used = own or policy
     yield HostedPlayer(
         GroupPlayer(World, lambda: Sampler(used), Scorer(), int(size), 0, 0, absence=absence), own

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import pickle
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs.resuming import StoppableEpisodes
-from agentrl.errors import EnvCodeError, StageError, TokenLawError
+from agentrl.errors import EnvCodeError, StageError, TokenLawError, WorldBrokenError
 from agentrl.rollout.group import GroupInProgress
 from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.local import LocalPlayers
-from tests.rollout.player_scenarios import FAULTS, SCENARIOS, Engine, players_in, prompt
+from tests.rollout.player_scenarios import FAULTS, SCENARIOS, Engine, in_flight, players_in, prompt
+from tests.trainer.megatron.launching import alive
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 16), max_size=60))
 def test_a_group_is_at_the_least_loaded_player_until_it_ends(size, events):
-    """A player whose machine is gone, or is going away, gets groups only where all are away."""
-    dispatch, at, away, ordinal = Dispatch(size), {}, set(), 0
+    """A player that is not open, or whose machine is going away, gets groups only where all are away."""
+    dispatch, at, away, ordinal = Dispatch(size), {}, set(range(size)), 0
 
     def expect(group):
         loads = [(player in away, len(dispatch.of(player))) for player in range(size)]
@@ -38,6 +42,7 @@ def test_a_group_is_at_the_least_loaded_player_until_it_ends(size, events):
             dispatch.end(ended)
             del at[ended]
         elif event < 10:
+            away.add(player)
             dispatch.lost(player, was_open=True)
         elif event < 11:
             dispatch.opened(player)
@@ -47,9 +52,13 @@ def test_a_group_is_at_the_least_loaded_player_until_it_ends(size, events):
             dispatch.avoid(player)
         elif event < 15:
             moved = sorted(at)[event % len(at)]
-            dispatch.move(moved)
-            at[moved] = dispatch.at(moved)
-            expect(moved)
+            if event < 14:
+                dispatch.move(moved)
+                at[moved] = dispatch.at(moved)
+                expect(moved)
+            else:
+                dispatch.move(moved, player)
+                at[moved] = player
         else:
             away.add(player)
             dispatch.leave(player)
@@ -85,6 +94,41 @@ async def test_a_stop_leaves_the_groups_of_a_player_that_is_not_up_as_they_came(
         with pytest.raises(asyncio.CancelledError):
             await new
     assert not lines
+
+
+class Failing(LocalPlayers):
+    """From the start of that number on, no process can be started."""
+
+    def __init__(self, size, allowed):
+        super().__init__(size)
+        object.__setattr__(self, "left", iter(range(allowed)))
+        object.__setattr__(self, "started", [])
+
+    def start(self, *args):
+        if next(self.left, None) is None:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.started.append(super().start(*args))
+        return self.started[-1]
+
+
+async def test_a_player_that_cannot_be_started_again_ends_the_run_with_a_sentence(tmp_path):
+    engine = Engine()
+    engine.is_held.clear()
+    players, _ = players_in(tmp_path, engine, Failing(1, 1))
+    async with players, asyncio.timeout(60.0):
+        playing = await in_flight(players, engine, prompt(0))
+        os.kill(await players.processes[0].pid(), signal.SIGKILL)
+        with pytest.raises(WorldBrokenError, match=r"no other can be started \(.*temporarily"):
+            await playing
+
+
+async def test_a_player_that_cannot_be_started_at_first_leaves_none_behind(tmp_path):
+    launcher = Failing(2, 1)
+    players, _ = players_in(tmp_path, Engine(), launcher)
+    with pytest.raises(OSError, match="temporarily"):
+        await players.__aenter__()
+    (first,) = launcher.started
+    assert not alive(await first.pid())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)

@@ -155,7 +155,7 @@ class RemoteObject:
             {**session.environment, **devices, **(environment or {})},
         )
         strategy = in_bundle(group, allocation.bundle)
-        self._name = session.name_of(name or log.stem.replace("-", " "))
+        self._name = session.new_name(name or log.stem.replace("-", " "))
         named = {"name": self._name, "namespace": session.namespace}
         self._actor = Actor(ObjectHost, settings, strategy=strategy, num_gpus=num_gpus, **named)
         self._is_here = is_here
@@ -168,7 +168,7 @@ class RemoteObject:
         Raises:
             ClusterError: it did not start.
         """
-        return self._identity or self._identified(self._asked().result())
+        return self._identity or self._identified(self._identity_call().result())
 
     async def identified(self) -> Identity:
         """As `identify`, in an event loop, and without a thread that waits.
@@ -176,16 +176,16 @@ class RemoteObject:
         Raises:
             ClusterError: it did not start.
         """
-        return self._identity or self._identified(await self._asked().reply())
+        return self._identity or self._identified(await self._identity_call().reply())
 
-    def _asked(self) -> PendingCall:
+    def _identity_call(self) -> PendingCall:
         return PendingCall(self, self._actor.control("identity"))
 
     def _identified(self, identity: object) -> Identity:
         assert isinstance(identity, Identity), identity
         self._identity = identity
         if not self._is_here:
-            name = self._session.name_of(f"log of {self._name.removeprefix(f'{self._session.title} ')}")
+            name = self._session.new_name(f"log of {self._name.removeprefix(f'{self._session.title} ')}")
             self._mirror = LogMirror(self._session, name, identity, self.log)
         return identity
 

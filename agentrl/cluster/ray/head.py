@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +66,9 @@ def own_head(folder: Path) -> Iterator[Head]:
             _link(folder / "logs", session)
             yield Head(address, variables)
     finally:
-        _keep_logs(folder / "logs")
+        # On a full disk they are lost, and not the error of the run.
+        with suppress(OSError):
+            _keep_logs(folder / "logs")
         shutil.rmtree(session, ignore_errors=True)
 
 
@@ -76,6 +78,8 @@ def _started(session: Path, variables: dict[str, str], log: Path) -> Iterator[su
         "node-ip-address": LOOPBACK,
         "port": "0",
         "include-dashboard": "false",
+        # A free one. Only ray[default] listens there, by itself at a port that another Ray may have.
+        "dashboard-agent-listen-port": "0",
         "temp-dir": str(session),
     }
     flags = [f"--{name}={value}" for name, value in options.items()]

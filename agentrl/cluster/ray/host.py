@@ -119,9 +119,11 @@ class _Reported:
 
 def _write_output_to(log: Path) -> None:
     """Write standard output and errors to a file; nothing is left in a buffer when this process is killed."""
-    with log.open("ab", buffering=0) as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
+    # That of another machine is in a folder of all users.
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
     sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
     logging.basicConfig(format="%(name)s: %(message)s", force=True)
     logging.getLogger("agentrl").setLevel(logging.INFO)

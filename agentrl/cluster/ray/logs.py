@@ -32,8 +32,8 @@ class LogMirror:
         self._thread.start()
 
     def catch_up(self) -> None:
-        """Copy all that the file has now; nothing where the machine does not answer."""
-        with self._copying, self._here.open("ab") as file:
+        """Copy all that the file has now; nothing where the machine does not answer, or the disk is full."""
+        with suppress(OSError), self._copying, self._here.open("ab") as file:
             while piece := self._read():
                 file.write(piece)
                 self._offset += len(piece)

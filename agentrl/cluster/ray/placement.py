@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.cluster.placement import Allocation, Bundle, Layout, PlacedBundle, described
 from agentrl.cluster.ray.actor import in_bundle
 from agentrl.cluster.ray.session import RaySession
-from agentrl.errors import ConfigError
+from agentrl.errors import ClusterError, ConfigError, summary_of
+from agentrl.event_loop import raise_if_cancelled
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
+
+_WAIT_S = 1.0
+_PROBE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,9 @@ def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacemen
     waits for: room in the cluster. unblocked by: that, or timeout_s.
 
     Raises:
-        ConfigError: the cluster has no room for them, or got none in time.
+        ConfigError: the cluster has no room for them, or got none in time; agentrl is missing on a machine.
+        ClusterError: a machine was lost meanwhile.
+        CancelledError: the task that waits was cancelled.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -46,12 +54,26 @@ def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacemen
         raise ConfigError(_unplaceable(session, layout, "it has"))
     resources = [_resources(bundle) for bundle in layout.bundles]
     group = placement_group(resources, strategy="PACK", name=f"{session.title} ({session.namespace})")
-    if not group.wait(timeout_s):
-        remove_placement_group(group)
-        raise ConfigError(
-            _unplaceable(session, layout, f"after {timeout_s:g} s it still has no room: it has")
-        )
-    return RayPlacement(group, *layout.allocations(_where(group, layout.bundles), session.node))
+    with ExitStack() as undo:
+        undo.callback(remove_placement_group, group)
+        if not _has_room(group, timeout_s):
+            raise ConfigError(
+                _unplaceable(session, layout, f"after {timeout_s:g} s it still has no room: it has")
+            )
+        placement = RayPlacement(group, *layout.allocations(_where(group, layout.bundles), session.node))
+        undo.pop_all()
+    return placement
+
+
+def _has_room(group: PlacementGroup, timeout_s: float) -> bool:
+    """Whether the cluster gets room for a group in time."""
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        # In a wait of Ray no signal is handled.
+        if group.wait(min(left_s, _WAIT_S)):
+            return True
+        raise_if_cancelled()
+    return False
 
 
 def _resources(bundle: Bundle) -> dict[str, float]:
@@ -96,15 +118,30 @@ def _where(group: PlacementGroup, bundles: Sequence[Bundle]) -> list[PlacedBundl
 def _devices(
     group: PlacementGroup, numbers: Sequence[int], bundles: Sequence[Bundle]
 ) -> dict[int, tuple[str, ...]]:
-    """The GPUs of these bundles, in the form of CUDA_VISIBLE_DEVICES."""
+    """The GPUs of these bundles, in the form of CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ConfigError: agentrl cannot be imported on a machine.
+        ClusterError: a machine was lost, or starts no process.
+    """
     import ray
+    from ray.exceptions import RayError, RayTaskError
 
     probe = ray.remote(_visible_devices)
     probes = [
         probe.options(num_cpus=0, num_gpus=bundles[number].gpus, scheduling_strategy=in_bundle(group, number))
         for number in numbers
     ]
-    return dict(zip(numbers, ray.get([start.remote() for start in probes]), strict=True))
+    try:
+        found = ray.get([start.remote() for start in probes], timeout=_PROBE_S)
+    except RayTaskError as error:
+        raise ConfigError(
+            f"a machine of the cluster cannot run agentrl ({summary_of(error.cause or error)}); install the "
+            "same Python, the same packages and the same agentrl on each."
+        ) from error
+    except RayError as error:
+        raise ClusterError(f"a machine of the cluster did not say which GPUs it has: {error}") from error
+    return dict(zip(numbers, found, strict=True))
 
 
 def _visible_devices() -> tuple[str, ...]:

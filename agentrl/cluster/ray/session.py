@@ -59,7 +59,7 @@ class RaySession:
             return None
         return f"Dashboard of Ray: {self.dashboard}, where all is named `{self.title}`"
 
-    def name_of(self, part: str) -> str:
+    def new_name(self, part: str) -> str:
         """The name of a part of the run in the lists of Ray; a part that starts again has another one."""
         self._named[part] += 1
         name, number = f"{self.title} {part}", self._named[part]
@@ -88,10 +88,10 @@ def connected(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConfigError: nothing answers at the address; a Ray of its own did not start; or see `checked`.
+        ConfigError: nothing answers at the address; a Ray of its own did not start; see `passed_variables`.
     """
     address = cluster_address(config, environment)
-    passed = checked(config, environment)
+    passed = passed_variables(config, environment)
     namespace, title = f"agentrl-{secrets.token_hex(8)}", f"agentrl {folder.absolute().name}"
     start = _own(folder, namespace, metadata) if address is None else _attached(address, namespace, metadata)
     with start as dashboard:
@@ -125,7 +125,7 @@ def is_job(environment: Mapping[str, str]) -> bool:
     return isinstance(metadata, dict) and "job_submission_id" in metadata
 
 
-def checked(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, str]:
+def passed_variables(config: ClusterConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that the run's processes get, once what can be known without a cluster is checked.
 
     Raises:
@@ -183,13 +183,15 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
     Yields the address of its dashboard; None = it has none, or this process was connected before.
     """
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         yield None
         return
     try:
         _check_reachable(address)
-        with _same_handler():
+        # Ray would prefer this variable to `auto`.
+        with _environment({_ADDRESS: ""}), _same_handler():
             context = ray.init(
                 address,
                 namespace=namespace,
@@ -197,11 +199,14 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
+        # Ray has an error of its own for a token that is missing or wrong.
+        is_refused = isinstance(error, RayError)
+        found = "the Ray cluster refuses this run" if is_refused else "no Ray cluster answers"
+        advice = "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as it has them" if is_refused else "start one there"
         raise ConfigError(
-            f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
-            "ray_address out."
+            f"{found} at ray_address = {address} ({first}); {advice}, or leave ray_address out."
         ) from error
     dashboard = context.dashboard_url
     _print_nothing()

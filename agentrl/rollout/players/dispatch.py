@@ -11,15 +11,15 @@ MAX_ENDS = 3
 class Dispatch:
     """Each group is at one player, the least loaded one when it starts, until it has ended.
 
-    A player whose machine is gone, or is going away, is away: it gets groups only where all are. size:
-    players (count).
+    A player that is not open yet, or whose machine is going away, is away: it gets groups only where all
+    are. size: players (count).
     """
 
     def __init__(self, size: int) -> None:
         self._groups: list[dict[int, None]] = [{} for _ in range(size)]
         self._ends: Counter[int] = Counter()
         self._early_ends = [0] * size
-        self._away: set[int] = set()
+        self._away = set(range(size))
 
     def start(self, ordinal: int) -> int:
         """The player of a group that starts: of the least loaded ones the first."""
@@ -52,11 +52,14 @@ class Dispatch:
         """The player is away until it is opened again; its groups stay with it."""
         self._away.add(player)
 
-    def move(self, ordinal: int) -> None:
-        """The group goes on at the player that a new one would get."""
+    def move(self, ordinal: int, player: int | None = None) -> None:
+        """The group goes on at a player; None = the one that a new group would get."""
         for groups in self._groups:
             groups.pop(ordinal, None)
-        self.start(ordinal)
+        if player is None:
+            self.start(ordinal)
+        else:
+            self._groups[player][ordinal] = None
 
     def leave(self, player: int) -> None:
         """The player is away until it is opened again: its groups go to others."""
@@ -66,7 +69,9 @@ class Dispatch:
             self.start(ordinal)
 
     def lost(self, player: int, *, was_open: bool) -> bool:
-        """The player's process has ended; its groups stay with it. Whether another process may start."""
+        """The player's process has ended: it is away, and its groups stay with it. Whether another process
+        may start."""
+        self.avoid(player)
         groups = self.of(player)
         self._early_ends[player] += not was_open
         if was_open:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.connection import Connection
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from agentrl.activity import Activities
 from agentrl.authorship import place_of_frame
 from agentrl.clocks import Waits
 from agentrl.collector import rare_collections
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, WorldBrokenError
 from agentrl.observe.mirror import Reporter
 from agentrl.processes import SendFailure, follow_driver
 from agentrl.protocols import Policy, Sampling
@@ -112,14 +111,22 @@ class RemotePolicy:
 
 
 class Host:
-    """Plays groups as tasks. player: what plays them. direct: its requests to servers, if it sends any."""
+    """Plays groups as tasks. player: what plays them. direct: its requests to servers, if it sends any.
+
+    fail: called with a fault of the package's own.
+    """
 
     def __init__(
-        self, player: GroupPlayer, policy: RemotePolicy, direct: DirectRequests | None, absence: Waits
+        self,
+        player: GroupPlayer,
+        policy: RemotePolicy,
+        direct: DirectRequests | None,
+        absence: Waits,
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._player, self._policy, self._direct, self._absence = player, policy, direct, absence
+        self._fail = fail
         self._groups: dict[int, asyncio.Task[None]] = {}
-        self.failure: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
 
     def handle(self, message: messages.ToPlayer, send: Callable[[messages.FromPlayer], None]) -> None:
         """Handle a message of the driver."""
@@ -168,18 +175,22 @@ class Host:
         send(messages.Played(prompt.index, outcome))
 
     def _on_end(self, task: asyncio.Future[None]) -> None:
-        """A fault of the package's own ends the process, and is its last message."""
-        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
-            self.failure.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
 
 class Pipe:
-    """The player's end of the pipe. Messages of one turn of the event loop are sent together."""
+    """The player's end of the pipe. Messages of one turn of the event loop are sent together.
+
+    failure: what ends the process: a message that cannot be sent or read, or a fault of the package's own.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._outbox = messages.Outbox[messages.FromPlayer](self.send_now)
+        self._outbox = messages.Outbox[messages.FromPlayer](self._write, self.fail)
         self._sending = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self.failure: asyncio.Future[Received] = self._loop.create_future()
 
     def send(self, message: messages.FromPlayer) -> None:
         """Send a message at the end of this turn of the event loop."""
@@ -187,23 +198,38 @@ class Pipe:
 
     def send_now(self, outbox: Sequence[messages.FromPlayer]) -> None:
         """Send messages at once; from any thread."""
-        # Where the driver has exited, the reading thread detects it.
-        with suppress(OSError), self._sending:
-            self._connection.send(outbox)
+        self._write(messages.pickled(outbox))
 
     def receive(self, put: Callable[[Received], None]) -> None:
         """Pass on every list of messages, and None at the end; blocks a thread."""
-        with suppress(EOFError, OSError):
+        try:
             while True:
-                put(pickle.loads(self._connection.recv_bytes()))
-        put(None)
+                put(cast(Received, messages.unpickled(self._connection.recv_bytes())))
+        except WorldBrokenError as error:
+            self._loop.call_soon_threadsafe(self.fail, error)
+        except (EOFError, OSError):
+            put(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process; the first error is its last message."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    def _write(self, data: bytes) -> None:
+        # Where the driver has exited, the reading thread detects it.
+        with suppress(OSError), self._sending:
+            self._connection.send_bytes(data)
 
 
 class Reports:
-    """Sends reports from a thread, which goes on where code holds the event loop, and names that code."""
+    """Sends reports from a thread, which goes on where code holds the event loop, and names that code.
 
-    def __init__(self, activities: Activities, pipe: Pipe, direct: DirectRequests | None) -> None:
-        self._reporter, self._pipe, self._direct = Reporter(activities), pipe, direct
+    direct: the requests to servers, as soon as there are any.
+    """
+
+    def __init__(self, activities: Activities, pipe: Pipe) -> None:
+        self._reporter, self._pipe = Reporter(activities), pipe
+        self.direct: DirectRequests | None = None
         self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
         self._num_late = 0
         self._is_over = threading.Event()
@@ -219,7 +245,7 @@ class Reports:
             # A dictionary may change while it is read: the next report has it.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._beat)
-                counts = {} if self._direct is None else self._direct.counts
+                counts = {} if self.direct is None else self.direct.counts
                 self._pipe.send_now([messages.InProgress(self._reporter.report(self._held_at()), counts)])
 
     def _beat(self) -> None:
@@ -243,28 +269,30 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
 
     threading.Thread(target=pipe.receive, args=(put,), daemon=True).start()
     policy, absence, activities = RemotePolicy(pipe.send), Waits(), Activities()
+    reports = Reports(activities, pipe)
     try:
         with activities.observed(), rare_collections():
             async with open_player(plan, policy, absence) as (player, own):
-                direct = None if own is None else DirectRequests(own, pipe.send)
+                direct = reports.direct = None if own is None else DirectRequests(own, pipe.send)
                 pipe.send_now([messages.Opened()])
-                host, reports = Host(player, policy, direct, absence), Reports(activities, pipe, direct)
+                host = Host(player, policy, direct, absence, pipe.fail)
                 try:
                     await _serve(host, inbox, pipe)
                 finally:
-                    reports.end()
                     await host.close()
     except AgentRLError as error:
         pipe.send_now([messages.Failed(error)])
+    finally:
+        reports.end()
 
 
 async def _serve(host: Host, inbox: asyncio.Queue[Received], pipe: Pipe) -> None:
     while True:
         getting = asyncio.ensure_future(inbox.get())
-        await asyncio.wait([getting, host.failure], return_when=asyncio.FIRST_COMPLETED)
-        if host.failure.done():
+        await asyncio.wait([getting, pipe.failure], return_when=asyncio.FIRST_COMPLETED)
+        if pipe.failure.done():
             getting.cancel()
-            host.failure.result()
+            pipe.failure.result()
         if (received := getting.result()) is None:
             return
         for message in received:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from agentrl.errors import AgentRLError
 from agentrl.rollout.players import messages
 
 
@@ -23,11 +24,13 @@ class PlayerPlan(NamedTuple):
 class PlayerEvents(NamedTuple):
     """Called in the driver's event loop. received: with each message of the player. ended: once, after the
     last message; not where the driver has closed the player. leaving: once, where its machine is going away,
-    with how long it is still there (seconds; infinite where nobody knows)."""
+    with how long it is still there (seconds; infinite where nobody knows). failed: where a message cannot be
+    sent, or read."""
 
     received: Callable[[messages.FromPlayer], None]
     ended: Callable[[], None]
     leaving: Callable[[float], None]
+    failed: Callable[[AgentRLError], None]
 
 
 class PlayerProcess(Protocol):

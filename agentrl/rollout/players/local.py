@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
+from agentrl.errors import WorldBrokenError
 from agentrl.processes import Child, ProcessFailure
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
@@ -78,7 +78,7 @@ class DriverPipe:
         self._connection, self._events = connection, events
         self._loop = asyncio.get_running_loop()
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._outbox = messages.Outbox[messages.ToPlayer](self._send_all)
+        self._outbox = messages.Outbox[messages.ToPlayer](self._write, events.failed)
         self._unsent = bytearray()
         self._is_open = True
         self.failure: ProcessFailure | None = None
@@ -99,9 +99,6 @@ class DriverPipe:
             self._loop.remove_reader(self._connection.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
-
-    def _send_all(self, outbox: Sequence[messages.ToPlayer]) -> None:
-        self._write(pickle.dumps(outbox, pickle.HIGHEST_PROTOCOL))
 
     def _write(self, data: bytes) -> None:
         if not self._is_open:
@@ -127,13 +124,17 @@ class DriverPipe:
     def _read(self) -> None:
         try:
             while self._is_open and self._connection.poll():
-                message = self._connection.recv()
-                if isinstance(message, ProcessFailure):
-                    self.failure = message
-                    continue
-                for each in cast(Sequence[messages.FromPlayer], message):
-                    self._events.received(each)
+                self._receive(messages.unpickled(self._connection.recv_bytes()))
+        except WorldBrokenError as error:
+            self._events.failed(error)
         except (EOFError, OSError):
             if self._is_open:
                 self.close()
                 self._events.ended()
+
+    def _receive(self, message: object) -> None:
+        if isinstance(message, ProcessFailure):
+            self.failure = message
+            return
+        for each in cast(Sequence[messages.FromPlayer], message):
+            self._events.received(each)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _LOG_LINES, _LOG_BYTES = 3, 4096
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A group at a player. waits: it is not sent, since its player leaves; the next process gets it."""
+    """A group at a player. waits: it is not sent, since its player is not open yet, or leaves."""
 
     message: messages.Play
     outcome: asyncio.Future[GroupOutcome | None]
@@ -32,8 +32,9 @@ class Flight:
 class Member:
     """A player's process, which another one replaces where it ends.
 
-    clients: of the engine, where it sends requests to servers itself. leaves: its machine is going away.
-    has_ended: another one is about to take its place. num_silent: checks since its last message (count).
+    clients: of the engine, where it sends requests to servers itself. is_open: it has its environment.
+    leaves: its machine is going away. has_ended: another one is about to take its place. num_silent: checks
+    since its last message (count); None = it has not sent one yet, since it still starts.
     """
 
     process: PlayerProcess
@@ -44,7 +45,12 @@ class Member:
     is_open: bool = False
     leaves: bool = False
     has_ended: bool = False
-    num_silent: int = 0
+    num_silent: int | None = None
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether a group may be sent to it."""
+        return self.is_open and not (self.leaves or self.has_ended)
 
     def opened(self) -> None:
         """It has its environment, and plays."""
@@ -83,11 +89,6 @@ class Absence:
     def resume(self) -> None:
         """It is there again."""
         self._set_away(False)
-
-
-def names_of(ordinals: Iterable[int]) -> str:
-    """The names of groups, for a sentence."""
-    return ", ".join(f"g{ordinal}" for ordinal in ordinals)
 
 
 def last_lines(log: Path) -> str:

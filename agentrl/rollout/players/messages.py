@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from agentrl.data import Prompt
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, WorldBrokenError, summary_of
 from agentrl.observe.mirror import ActivityReport
 from agentrl.protocols import Sampling
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
@@ -125,18 +126,21 @@ class Held(NamedTuple):
     ago_s: float
 
 
-Asked: TypeAlias = Generate | CloseSession | CancelRequest
-"""What a player asks of the driver's engine."""
-FromPlayer: TypeAlias = Opened | Failed | Played | Asked | InProgress | Held
+EngineCall: TypeAlias = Generate | CloseSession | CancelRequest
+"""A player's use of the driver's engine."""
+FromPlayer: TypeAlias = Opened | Failed | Played | EngineCall | InProgress | Held
 
 Message = TypeVar("Message")
 
 
 class Outbox(Generic[Message]):
-    """Collects messages until the end of this turn of the event loop. send_all: then called with them."""
+    """Collects messages until the end of this turn of the event loop. send_all: then called with their bytes.
 
-    def __init__(self, send_all: Callable[[Sequence[Message]], None]) -> None:
-        self._send_all = send_all
+    failed: called with the error where they hold a value that pickle does not take; they are not sent.
+    """
+
+    def __init__(self, send_all: Callable[[bytes], None], failed: Callable[[AgentRLError], None]) -> None:
+        self._send_all, self._failed = send_all, failed
         self._messages: list[Message] = []
 
     def add(self, message: Message) -> None:
@@ -147,4 +151,54 @@ class Outbox(Generic[Message]):
 
     def _flush(self) -> None:
         messages, self._messages = self._messages, []
-        self._send_all(messages)
+        try:
+            data = pickled(messages)
+        except WorldBrokenError as error:
+            self._failed(error)
+        else:
+            self._send_all(data)
+
+
+def pickled(messages: Sequence[object]) -> bytes:
+    """A list of messages.
+
+    Raises:
+        WorldBrokenError: a task, or what was played of it, holds a value that pickle does not take.
+    """
+    try:
+        return pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise WorldBrokenError(
+            f"{_kinds_of(messages)} cannot be sent between the run and a player ({summary_of(error)}); keep "
+            "plain data, such as JSON, in tasks and in what an environment returns."
+        ) from error
+
+
+def unpickled(data: bytes) -> object:
+    """What the other end has sent.
+
+    Raises:
+        WorldBrokenError: it holds an object of a class that this process does not have.
+    """
+    try:
+        return pickle.loads(data)
+    except (pickle.UnpicklingError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+        raise WorldBrokenError(
+            f"what the run and a player send each other cannot be read ({summary_of(error)}); put the "
+            "classes of tasks, and of what an environment returns, into a module that both can import."
+        ) from error
+
+
+def _kinds_of(messages: Sequence[object]) -> str:
+    """What the messages are about, for a sentence."""
+    ordinals = [
+        message.prompt.index if isinstance(message, Play) else message.ordinal
+        for message in messages
+        if isinstance(message, Play | Played)
+    ]
+    return f"a task or an episode of {names_of(ordinals)}" if ordinals else "a message"
+
+
+def names_of(ordinals: Iterable[int]) -> str:
+    """The names of groups, for a sentence."""
+    return ", ".join(f"g{ordinal}" for ordinal in ordinals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,7 @@ from typing import Self
 from agentrl.activity import Activities
 from agentrl.cluster.ray.draining import in_words
 from agentrl.data import Prompt
-from agentrl.errors import AgentRLError, WorldBrokenError
+from agentrl.errors import WorldBrokenError, summary_of
 from agentrl.observe.mirror import Mirror
 from agentrl.protocols import Policy, PolicyClients
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
@@ -20,7 +20,8 @@ from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import HOLD_S, DirectClient
 from agentrl.rollout.players.dispatch import Dispatch
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
-from agentrl.rollout.players.member import Absence, Flight, Member, last_lines, names_of
+from agentrl.rollout.players.member import Absence, Flight, Member, last_lines
+from agentrl.rollout.players.messages import names_of
 from agentrl.rollout.players.requests import Requests
 
 SILENT_S = 60.0
@@ -36,6 +37,7 @@ class Players:
     episodes. on shutdown: every process is ended. A process that ends, or that sends nothing for `SILENT_S`,
     is replaced, and its groups are played again from reset under the same ordinals, or from where they were
     begun. Where its machine is going away, they are stopped, where they can be, and go on at other players.
+    Groups of a player that is not open yet wait for it, or go to others that have ended one.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
     where a player has ended. clients: of the engine, where players send requests to its servers themselves.
@@ -66,12 +68,16 @@ class Players:
         self._num_started = 0
         self._in_place_of: GroupPlayer | None = None
         self._is_away = self._is_stopping = self._is_closed = False
-        self._failure: AgentRLError | None = None
+        self._failure: BaseException | None = None
         self._contexts = ExitStack()
 
     async def __aenter__(self) -> Self:
         self._plan.folder.mkdir(parents=True, exist_ok=True)
-        self._players = [self._started(number) for number in range(self._launcher.size)]
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._end_all)
+            for number in range(self._launcher.size):
+                self._players.append(self._started(number))
+            undo.pop_all()
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -83,7 +89,14 @@ class Players:
         self._watching.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
         self._contexts.close()
-        await asyncio.gather(*(player.end() for player in self._players))
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        """End every process; an error of one does not keep the others."""
+        results = await asyncio.gather(*(player.end() for player in self._players), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
 
     @property
     def processes(self) -> Sequence[PlayerProcess]:
@@ -122,8 +135,11 @@ class Players:
             raise
         finally:
             self._flights.pop(ordinal, None)
+            number = self._dispatch.at(ordinal)
             self._dispatch.end(ordinal)
             self._retire_idle()
+            if number is not None:
+                self._take_over(number)
         assert played is not None, "only a cancelled group has no outcome"
         return played
 
@@ -187,7 +203,10 @@ class Players:
         num_replaced = self._num_started - self._launcher.size
         log = self._plan.folder / f"player-{number}{f'-{num_replaced}' if num_replaced > 0 else ''}.log"
         events = PlayerEvents(
-            partial(self._receive, number), partial(self._on_ended, number), partial(self._on_leaving, number)
+            partial(self._receive, number),
+            partial(self._on_ended, number),
+            partial(self._on_leaving, number),
+            self._fail,
         )
         process = self._launcher.start(number, self._plan, log, events)
         if self._is_away:
@@ -206,6 +225,8 @@ class Players:
             case messages.Opened():
                 player.opened()
                 self._dispatch.opened(number)
+                for ordinal in self._dispatch.of(number):
+                    self._send_group(ordinal)
             case messages.Failed():
                 self._fail(message.error)
             case messages.Played():
@@ -234,7 +255,7 @@ class Players:
             self._send_group(message.ordinal)
             self._retire_idle()
 
-    def _fail(self, error: AgentRLError) -> None:
+    def _fail(self, error: BaseException) -> None:
         """No group can be played any more."""
         self._failure = self._failure or error
         for flight in self._flights.values():
@@ -274,7 +295,9 @@ class Players:
         while True:
             await asyncio.sleep(SILENT_S / _CHECKS)
             for number, player in enumerate(self._players):
-                player.num_silent += player.is_open
+                if player.num_silent is None:
+                    continue
+                player.num_silent += 1
                 if player.num_silent > _CHECKS:
                     self._end_hanging(number, f"has sent nothing for {SILENT_S:g} s")
 
@@ -300,7 +323,18 @@ class Players:
     def _begin(self, restart: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(restart)
         self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        task.add_done_callback(self._on_restarted)
+
+    def _on_restarted(self, restart: asyncio.Task[None]) -> None:
+        self._restarts.discard(restart)
+        error = None if restart.cancelled() else restart.exception()
+        if isinstance(error, OSError):
+            error = WorldBrokenError(
+                f"a player has ended, and no other can be started ({summary_of(error)}); make room in memory "
+                "and on the disk, then resume with --resume."
+            )
+        if error is not None:
+            self._fail(error)
 
     async def _replace(self, number: int, reason: str, may_restart: bool) -> None:
         player = self._players[number]
@@ -346,6 +380,15 @@ class Players:
             flight.outcome.set_result(None)
             return
         player = self._players[number]
-        flight.waits = player.leaves
+        flight.waits = not player.takes_groups
         if not flight.waits:
             player.process.send(flight.message)
+
+    def _take_over(self, number: int) -> None:
+        """A player that has ended a group gets one that waits for another player, if there is one."""
+        if not self._players[number].takes_groups or self._is_stopping:
+            return
+        waiting = (o for o, flight in self._flights.items() if flight.waits and not flight.outcome.done())
+        if (ordinal := next(waiting, None)) is not None:
+            self._dispatch.move(ordinal, number)
+            self._send_group(ordinal)

@@ -9,7 +9,6 @@ actor when this process is gone.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from agentrl.cluster.placement import Allocation
 from agentrl.cluster.ray.actors import RemoteObject, completed, emptied
 from agentrl.cluster.ray.draining import Draining
 from agentrl.cluster.ray.session import RaySession
-from agentrl.errors import ClusterError
+from agentrl.errors import ClusterError, WorldBrokenError
 from agentrl.processes import ProcessFailure
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
@@ -59,9 +58,9 @@ class RayPlayer:
     ) -> None:
         self.log, self._draining = actor.log, draining
         self._number, self._actor, self._events = number, actor, events
-        self._outbox = messages.Outbox[messages.ToPlayer](self._send_all)
+        self._outbox = messages.Outbox[messages.ToPlayer](self._send_all, events.failed)
         self._is_closing = False
-        self._reason, self._failure = "sent what cannot be read", ""
+        self._reason, self._failure = "sent a message that failed", ""
         self._created = actor.create(_RELAY, plan.module)
         actor.call("send", plan.plan)
         self._watching: asyncio.Task[None] | None = None
@@ -114,8 +113,8 @@ class RayPlayer:
             completed([self._actor.aside("end")], _KILL_S)
         self._actor.close()
 
-    def _send_all(self, outbox: Sequence[messages.ToPlayer]) -> None:
-        self._actor.call("send", pickle.dumps(outbox, pickle.HIGHEST_PROTOCOL))
+    def _send_all(self, data: bytes) -> None:
+        self._actor.call("send", data)
 
     async def _follow(self) -> None:
         """Pass on what the player sends, until it ends."""
@@ -125,11 +124,13 @@ class RayPlayer:
             await self._created.reply()
             while received := await self._actor.aside("receive").reply():
                 for data in cast(Sequence[bytes], received):
-                    self._receive(pickle.loads(data))
+                    self._receive(messages.unpickled(data))
             exit_description = await self._actor.aside("exit_description").reply()
             self._reason = str(exit_description or "closed its pipe")
         except ClusterError as error:
             self._reason = str(error)
+        except WorldBrokenError as error:
+            self._events.failed(error)
         finally:
             self._end_watch()
             if not self._is_closing:
@@ -142,10 +143,10 @@ class RayPlayer:
         if self._watching is not None:
             self._watching.cancel()
 
-    def _receive(self, message: ProcessFailure | Sequence[messages.FromPlayer]) -> None:
+    def _receive(self, message: object) -> None:
         if isinstance(message, ProcessFailure):
             self._failure = f": {message.error}"
             return
-        for each in message:
+        for each in cast(Sequence[messages.FromPlayer], message):
             if not self._is_closing:
                 self._events.received(each)

@@ -44,7 +44,7 @@ class Requests:
         self._tasks: dict[int, asyncio.Task[Completion | None]] = {}
         self._sessions: set[str] = set()
 
-    def handle(self, message: messages.Asked) -> None:
+    def handle(self, message: messages.EngineCall) -> None:
         """Start a request, or cancel it."""
         match message:
             case messages.Generate():

@@ -176,9 +176,14 @@ class RayRanks:
             deadline = time.monotonic() + _CLOSE_S
             while closing and (done := completed(closing, max(0.0, deadline - time.monotonic()))):
                 closing = [call for call in closing if call not in done]
+        self._end_all()
+        self._course.end()
+
+    def _end_all(self) -> None:
+        """End all ranks, then copy the rest of their logs, which takes long where a machine is gone."""
+        self._kill()
         for rank in self._ranks:
             rank.close()
-        self._course.end()
 
     def _kill(self) -> None:
         """End all ranks at once; a thread that waits for their replies gets the error."""
@@ -250,8 +255,7 @@ class RayRanks:
         culprit = min(errors, key=lambda rank: (not errors[rank].is_gone, errors[rank].at_s))
         self._failure = self._sentence(culprit, errors[culprit])
         self._unread = []
-        for member in self._ranks:
-            member.close()
+        self._end_all()
         self._course.end()
         raise TrainerError(self._failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,8 +14,7 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from agentrl.cluster.interfaces import is_loopback
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.serving import WAITING_CONNECTIONS, bound
 
 _TIMEOUT_S = 600.0
@@ -92,12 +92,17 @@ def _store_errors_to(future: Future[Store]) -> Iterator[None]:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket for clients that reach this machine as `host`; a loopback address admits this machine only.
+    """A socket for clients that reach this machine as `host`, at that address alone.
 
     Raises:
         UserError: the port cannot be used.
     """
-    any_address = "::" if ":" in host else "0.0.0.0"
-    listener = bound(host if is_loopback(host) else any_address, port)
+    try:
+        listener = bound(host, port)
+    except UserError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRNOTAVAIL:
+            raise
+        # The network translates it to an address of this machine, and which one is not known here.
+        listener = bound("::" if ":" in host else "0.0.0.0", port)
     listener.listen(WAITING_CONNECTIONS)
     return listener
