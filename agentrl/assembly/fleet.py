@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import RunCluster, fleet_of_model, title_of
 from agentrl.checkpoints.streaming import deliver_directory
+from agentrl.cluster.interfaces import address_to
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
@@ -30,6 +32,7 @@ from agentrl.engine.sglang.launch import (
     ServerSettings,
     Value,
 )
+from agentrl.engine.sglang.launch.listener import HOST
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
@@ -82,7 +85,8 @@ class FleetPlan:
         async with AsyncExitStack() as stack:
             launcher: Launcher = self.launcher or LocalLauncher()
             # An impossible choice is refused before any server is started.
-            transport = _transport(self.model, self.config, self.folder, launcher)
+            reach = _Reach(launcher.host, launcher.is_local)
+            transport = _transport(self.model, self.config, self.folder, reach)
             starting = Servers(*self._groups(), on_event=self.on_event, launcher=launcher)
             try:
                 servers = await stack.enter_async_context(starting)
@@ -113,8 +117,9 @@ class FleetPlan:
         policy = self._policy(url)
         try:
             first_wait_s = self.config.rollout_health_check_first_wait
-            servers = [ExternalServer(server, first_wait_s) for server in await policy.servers()]
-            transport = _transport(self.model, self.config, self.folder, LocalLauncher())
+            urls = await policy.servers()
+            servers = [ExternalServer(server, first_wait_s) for server in urls]
+            transport = _transport(self.model, self.config, self.folder, _reach_of(urls))
             fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
         except EngineError as error:
             await policy.close()
@@ -214,7 +219,22 @@ def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
         ) from None
 
 
-def _transport(model: Path, config: EngineConfig, folder: Path, launcher: Launcher) -> Transport:
+class _Reach(NamedTuple):
+    """host: an address of this machine that the servers reach, and those who send them weights; loopback =
+    all of these run here. is_local: whether the servers do."""
+
+    host: str
+    is_local: bool
+
+
+def _reach_of(urls: Sequence[str]) -> _Reach:
+    """The way to servers that run already."""
+    addresses = (address_to(urlsplit(url).hostname or "") for url in urls)
+    elsewhere = next(filter(None, addresses), None)
+    return _Reach(elsewhere or HOST, elsewhere is None)
+
+
+def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -> Transport:
     """The configured transport; left out, shared memory, or a process group where one is elsewhere.
 
     A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. With NCCL a
@@ -224,18 +244,18 @@ def _transport(model: Path, config: EngineConfig, folder: Path, launcher: Launch
         ConfigError: shared memory is chosen, and a server is on another machine.
     """
     chosen = config.update_weights_transport
-    if chosen == "tensor" and not launcher.is_local:
+    if chosen == "tensor" and not reach.is_local:
         raise ConfigError(
-            "update_weights_transport = tensor is shared memory, and Ray has placed servers on other "
-            "machines; leave it out, or choose distributed."
+            "update_weights_transport = tensor is shared memory, and there are servers on other machines; "
+            "leave it out, or choose distributed."
         )
     written = folder / "weights"
-    match chosen or ("tensor" if launcher.host == LocalLauncher.host else "distributed"):
+    match chosen or ("tensor" if reach.host == HOST else "distributed"):
         case "tensor":
             return SharedMemory()
         case "distributed":
             # The weights are read back through shared memory.
-            return Distributed(host=launcher.host, backend="gloo", check_loaded=launcher.is_local)
+            return Distributed(host=reach.host, backend="gloo", check_loaded=reach.is_local)
         case "disk":
             return Disk(written, model=model)
         case "delta":

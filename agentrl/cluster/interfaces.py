@@ -6,6 +6,8 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 
 _SIOCGIFADDR = 0x8915  # from linux/sockios.h
@@ -43,15 +45,32 @@ def is_loopback(host: str) -> bool:
 def interface_to(host: str) -> str | None:
     """The name of the interface whose address this machine has on the way to `host`; None = not known."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Nothing is sent: the kernel only chooses the route.
-            probe.connect((host, _ANY_PORT))
+        with _route_to(host) as probe:
             address = socket.inet_aton(probe.getsockname()[0])
             return next(
                 (name for _, name in socket.if_nameindex() if _address_of(probe, name) == address), None
             )
     except OSError:
         return None
+
+
+def address_to(host: str) -> str | None:
+    """The address that this machine has on the way to another one; None = `host` is this machine, or no route
+    to it is known."""
+    try:
+        with _route_to(host) as probe:
+            own, there = probe.getsockname()[0], probe.getpeername()[0]
+    except OSError:
+        return None
+    return None if own == there else str(own)
+
+
+@contextmanager
+def _route_to(host: str) -> Iterator[socket.socket]:
+    """A socket with the addresses of both ends of the way to `host`; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, _ANY_PORT))
+        yield probe
 
 
 def _address_of(control: socket.socket, name: str) -> bytes | None:

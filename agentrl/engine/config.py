@@ -63,8 +63,8 @@ class ServedModel(Section):
 
 
 _OF_POLICY_SERVERS = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
-_OF_SERVERS = (
-    *("sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
+_OF_HEALTH = (
+    *("rollout_health_check_interval", "rollout_health_check_timeout"),
     "rollout_health_check_first_wait",
 )
 
@@ -123,7 +123,7 @@ class EngineConfig(Section):
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None = None
     """Transport of new weights to the servers: shared memory (tensor), a process group (distributed), a
     directory with complete checkpoints, or one with deltas. Left out, shared memory, or a process group where
-    Ray has placed a server on another machine."""
+    a server is on another machine."""
 
     rollout_health_check_interval: Seconds = 10.0
     """Interval between two health checks of a server (seconds)."""
@@ -132,7 +132,7 @@ class EngineConfig(Section):
     """Timeout of a health check; a server that exceeds it is restarted (seconds)."""
 
     rollout_health_check_first_wait: Seconds = 600.0
-    """How long a server may take to start (seconds)."""
+    """How long a server may take to start; one at sglang_url, to answer again after its end (seconds)."""
 
     @property
     def inactive(self) -> dict[str, str]:
@@ -154,7 +154,9 @@ class EngineConfig(Section):
             )
         if not starts_servers and not self.sglang_models:
             reason = "without servers that the run starts (engine = sglang); choose that"
-            reasons |= dict.fromkeys(_OF_SERVERS, reason)
+            reasons["sglang_python"] = reason
+            if self.engine != "sglang":
+                reasons |= dict.fromkeys(_OF_HEALTH, reason)
         return reasons
 
     @model_validator(mode="after")

@@ -88,11 +88,11 @@ def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> N
             f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
         )
     elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
-    local = sum(part.exact for name, part in memory.items() if not any(word in name for word in elsewhere))
-    machine = machine_memory()
+    here = {name: part for name, part in memory.items() if not any(word in name for word in elsewhere)}
+    local, machine = sum(part.exact for part in here.values()), machine_memory()
     if local > machine:
         raise ConfigError(
-            f"{' and '.join(memory)} take {local / 2**30:.1f} GiB, and this machine has "
+            f"{' and '.join(here)} take {local / 2**30:.1f} GiB, and this machine has "
             f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
             "engine = sglang on GPUs."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -162,16 +162,16 @@ class TrainingRun:
             DiskError: the journal could not be written.
             OSError: the weights could not be written.
         """
-        try:
-            await self.evaluations.close()
-            if self.engine is not None:
-                await self.engine.close()
-            await self.records.checkpoints.written()
+        async with AsyncExitStack() as ending:
+            # The last is called first, and what one raises keeps no other from its call.
+            ending.push_async_callback(self.records.journal.close)
+            ending.callback(self.records.metrics.close)
             if self.progress.trainer is not None:
-                await self.progress.trainer.save(str(self.records.folder.checkpoint))
-        finally:
-            self.records.metrics.close()
-            await self.records.journal.close()
+                ending.push_async_callback(self.progress.trainer.save, str(self.records.folder.checkpoint))
+            ending.push_async_callback(self.records.checkpoints.written)
+            if self.engine is not None:
+                ending.push_async_callback(self.engine.close)
+            ending.push_async_callback(self.evaluations.close)
 
     async def warm_start(self) -> None:
         """Imitate demonstrations, then publish the result and save it in a folder of its own."""

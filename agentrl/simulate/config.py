@@ -100,6 +100,14 @@ class EngineSection(Section):
     standstill_s: Seconds = 1.0
     """Standstill of all engines for new weights (seconds); after it every prefix is computed again."""
 
+    @model_validator(mode="after")
+    def _a_token_takes_time(self) -> EngineSection:
+        if self.decode_step_s + self.decode_request_s <= 0.0:
+            raise ValueError(
+                "decode_step_s and decode_request_s are both 0, and a token takes time; set one of them."
+            )
+        return self
+
 
 class TrainingSection(Section):
     """The trainer, as it was measured on `trainer_gpus` GPUs."""

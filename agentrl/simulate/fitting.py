@@ -60,7 +60,7 @@ def fitted(runs: Sequence[RecordedRun]) -> dict[str, JSON]:
         **described([group for run in runs for group in run.groups]),
         "failed_episodes_ratio": _failed_ratio(runs),
         "engine_slots": slots,
-        "decode_step_s": float(step_s),
+        "decode_step_s": float(max(step_s, 1.0 / _NEVER)),
         "decode_request_s": float(each_s),
         "prefill_tok_per_s": float(1.0 / prefill_s) if prefill_s > 1.0 / _NEVER else _NEVER,
         "request_s": float(request_s),

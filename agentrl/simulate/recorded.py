@@ -11,6 +11,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ def read_recorded(folder: Path) -> RecordedRun:
 
 def _batches(records: Sequence[Record]) -> Iterator[TrainedBatch]:
     rows = [row for row in records if row.get("perf/actor_train_time") is not None]
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
+    for row, following in zip_longest(rows, rows[1:]):
         update_s, score_s = _value(row, "actor_train_time"), _value(row, "log_probs_time")
         step_s = _value(row, "step_time")
         trainer_s = max((1.0 - _value(row, "wait_time_ratio")) * step_s, 1e-9)

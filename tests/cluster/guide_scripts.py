@@ -18,6 +18,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from agentrl.cluster.interfaces import address_to
 from agentrl.observe import reconcile
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
@@ -158,6 +159,7 @@ def job(folder: Path) -> dict[str, object]:
     return {
         **result_of(folder),
         "code": code,
+        "addresses": [address_to(host) for host in (FAR, NEAR, "127.0.0.1")],
         "dashboard": read_status(folder / "x").dashboard,
         "jobs": [job["metadata"] for job in found["api/jobs/"]],
         "actors": [actor["name"] for actor in found["api/v0/actors?detail=1"]["data"]["result"]["result"]],

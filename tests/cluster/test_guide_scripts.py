@@ -20,6 +20,7 @@ def test_a_run_is_a_job_of_the_cluster(tmp_path):
     assert result["problems"] == []
     assert result["dashboard"] == "http://127.0.0.1:8265"
     assert "agentrl x rank 0" in result["actors"]
+    assert result["addresses"] == [NEAR, None, None]
     # Ray's dashboard is for this machine alone, as the guide says.
     assert [address for address in result["listening"] if address.endswith(":8265")] == ["127.0.0.1:8265"]
 

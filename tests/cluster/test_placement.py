@@ -191,3 +191,24 @@ def test_machines_that_nothing_would_start_ranks_on_are_refused(settings, enviro
 )
 def test_other_machines_are_not(settings, environment):
     check_machines(load_config(None, {"env": "Calculator-v0", **settings}), environment)
+
+
+async def test_the_wait_for_room_ends_with_a_signal():
+    """A handler of a signal cancels the task, which blocks its event loop meanwhile."""
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        time.sleep(0.02)
+
+    async def placing():
+        return _has_room(SimpleNamespace(wait=wait), 60.0)
+
+    task = asyncio.create_task(placing())
+    threading.Timer(0.1, task.cancel).start()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(waits) >= 2
+    assert max(waits) <= 1.0
+    assert not _has_room(SimpleNamespace(wait=wait), 0.1)
+    assert _has_room(SimpleNamespace(wait=lambda seconds: True), 60.0)

@@ -191,5 +191,5 @@ async def test_shared_memory_is_refused_where_a_server_is_elsewhere(session, pla
     launcher = RayLauncher(session, placement.group, [Allocation(0, "another", "10.0.0.9", ())])
     config = EngineConfig(engine="sglang", update_weights_transport="tensor")
     plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, launcher=launcher)
-    with pytest.raises(ConfigError, match="is shared memory, and Ray has placed servers on other machines"):
+    with pytest.raises(ConfigError, match="is shared memory, and there are servers on other machines"):
         await plan.start()

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import ray
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray import session
@@ -56,6 +57,23 @@ def test_an_address_in_the_environment_attaches_only_where_ray_submitted_the_job
     assert cluster_address(own, {"RAY_ADDRESS": "10.0.0.7:6379"}) is None
     assert cluster_address(own, IN_JOB) == "10.0.0.7:6379"
     assert cluster_address(chosen, IN_JOB) == "10.0.0.9:6379"
+
+
+ATTACHED = """
+import os, sys
+from pathlib import Path
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray.session import connected
+from agentrl.errors import ConfigError
+try:
+    with connected(ClusterConfig(cluster="ray", ray_address=sys.argv[1]), Path(sys.argv[2]), os.environ):
+        print("admitted")
+except ConfigError as error:
+    print(error)
+"""
+# Of a Ray on the loopback address.
+HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "", "RAY_AUTH_TOKEN": ""}
+NO_TOKEN = ({}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"metadata": {}}', '{"metadata": null}'])
@@ -141,6 +159,16 @@ def test_a_ray_of_the_runs_own_is_reachable_from_here_alone_and_ends_with_the_ru
         assert refused.returncode != 0
         assert "admitted" not in refused.stdout
         assert "AUTH" in refused.stderr.upper()
+        for variables in NO_TOKEN:
+            attached = subprocess.run(
+                [sys.executable, "-c", ATTACHED, address, str(tmp_path / "other")],
+                env={**os.environ, **HERE, **variables},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert f"asks for a token that is not set here, at ray_address = {address} (" in attached.stdout
     finally:
         if killed:
             driver.send_signal(signal.SIGKILL)
@@ -173,6 +201,24 @@ def address(request):
                 client.setblocking(False)
                 client.connect_ex(listener.getsockname())
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_auto_is_the_ray_of_this_machine_whatever_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "neighbour:6379")
+    found = []
+
+    def init(address, **options):
+        found.append((address, os.environ["RAY_ADDRESS"]))
+        raise ConnectionError("none runs")
+
+    monkeypatch.setattr(ray, "init", init)
+    config = ClusterConfig(cluster="ray", ray_address="auto")
+    expected = pytest.raises(ConfigError, match="no Ray cluster answers at ray_address = auto")
+    with expected, connected(config, tmp_path, {}):
+        pass
+    # Ray takes an empty one as none.
+    assert found == [("auto", "")]
+    assert os.environ["RAY_ADDRESS"] == "neighbour:6379"
 
 
 def test_an_address_without_a_ray_is_one_sentence_within_seconds(tmp_path, address, monkeypatch):

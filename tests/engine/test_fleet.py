@@ -13,7 +13,7 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from agentrl.errors import EngineUnavailableError
+from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.observe.status import processes_in
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
@@ -142,6 +142,56 @@ async def test_requests_wait_while_a_role_has_no_server():
             assert [incident.server for incident in fleet.incidents] == ["decode"]
         finally:
             await fleet.close()
+
+
+async def test_a_server_that_still_gets_its_weights_gets_no_requests_for_the_end_of_another(monkeypatch):
+    async with embedded_server() as (url, _), embedded_server() as (other, _):
+        parts = [Part("regular", url), Part("regular", other)]
+        policy = SGLangPolicy(url, resend_lost=True)
+        fleet = Fleet(parts, None, policy, SharedMemory(), no_op, headers=CONTROL).watch()
+        restored = asyncio.Event()
+        monkeypatch.setattr(fleet._sink, "restore", lambda server: restored.wait())
+        try:
+            parts[0].running = False
+            parts[0].may_start.set()
+            await until(lambda: fleet._members[0].serves and not fleet._members[0].routed)
+            parts[1].running = False
+            await until(lambda: fleet._held_requests is not None)
+            restored.set()
+            await until(lambda: fleet._held_requests is None)
+            assert fleet._members[0].routed
+        finally:
+            await fleet.close()
+
+
+async def test_whatever_keeps_a_server_from_its_start_it_is_tried_again(monkeypatch):
+    """Also what only its machine knows, such as an interpreter that is missing there."""
+    monkeypatch.setattr(asyncio, "sleep", short(asyncio.sleep))
+    events, problems = [], [ConfigError("no interpreter"), OSError("no process"), EngineUnavailableError("x")]
+
+    class Late(Part):
+        async def start(self):
+            if problems:
+                raise problems.pop(0)
+            await super().start()
+
+    async with embedded_server() as (url, _):
+        part, policy = Late("regular", url), SGLangPolicy(url, resend_lost=True)
+        part.may_start.set()
+        fleet = Fleet([part], None, policy, SharedMemory(), no_op, on_event=events.append, headers=CONTROL)
+        fleet.watch()
+        try:
+            part.running = False
+            await until(lambda: fleet.incidents)
+            assert (await fleet.generate([1, 2, 3], Sampling(4), session="x")).finish is Finish.LENGTH
+        finally:
+            await fleet.close()
+    assert sum("was not restarted" in event for event in events) == 3
+
+
+def short(sleep):
+    """A sleep of no more than a tenth of a second."""
+    return lambda seconds, result=None: sleep(min(seconds, 0.1), result)
 
 
 async def test_the_timeline_of_a_run_has_the_service_of_each_server_and_its_updates(tmp_path):

@@ -10,7 +10,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from agentrl.engine.sglang import SGLangPolicy, wire
+from agentrl.engine.sglang import SGLangPolicy, request, wire
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
@@ -226,6 +226,28 @@ async def test_with_resend_lost_the_part_of_a_crashed_server_is_sampled_again(br
     assert completion.token_ids.tolist() == [4, 5, 6, 7, 8]
     assert [request["input_ids"] for request in server.requests] == [[1], [1, 4, 5], [1, 4, 5]]
     assert (policy.counts["lost"], policy.counts["resumed"]) == (1, 1)
+
+
+async def test_a_request_that_a_hanging_server_does_not_end_for_a_hold_is_sent_again(monkeypatch):
+    """Its caller wants its tokens: only an abort of its own ends it without them."""
+    monkeypatch.setattr(request, "ABORT_TIMEOUT_S", 0.3)
+    server = ScriptedServer("hang", generated([4, 5]))
+    async with server.listening() as url:
+        policy = SGLangPolicy(url, resend_lost=True)
+        running = asyncio.create_task(policy.generate([1], Sampling(2), session="a"))
+        await server.request_received.wait()
+        async with policy.held():
+            assert not running.done()
+        completion = await asyncio.wait_for(running, 20)
+        server.replies = ["hang"]
+        aborted = asyncio.create_task(policy.generate([1], Sampling(2), session="a"))
+        await wait_for_requests(server, 3)
+        await policy.abort()
+        with pytest.raises(EngineUnavailableError, match="did not answer"):
+            await aborted
+        await policy.close()
+    assert completion.token_ids.tolist() == [4, 5]
+    assert policy.counts["lost"] == 1
 
 
 async def test_attempts_are_limited():

@@ -172,7 +172,7 @@ class Foreign:
     """Pickle takes it, and no other process has its class."""
 
     def __reduce__(self):
-        return getattr, (os, "no_such_class")
+        return getattr, ("", "no_such_class")
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import pytest
 from agentrl.assembly.config import RunConfig
 from agentrl.config import parse, read_toml
 from agentrl.errors import ConfigError
+from agentrl.observe.history import METRICS
 from agentrl.simulate.config import ModelFile, SimulateSection, Spread
 from agentrl.simulate.engine import SimulatedEngine
 from agentrl.simulate.fitting import described, fitted
@@ -96,8 +97,10 @@ def test_a_run_without_turns_is_refused():
 
 def test_a_folder_without_enough_iterations_is_refused(tmp_path):
     (tmp_path / "config.toml").write_text("")
-    with pytest.raises(ConfigError, match="has 0 trained iterations"):
-        read_recorded(tmp_path)
+    for rows in ("", '{"step": 0, "time_s": 1.0, "eval/before/reward": 0.5}\n'):
+        (tmp_path / METRICS).write_text(rows)
+        with pytest.raises(ConfigError, match="has 0 trained iterations"):
+            read_recorded(tmp_path)
 
 
 def test_episodes_that_are_drawn_have_the_given_medians_and_quantiles():

@@ -183,7 +183,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
     Yields the address of its dashboard; None = it has none, or this process was connected before.
     """
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import AuthenticationError, RayError
 
     if ray.is_initialized():
         yield None
@@ -201,10 +201,12 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
             )
     except (OSError, RuntimeError, ValueError, RayError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        # Ray has an error of its own for a token that is missing or wrong.
-        is_refused = isinstance(error, RayError)
-        found = "the Ray cluster refuses this run" if is_refused else "no Ray cluster answers"
-        advice = "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as it has them" if is_refused else "start one there"
+        found, advice = "no Ray cluster answers", "start one there"
+        # What Ray raises for a token that is missing or wrong, with a long advice of its own.
+        if isinstance(error, AuthenticationError):
+            first = first.partition(". ")[0]
+            found = "the Ray cluster asks for a token that is not set here,"
+            advice = "set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
         raise ConfigError(
             f"{found} at ray_address = {address} ({first}); {advice}, or leave ray_address out."
         ) from error
@@ -217,15 +219,22 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
 
 
 def _check_reachable(address: str) -> None:
-    """Connect to an address once: Ray itself waits for minutes, without a word, where nothing answers.
+    """Ask once: Ray itself waits for minutes, without a word, where nothing answers, or for a wrong token.
 
     Raises:
         OSError: the machine does not answer, or refuses.
+        RuntimeError, RayError: the cluster asks for a token, which is missing here or is another one.
     """
+    import ray
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+
     host, _, port = address.rpartition(":")
     # Others are `auto` and addresses of Ray's client.
     if host and "/" not in host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        # Without a token that it is to send, the client ends the process.
+        ensure_token_if_auth_enabled(create_token_if_missing=False)
+        vars(ray._raylet)["GcsClient"](address=address)
 
 
 def _print_nothing() -> None:

@@ -158,7 +158,9 @@ class SGLangPolicy:
             # No server can report more of the likeliest tokens.
             sampling = replace(sampling, top_k=self.vocab_size)
         draft = Draft(sampling, self.decode)
-        pending = self._pending[session] = PendingRequest(draft, deadline, next(self._numbers))
+        pending = self._pending[session] = PendingRequest(
+            draft, deadline, next(self._numbers), is_resent=self.resend_lost
+        )
         self._follow_loads()
         try:
             async with deadline:
@@ -331,7 +333,8 @@ class SGLangPolicy:
         salt = str(self._version) if self.salt is None else self.salt
         try:
             body = wire.generate_body(pending.rid, ids, draft.rest, salt)
-            reply = await self._connection.generate(body, session)
+            async with pending.in_flight(self.url):
+                reply = await self._connection.generate(body, session)
             may_run = False
         except UntouchedError:
             may_run = False

@@ -25,7 +25,7 @@ from agentrl.engine.sglang.memory import ServerMemory
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
-from agentrl.errors import EngineError
+from agentrl.errors import AgentRLError, EngineError
 from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import Completion
 
@@ -197,9 +197,9 @@ class Fleet:
 
     @property
     def _serves(self) -> bool:
-        """Whether every role has a server in service."""
+        """Whether every role has a server in service that gets requests."""
         roles = {member.process.role for member in self._members}
-        return roles == {member.process.role for member in self._members if member.serves}
+        return roles == {member.process.role for member in self._members if member.serves and member.routed}
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[float]:
@@ -264,7 +264,7 @@ class Fleet:
             await member.control.end_all()
 
     async def _hangs(self, member: _Member) -> bool:
-        if await member.control.healthy(self.health.timeout_s) or self._updating:
+        if await member.control.healthy(self.health.timeout_s) or self._updating or self._memory.tags:
             return False
         await asyncio.sleep(_POLL_S)  # a process that has just exited does not hang
         return member.process.running
@@ -289,7 +289,8 @@ class Fleet:
         while True:
             try:
                 return await restart()
-            except EngineError as error:
+            # Also what only its machine knows, such as an interpreter that is missing there.
+            except (AgentRLError, OSError) as error:
                 failures += 1
                 wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
                 self.on_event(f"{name} was not restarted: {error} The next attempt is in {wait_s:g} s.")

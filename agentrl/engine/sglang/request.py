@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.kept import kept_tokens
-from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.errors import EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.protocols import Sampling
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray
 
@@ -172,10 +173,11 @@ class PendingRequest:
     number: of the call, in order. rid: of the last HTTP request. ticket: True admits the call, False ends its
     wait. aborted: it is to end with its tokens so far. sent: a server may be processing it. idle: no HTTP
     request is in flight. interrupted: the last HTTP request is ended to make room in a cache. overdue: no
-    server answered the abort.
+    server answered the abort. flight: the deadline of the HTTP request in flight. is_resent: a request that a
+    server has lost is sent again.
     """
 
-    def __init__(self, draft: Draft, deadline: asyncio.Timeout, number: int) -> None:
+    def __init__(self, draft: Draft, deadline: asyncio.Timeout, number: int, *, is_resent: bool) -> None:
         loop = asyncio.get_running_loop()
         self.draft, self.deadline, self.number = draft, deadline, number
         self.rid = ""
@@ -187,14 +189,29 @@ class PendingRequest:
         self.aborted = asyncio.Event()
         self.interrupted = False
         self.overdue = False
+        self.flight = asyncio.timeout(None)
+        self.is_resent = is_resent
 
     def mark_sent(self) -> None:
         """Record that it is about to be sent, with a new rid."""
         # An abort ends every rid with its prefix: no rid may be a prefix of another.
         self.rid = uuid.uuid4().hex
         self.sent = True
-        self.interrupted = False
+        self.interrupted = self.overdue = False
         self.idle.clear()
+
+    @asynccontextmanager
+    async def in_flight(self, url: str) -> AsyncIterator[None]:
+        """A block in which a server has the HTTP request.
+
+        Raises:
+            EngineUnavailableError: it did not end the request, as an abort asked it to.
+        """
+        try:
+            async with asyncio.timeout(None) as self.flight:
+                yield
+        except TimeoutError:
+            raise EngineUnavailableError(f"{url} did not end a request in {ABORT_TIMEOUT_S:g} s.") from None
 
     def mark_returned(self, *, may_run: bool) -> None:
         """Record that no HTTP request is in flight. may_run: a server may still be processing it."""
@@ -219,9 +236,11 @@ class PendingRequest:
         rid = self.rid
         # One that was interrupted may be sent again at once, under another rid.
         while not self.idle.is_set() and self.rid == rid:
-            if loop.time() > deadline_s and not self.deadline.expired():
+            if loop.time() > deadline_s and not (self.overdue or self.deadline.expired()):
                 self.overdue = True
-                self.deadline.reschedule(loop.time())
+                # One that only had to pause is sent again.
+                paused = self.is_resent and not self.aborted.is_set()
+                (self.flight if paused else self.deadline).reschedule(loop.time())
             if not aborted:
                 await abort(rid)
             idle = asyncio.ensure_future(self.idle.wait())

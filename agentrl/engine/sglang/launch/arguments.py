@@ -184,6 +184,11 @@ async def _probe_arguments(python: Path, environment: Mapping[str, str]) -> Argu
     try:
         async with asyncio.timeout(_PROBE_S):
             out, err = await process.communicate()
+    except TimeoutError:
+        raise ConfigError(
+            f"{python} did not report SGLang's arguments in {_PROBE_S:g} s; see whether `{python} -c 'import "
+            "sglang'` hangs."
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()

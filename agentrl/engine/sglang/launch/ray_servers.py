@@ -114,6 +114,7 @@ class RayServer:
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
         self._port: int | None = None
+        self._url: str | None = None
         self._actor: RemoteObject | None = None
         self._starting: PendingCall | None = None
         self._serving: PendingCall | None = None
@@ -137,8 +138,9 @@ class RayServer:
 
     @property
     def url(self) -> str:
-        """Its address, once it was checked or started."""
-        return url_of(self.settings.host, self.port)
+        """Its address, once it was checked or started; of one that moves the last, until it is checked."""
+        assert self._url is not None, "its machine chooses a port when it is checked"
+        return self._url
 
     @property
     def running(self) -> bool:
@@ -183,6 +185,7 @@ class RayServer:
         opened = await self._reply(actor.call("check"))
         assert isinstance(opened, Opened), opened
         self._port, self.bootstrap_port = opened.port, opened.bootstrap_port
+        self._url = url_of(self.settings.host, self.port)
         if opened.problem:
             await self.stop()
             raise ConfigError(opened.problem)
