@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,6 +26,7 @@ from agentrl.cluster.placement import (
     described,
     layout_of,
 )
+from agentrl.cluster.ray.placement import _has_room
 from agentrl.errors import ConfigError, UserError
 from agentrl.types import Resources
 
