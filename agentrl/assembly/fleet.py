@@ -121,6 +121,7 @@ class FleetPlan:
             servers = [ExternalServer(server, first_wait_s) for server in urls]
             transport = _transport(self.model, self.config, self.folder, _reach_of(urls))
             fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
+            fleet.stays = True
         except EngineError as error:
             await policy.close()
             raise ConfigError(str(error)) from error

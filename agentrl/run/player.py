@@ -5,6 +5,7 @@ It builds its environment, rewards and renderer by the run's configuration, as t
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import AsyncIterator
@@ -42,7 +43,8 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
     source = open_source(setup.directory)
     renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
     world = World(make_env, scorer, renderer, play_episode=play)
-    opponent_setup = OpponentSetup(config.rendering, setup.folder / "opponents")
+    # Each player has opponents of its own.
+    opponent_setup = OpponentSetup(config.rendering, setup.folder / f"opponents-{os.getpid()}")
     async with (
         opened_opponents(config.env.opponents, env, addresses, opponent_setup) as opponents,
         _own_policy(setup, source) as own,

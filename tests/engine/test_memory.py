@@ -70,6 +70,26 @@ async def test_a_server_that_is_restarted_meanwhile_releases_what_the_others_rel
         assert rig.lost == []
 
 
+async def test_servers_that_others_go_on_using_get_their_memory_and_their_weights_again(
+    tmp_path: Path,
+) -> None:
+    async with open_rig(tmp_path, Scheduler(), Scheduler()) as rig:
+        memory = memory_of(rig)
+        await rig.send(1)
+        await memory.release(BOTH)
+        for scheduler in rig.schedulers:
+            scheduler.calls.clear()
+        await memory.give_back()
+        await rig.expect_version(1)
+        for scheduler in rig.schedulers:
+            assert not scheduler.released
+            assert not scheduler.paused
+            resumed = [number for number, call in enumerate(scheduler.calls) if "resume_memory" in call]
+            (sent, *_) = [number for number, call in enumerate(scheduler.calls) if "update_weights" in call]
+            assert resumed[0] < sent < resumed[1]
+        assert memory.tags == set()
+
+
 async def test_a_server_that_dies_is_reported_and_the_others_resume(tmp_path: Path) -> None:
     async with open_rig(tmp_path, Scheduler(), Scheduler()) as rig:
         memory = memory_of(rig)
@@ -97,7 +117,11 @@ async def test_a_fleet_holds_its_requests_while_agentrls_own_server_has_released
         assert freed is not None
         await fleet.resume_memory(["kv_cache"])
         assert engine.cache_bytes == cache
+        # A run that is interrupted in the trainer's turn.
+        await fleet.release_memory(["kv_cache"])
+        fleet.stays = True
         await fleet.close()
+        assert engine.cache_bytes == cache
 
 
 async def _no_op() -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         PlacementGroupSchedulingStrategy,
     )
 
-_CONTROL = "control"
-_CONTROL_THREADS = 2
+_CONTROL, _CONCURRENT = "control", "concurrent"
+_THREADS = {_CONTROL: 1, _CONCURRENT: 2}
 
 
 class _Method(Protocol):
@@ -31,7 +31,8 @@ class Actor:
 
     num_gpus: those of its bundle that Ray shows it (count); 0 = Ray chooses none.
 
-    Calls run one after the other, in their order; those with `control` in threads of their own, meanwhile.
+    Calls run one after the other, in their order; those with `concurrent` meanwhile, two at a time; those with
+    `control`, which take no time, wait for neither.
     """
 
     def __init__(
@@ -47,9 +48,7 @@ class Actor:
 
         remote = cast(Callable[..., Callable[[type[object]], _ActorClass]], ray.remote)
         options = {"num_gpus": num_gpus} if num_gpus else {}
-        actor_class = remote(
-            num_cpus=0, max_restarts=0, concurrency_groups={_CONTROL: _CONTROL_THREADS}, **options
-        )(kind)
+        actor_class = remote(num_cpus=0, max_restarts=0, concurrency_groups=_THREADS, **options)(kind)
         named = actor_class.options(name=name, namespace=namespace, scheduling_strategy=strategy)
         self._handle = named.remote(*args)
 
@@ -57,8 +56,12 @@ class Actor:
         """Begin a call after all earlier ones. An argument that is a reference arrives as its value."""
         return self._method(method).remote(*args)
 
+    def concurrent(self, method: str, *args: object) -> ObjectRef[object]:
+        """Begin a call now, whatever the others do."""
+        return self._method(method).options(concurrency_group=_CONCURRENT).remote(*args)
+
     def control(self, method: str, *args: object) -> ObjectRef[object]:
-        """Begin a call now."""
+        """Begin a call now that takes no time."""
         return self._method(method).options(concurrency_group=_CONTROL).remote(*args)
 
     def kill(self) -> None:

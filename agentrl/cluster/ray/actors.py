@@ -213,9 +213,9 @@ class RemoteObject:
         """Begin a call with arguments that are in the object store."""
         return PendingCall(self, self._actor.call("call", method, args.ref))
 
-    def aside(self, method: str, *args: object) -> PendingCall:
+    def call_concurrently(self, method: str, *args: object) -> PendingCall:
         """Begin a call of a method now, whatever else the object does; it must be safe in another thread."""
-        return PendingCall(self, self._actor.control("aside", method, *args))
+        return PendingCall(self, self._actor.concurrent("call_concurrently", method, *args))
 
     def print_stacks(self) -> None:
         """Have the process print the stacks of its threads into its log now."""

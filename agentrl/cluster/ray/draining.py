@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _POLL_S = 1.0
 _JOIN_S = 5.0
@@ -53,10 +53,13 @@ class Draining:
 
     def _read(self) -> None:
         from ray._private.state import state
+        from ray.exceptions import RayError
 
-        # Unix time in milliseconds; 0 = no deadline.
-        deadlines = state.get_draining_nodes()
-        self._deadlines = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in deadlines.items()}
+        # Ray's head may be out of reach for a while: the next reply has it.
+        with suppress(RayError):
+            # Unix time in milliseconds; 0 = no deadline.
+            deadlines = state.get_draining_nodes()
+            self._deadlines = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in deadlines.items()}
 
 
 def in_words(left_s: float) -> str:

@@ -43,7 +43,7 @@ class Identity(NamedTuple):
 
 
 class ObjectHost:
-    """The class of the actor. Calls of the object run one after the other; those of `aside` meanwhile.
+    """The class of the actor. Calls of the object run one after the other; those of `call_concurrently` meanwhile.
 
     An exception of the object is printed into the log, and raised as a ClusterError.
     """
@@ -78,7 +78,7 @@ class ObjectHost:
         with _Reported():
             return getattr(self._object, method)(*args)
 
-    def aside(self, method: str, *args: object) -> object:
+    def call_concurrently(self, method: str, *args: object) -> object:
         """Call a method of the object while another call runs."""
         with _Reported():
             return getattr(self._object, method)(*args)

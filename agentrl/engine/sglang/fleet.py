@@ -76,6 +76,7 @@ class Fleet:
     transport: of weights to them. end: stops them; `close` calls it last.
     on_event: called with a sentence whenever a server starts or ends.
     title: before the names of servers, in the status and the timeline of the run.
+    stays: whether the servers go on running for others after `end`.
     headers: of control calls (`Authorization`).
     incidents: servers that were replaced, in order. clients: all that send requests to the servers; other
     processes are added to them.
@@ -90,6 +91,7 @@ class Fleet:
     on_event: Callable[[str], None] = _ignore
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     title: str = ""
+    stays: bool = False
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +178,9 @@ class Fleet:
         try:
             ended = await asyncio.gather(*self._watchers, return_exceptions=True)
             await self.policy.close()
+            if self.stays and self._memory.tags:
+                with suppress(EngineError):
+                    await self._memory.give_back()
             await self._sink.close()
             for member in self._members:
                 await member.control.close()

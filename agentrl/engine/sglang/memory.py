@@ -74,6 +74,22 @@ class ServerMemory:
                 held, self._held = self._held, AsyncExitStack()
                 await held.aclose()
 
+    async def give_back(self) -> None:
+        """Allocate all of it again in servers that go on running for others, with the weights of the last
+        update.
+
+        Raises:
+            EngineError: a server refused.
+        """
+        async with self._lock:
+            tags, self.tags = self.tags, set()
+            servers = self._servers()
+            if "weights" in tags:
+                await results_of(self._resume(server, {"weights"}) for server in servers)
+                await results_of(self._sink.restore(server) for server in servers)
+            await results_of(self._resume(server, tags) for server in servers)
+            await self._held.aclose()
+
     async def renew(self, server: Server) -> None:
         """Release the memory of a server that was restarted, as the others have released theirs.
 

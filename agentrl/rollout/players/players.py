@@ -310,6 +310,8 @@ class Players:
     def _on_ended(self, number: int, reason: str = "") -> None:
         """The player's process has ended, or is ended for a reason."""
         player = self._players[number]
+        if player.has_ended:
+            return
         player.has_ended = True
         player.closed()
         if self._is_closed or self._failure is not None:

@@ -85,7 +85,7 @@ class RayPlayer:
         self._is_closing = True
         self._end_watch()
         if self._created.is_done:
-            self._actor.aside("close")
+            self._actor.call_concurrently("close")
 
     async def end_reason(self) -> str:
         """How the player, its actor or its machine ended."""
@@ -106,11 +106,11 @@ class RayPlayer:
             ClusterError: it has gone.
         """
         await self._created.reply()
-        return cast(int, await self._actor.aside("pid").reply())
+        return cast(int, await self._actor.call_concurrently("pid").reply())
 
     def _kill(self) -> None:
         if self._created.is_done and not self.machine_is_gone:
-            completed([self._actor.aside("end")], _KILL_S)
+            completed([self._actor.call_concurrently("end")], _KILL_S)
         self._actor.close()
 
     def _send_all(self, data: bytes) -> None:
@@ -122,10 +122,10 @@ class RayPlayer:
             node = (await self._actor.identified()).node
             self._watching = asyncio.create_task(self._watch(node))
             await self._created.reply()
-            while received := await self._actor.aside("receive").reply():
+            while received := await self._actor.call_concurrently("receive").reply():
                 for data in cast(Sequence[bytes], received):
                     self._receive(messages.unpickled(data))
-            exit_description = await self._actor.aside("exit_description").reply()
+            exit_description = await self._actor.call_concurrently("exit_description").reply()
             self._reason = str(exit_description or "closed its pipe")
         except ClusterError as error:
             self._reason = str(error)

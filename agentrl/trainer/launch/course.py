@@ -49,7 +49,7 @@ class RankCourse:
         self._all_enter(ENDED)
 
     @contextmanager
-    def aside(self, rank: int) -> Iterator[Callable[[object], object]]:
+    def concurrent(self, rank: int) -> Iterator[Callable[[object], object]]:
         """The block of work beside the calls of a rank; yields what takes its `Reply`, and returns the value.
 
         Such work may overlap.

@@ -72,12 +72,12 @@ class RankSnapshot:
 
     def free(self) -> None:
         """Have the rank free the memory, without waiting."""
-        self._rank.aside("free_snapshot", self._number)
+        self._rank.call_concurrently("free_snapshot", self._number)
 
     async def _reply(self, method: str, argument: object) -> object:
-        with self._course.aside(0) as receive:
+        with self._course.concurrent(0) as receive:
             try:
-                reply = receive(await self._rank.aside(method, self._number, argument).reply())
+                reply = receive(await self._rank.call_concurrently(method, self._number, argument).reply())
             except ClusterError as error:
                 raise self._failure(error) from None
         if isinstance(reply, Refused):

@@ -220,7 +220,7 @@ class RayServer:
     def terminate(self) -> None:
         """Begin to end it, without waiting."""
         if self._actor is not None and self._serving is not None:
-            self._actor.aside("terminate")
+            self._actor.call_concurrently("terminate")
 
     async def stop(self) -> None:
         """End it and all its children, then its actor, and wait. Does nothing where it does not run."""
