@@ -31,8 +31,8 @@ class Actor:
 
     num_gpus: those of its bundle that Ray shows it (count); 0 = Ray chooses none.
 
-    Calls run one after the other, in their order; those with `concurrent` meanwhile, two at a time. Those with
-    `control` take no time, and wait for none of them.
+    Calls run one after the other, in their order; those with `concurrent` meanwhile, two at a time. Those
+    with `control` take no time, and wait for none of them.
     """
 
     def __init__(

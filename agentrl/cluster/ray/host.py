@@ -45,7 +45,8 @@ class Identity(NamedTuple):
 class ObjectHost:
     """The class of the actor.
 
-    Calls of the object run one after the other; those of `call_concurrently` meanwhile. An exception of the object is printed into the log, and raised as a ClusterError.
+    Calls of the object run one after the other; those of `call_concurrently` meanwhile. An exception of the
+    object is printed into the log, and raised as a ClusterError.
     """
 
     def __init__(self, settings: HostSettings) -> None:
