@@ -14,6 +14,8 @@ from agentrl.errors import ConfigError
 from tests.engine.feeding import open_rig
 from tests.engine.scheduling import Scheduler
 
+NEAR, FAR = "near", "far"
+
 
 @pytest.mark.parametrize("gpus", [(0,), (1,), (2, 1), (1, 0)])
 async def test_a_group_is_of_gloo_where_servers_are_on_the_senders_gpu(tmp_path, gpus):
@@ -33,15 +35,15 @@ async def test_a_group_is_of_gloo_where_servers_are_on_the_senders_gpu(tmp_path,
 def test_servers_that_run_elsewhere_already_get_their_weights_through_the_network(tmp_path, monkeypatch):
     here = _reach_of(["http://127.0.0.1:1", "http://localhost:2"])
     assert here == (HOST, True)
-    config = EngineConfig(engine="sglang", sglang_url="http://far:2")
+    config = EngineConfig(engine="sglang", sglang_url=f"http://{FAR}:2")
     assert isinstance(_transport(tmp_path, config, tmp_path, here), SharedMemory)
 
-    monkeypatch.setattr(fleet, "address_to", {"far": "near", HOST: None}.get)
-    away = _reach_of(["http://127.0.0.1:1", "http://far:2"])
-    assert away == ("near", False)
+    monkeypatch.setattr(fleet, "address_to", {FAR: NEAR, HOST: None}.get)
+    away = _reach_of(["http://127.0.0.1:1", f"http://{FAR}:2"])
+    assert away == (NEAR, False)
     transport = _transport(tmp_path, config, tmp_path, away)
     assert isinstance(transport, Distributed)
-    assert (transport._host, transport._check_loaded) == ("near", False)
+    assert (transport._host, transport._check_loaded) == (NEAR, False)
     shared = config.model_copy(update={"update_weights_transport": "tensor"})
     with pytest.raises(ConfigError, match="leave it out, or choose distributed"):
         _transport(tmp_path, shared, tmp_path, away)

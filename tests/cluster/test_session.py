@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -112,6 +113,19 @@ def ancestors(pid: int) -> list[int]:
     return chain
 
 
+def attached(address: str, folder: Path, variables: Mapping[str, str]) -> str:
+    """What a run with these variables prints that attaches to the address; it takes some seconds at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACHED, address, str(folder)],
+        env={**os.environ, **HERE, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout
+
+
 def listening(pids: set[int]) -> set[tuple[str, int]]:
     """Where these processes listen: the address, as the kernel writes it, and the port."""
     inodes = set()
@@ -160,15 +174,8 @@ def test_a_ray_of_the_runs_own_is_reachable_from_here_alone_and_ends_with_the_ru
         assert "admitted" not in refused.stdout
         assert "AUTH" in refused.stderr.upper()
         for variables in NO_TOKEN:
-            attached = subprocess.run(
-                [sys.executable, "-c", ATTACHED, address, str(tmp_path / "other")],
-                env={**os.environ, **HERE, **variables},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert f"asks for a token that is not set here, at ray_address = {address} (" in attached.stdout
+            refusal = attached(address, tmp_path / "other", variables)
+            assert f"asks for a token that is not set here, at ray_address = {address} (" in refusal
     finally:
         if killed:
             driver.send_signal(signal.SIGKILL)
