@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from tests.engine.serving import save_tiny, sglang_python
 from tests.flow.runs import journal_of
-from tests.trainer.megatron.launching import descendants
+from tests.trainer.megatron.launching import descendants, words_of
 
 PLAYED = {"n": 4, "seed": 3, "temperature": 0.0, "rollout_max_context_len": 256, "split": "test"}
 SERVED = {"engine": "sglang", "num_cpus_per_server": 0.5}
@@ -47,7 +47,7 @@ def test_an_evaluation_on_ray_plays_what_servers_of_this_machine_play(tmp_path):
     assert texts(on_ray) == texts(local)
     assert (on_ray / "ray" / "logs" / "raylet.out").exists()
     assert "host='127.0.0.1'" in (on_ray / "engine" / "server-0.log").read_text()
-    assert not descendants(os.getpid())
+    assert not {pid: words_of(pid) for pid in descendants(os.getpid())}
     # Where its servers are is no part of what an evaluation is: it is finished, and starts nothing.
     again = agentrl.evaluate(ENV, model, quiet=True, output_dir=str(on_ray), resume=True, **served, **PLAYED)
     assert again.as_json() == there.as_json()

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray import session
+from agentrl.cluster.ray import head, session
 from agentrl.cluster.ray.session import cluster_address, connected, is_job, passed_variables
 from agentrl.errors import ConfigError
 
@@ -208,6 +208,23 @@ def address(request):
                 client.setblocking(False)
                 client.connect_ex(listener.getsockname())
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.full
+def test_a_ray_that_did_not_come_up_is_started_once_more(tmp_path, monkeypatch):
+    """As on a machine that is too busy for the time that Ray gives its raylet."""
+    address, starts = head._address, []
+
+    def first_is_none(session, process, log, *, is_last):
+        starts.append(process)
+        return None if len(starts) == 1 else address(session, process, log, is_last=is_last)
+
+    monkeypatch.setattr(head, "_address", first_is_none)
+    with head.own_head(tmp_path) as started:
+        assert started.address.startswith("127.0.0.1:")
+        assert starts[0].poll() is not None
+        assert starts[1].poll() is None
+    assert len(starts) == 2
 
 
 def test_auto_is_the_ray_of_this_machine_whatever_the_environment_names(tmp_path, monkeypatch):

@@ -24,7 +24,9 @@ from agentrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 _PREFIX = "agentrl-ray-"
+_CURRENT = "ray_current_cluster"
 _START_S = 120.0
+_MOST_STARTS = 2
 _POLL_S = 0.05
 _GRACE_S = 3.0
 _LAST_LINES = 5
@@ -61,10 +63,14 @@ def own_head(folder: Path) -> Iterator[Head]:
     }
     log = folder / "head.log"
     try:
-        with _started(session, variables, log) as process:
-            address = _address(session, process, log)
-            _link(folder / "logs", session)
-            yield Head(address, variables)
+        for number in range(1, _MOST_STARTS + 1):
+            with _started(session, variables, log) as process:
+                address = _address(session, process, log, is_last=number == _MOST_STARTS)
+                if address is None:
+                    continue
+                _link(folder / "logs", session)
+                yield Head(address, variables)
+                return
     finally:
         # On a full disk they are lost, and not the error of the run.
         with suppress(OSError):
@@ -84,6 +90,7 @@ def _started(session: Path, variables: dict[str, str], log: Path) -> Iterator[su
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
+    (session / _CURRENT).unlink(missing_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
             guard.command(command, _GRACE_S),
@@ -110,11 +117,14 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _address(session: Path, process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address that the head writes when it is up."""
-    file, deadline = session / "ray_current_cluster", time.monotonic() + _START_S
+def _address(session: Path, process: subprocess.Popen[bytes], log: Path, *, is_last: bool) -> str | None:
+    """The address that the head writes when it is up; None = it ended, as on a machine that is too busy for
+    Ray's limit of 30 s, and may be started again."""
+    file, deadline = session / _CURRENT, time.monotonic() + _START_S
     while not (address := file.read_text().strip() if file.exists() else ""):
         if process.poll() is not None or time.monotonic() > deadline:
+            if not is_last:
+                return None
             how = "did not start in time" if process.poll() is None else "ended while it started"
             lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise ConfigError(
@@ -133,9 +143,9 @@ def _remove_stale(logs: Path) -> None:
 
 
 def _link(logs: Path, session: Path) -> None:
-    """Have `logs` lead to those of the running session."""
-    for target in session.glob("session_2*/logs"):
-        logs.symlink_to(target)
+    """Have `logs` lead to those of the running session, the last one."""
+    if targets := sorted(session.glob("session_2*/logs")):
+        logs.symlink_to(targets[-1])
 
 
 def _keep_logs(logs: Path) -> None:
