@@ -168,7 +168,7 @@ def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listenin
     message = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
     if not listening:
         # Both have failed when somebody asks, rank 0 because rank 1 has gone.
-        processes._send_to_all(pickled(("update", (batch(),))))
+        processes._send_to_all("update", pickled(("update", (batch(),))))
         wait_until(lambda: not any(map(alive, processes.pids)))
     with pytest.raises(TrainerError, match=message):
         processes.call("update", batch())
