@@ -182,6 +182,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
 
     Yields the address of its dashboard; None = it has none, or this process was connected before.
     """
+    _check_listening(address)
     import ray
     from ray.exceptions import AuthenticationError, RayError
 
@@ -189,7 +190,7 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         yield None
         return
     try:
-        _check_reachable(address)
+        _check_admitted(address)
         # Ray would prefer this variable to `auto`.
         with _environment({_ADDRESS: ""}), _same_handler():
             context = ray.init(
@@ -199,17 +200,15 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (OSError, RuntimeError, ValueError, RayError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        found, advice = "no Ray cluster answers", "start one there"
-        # What Ray raises for a token that is missing or wrong, with a long advice of its own.
-        if isinstance(error, AuthenticationError):
-            first = first.partition(". ")[0]
-            found = "the Ray cluster asks for a token that is not set here,"
-            advice = "set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
+    except AuthenticationError as error:
+        # Its text goes on with a long advice of Ray's own.
         raise ConfigError(
-            f"{found} at ray_address = {address} ({first}); {advice}, or leave ray_address out."
+            f"the Ray cluster asks for a token that is not set here, at ray_address = {address} "
+            f"({str(error).partition('. ')[0]}); set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN, or leave "
+            "ray_address out."
         ) from error
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise _no_answer(address, error) from error
     dashboard = context.dashboard_url
     _print_nothing()
     try:
@@ -218,23 +217,46 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
-    """Ask once: Ray itself waits for minutes, without a word, where nothing answers, or for a wrong token.
+def _check_listening(address: str) -> None:
+    """Connect once: Ray itself waits for minutes, without a word, where nothing answers.
 
     Raises:
-        OSError: the machine does not answer, or refuses.
-        RuntimeError, RayError: the cluster asks for a token, which is missing here or is another one.
+        ConfigError: the machine does not answer, or refuses.
+    """
+    if (endpoint := _endpoint_of(address)) is not None:
+        try:
+            socket.create_connection(endpoint, _CONNECT_S).close()
+        except OSError as error:
+            raise _no_answer(address, error) from error
+
+
+def _check_admitted(address: str) -> None:
+    """Ask once: for a token that is missing or wrong, too, Ray waits for minutes.
+
+    Raises:
+        AuthenticationError: the cluster asks for a token, which is missing here or is another one.
     """
     import ray
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
-    host, _, port = address.rpartition(":")
-    # Others are `auto` and addresses of Ray's client.
-    if host and "/" not in host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    if _endpoint_of(address) is not None:
         # Without a token that it is to send, the client ends the process.
         ensure_token_if_auth_enabled(create_token_if_missing=False)
         vars(ray._raylet)["GcsClient"](address=address)
+
+
+def _endpoint_of(address: str) -> tuple[str, int] | None:
+    """The host and the port; None = `auto`, or an address of Ray's client."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if host and "/" not in host and port.isdigit() else None
+
+
+def _no_answer(address: str, error: Exception) -> ConfigError:
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(
+        f"no Ray cluster answers at ray_address = {address} ({first}); start one there, or leave "
+        "ray_address out."
+    )
 
 
 def _print_nothing() -> None:
