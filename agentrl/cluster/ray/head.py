@@ -58,6 +58,8 @@ def own_head(folder: Path) -> Iterator[Head]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": _token(),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Nobody reads them; with ray[default], this process would go on connecting to who collected them.
+        "RAY_enable_metrics_collection": "0",
         # Settings of the user's other clusters.
         "RAY_ADDRESS": "",
     }
