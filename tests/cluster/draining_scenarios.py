@@ -198,6 +198,8 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
         ray.kill(holder)
         await drain(address)
         await asyncio.wait_for(process.wait(), 300)
+    # This process would end with a Ray that takes longer than a minute to end.
+    ray.shutdown()
     return {
         "code": process.returncode,
         "out": (folder / "out").read_text(),
