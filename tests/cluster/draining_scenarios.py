@@ -21,9 +21,9 @@ from pathlib import Path
 
 from agentrl.observe import reconcile
 from agentrl.observe.history import attempts
-from agentrl.observe.status import read_status
 from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines
 from tests.cluster.guide_scripts import script, write_program
+from tests.cluster.runs_on_two_machines import places_in
 from tests.flow.runs import HEARING, options_of
 from tests.flow.worlds import Recalling
 from tests.rollout import noting_process as noting
@@ -193,7 +193,7 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
     with (folder / "out").open("wb") as out:
         process = await asyncio.create_subprocess_exec(*command_of(folder, address), stdout=out, stderr=out)
         await until(lambda: num_trained(path) >= 2 or process.returncode is not None, 300)
-        before = read_status(path).processes
+        before = places_in(path)
         num_before = num_trained(path)
         ray.kill(holder)
         await drain(address)
@@ -206,7 +206,7 @@ async def whole_run(folder: Path, address: str) -> dict[str, object]:
         "num_before": num_before,
         "attempts": [[attempt.ended, attempt.resumed_from] for attempt in attempts(path)],
         "before": before,
-        "after": read_status(path).processes,
+        "after": places_in(path),
         "problems": reconcile(path).problems,
     }
 
