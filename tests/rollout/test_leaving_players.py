@@ -128,6 +128,7 @@ async def test_a_player_whose_machine_is_going_away_gets_no_new_group(tmp_path):
     engine.is_held.clear()
     players, lines = players_in(tmp_path, engine, launcher := Machines(2))
     async with players:
+        await until(lambda: all(player.is_open for player in players._players))
         first = await in_flight(players, engine, short_prompt(0))
         launcher.leave(1)
         others = [asyncio.create_task(players.play(short_prompt(index), 0)) for index in (1, 2)]

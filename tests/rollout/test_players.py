@@ -131,6 +131,14 @@ async def test_a_player_that_cannot_be_started_at_first_leaves_none_behind(tmp_p
     assert not alive(await first.pid())
 
 
+async def test_a_player_without_a_group_takes_those_of_one_that_stands_still_while_it_starts(tmp_path):
+    players, lines = players_in(tmp_path, Engine(), LocalPlayers(2))
+    async with players, asyncio.timeout(60.0):
+        os.kill(await players.processes[0].pid(), signal.SIGSTOP)
+        assert (await players.play(prompt(0), version=0)).group.id == "g0"
+    assert not lines
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 async def test_players_that_are_child_processes(scenario, tmp_path):
     await scenario(tmp_path, LocalPlayers)

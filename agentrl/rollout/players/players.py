@@ -37,7 +37,7 @@ class Players:
     episodes. on shutdown: every process is ended. A process that ends, or that sends nothing for `SILENT_S`,
     is replaced, and its groups are played again from reset under the same ordinals, or from where they were
     begun. Where its machine is going away, they are stopped, where they can be, and go on at other players.
-    Groups of a player that is not open yet wait for it, or go to others that have ended one.
+    Groups of a player that is not open yet wait for it, or go to others that have less to play.
 
     launcher: where they run, and how many. engine: for the requests of all. on_event: called with a sentence
     where a player has ended. clients: of the engine, where players send requests to its servers themselves.
@@ -227,6 +227,7 @@ class Players:
                 self._dispatch.opened(number)
                 for ordinal in self._dispatch.of(number):
                     self._send_group(ordinal)
+                self._take_over(number)
             case messages.Failed():
                 self._fail(message.error)
             case messages.Played():
@@ -387,10 +388,11 @@ class Players:
             player.process.send(flight.message)
 
     def _take_over(self, number: int) -> None:
-        """A player that has ended a group gets one that waits for another player, if there is one."""
+        """A player that has less to play than others gets groups that wait for these."""
         if not self._players[number].takes_groups or self._is_stopping:
             return
-        waiting = (o for o, flight in self._flights.items() if flight.waits and not flight.outcome.done())
-        if (ordinal := next(waiting, None)) is not None:
-            self._dispatch.move(ordinal, number)
-            self._send_group(ordinal)
+        for ordinal in [ordinal for ordinal, flight in self._flights.items() if flight.waits]:
+            holder = self._dispatch.at(ordinal)
+            if holder is not None and len(self._dispatch.of(holder)) > len(self._dispatch.of(number)):
+                self._dispatch.move(ordinal, number)
+                self._send_group(ordinal)
