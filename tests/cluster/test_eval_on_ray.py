@@ -47,7 +47,9 @@ def test_an_evaluation_on_ray_plays_what_servers_of_this_machine_play(tmp_path):
     assert texts(on_ray) == texts(local)
     assert (on_ray / "ray" / "logs" / "raylet.out").exists()
     assert "host='127.0.0.1'" in (on_ray / "engine" / "server-0.log").read_text()
-    assert not {pid: words_of(pid) for pid in descendants(os.getpid())}
+    # The resource tracker of this process's multiprocessing stays, once anything has started it.
+    left = {pid: words_of(pid) for pid in descendants(os.getpid())}
+    assert not {pid: words for pid, words in left.items() if not any(b"resource_tracker" in w for w in words)}
     # Where its servers are is no part of what an evaluation is: it is finished, and starts nothing.
     again = agentrl.evaluate(ENV, model, quiet=True, output_dir=str(on_ray), resume=True, **served, **PLAYED)
     assert again.as_json() == there.as_json()

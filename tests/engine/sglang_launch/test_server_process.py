@@ -77,6 +77,22 @@ async def test_a_server_that_ends_is_an_error_with_its_log(tmp_path: Path) -> No
     assert "words of another day" in (tmp_path / "server-0.log").read_text()
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_server_that_found_a_port_taken_is_started_once_more(tmp_path: Path, times: int) -> None:
+    (folder := tmp_path / "collisions").mkdir()
+    server = ServerProcess(settings(tmp_path / "logs", "collides", str(folder), str(times)))
+    if times == 1:
+        await server.start()
+        assert len(list(folder.iterdir())) == 1
+        assert all(map(alive, about(server)["pids"]))
+        await server.stop()
+    else:
+        with pytest.raises(EngineUnavailableError, match="name: EADDRINUSE, message: address already in use"):
+            await server.start()
+        assert not server.running
+    assert server.log.read_text().count("EADDRINUSE") == times
+
+
 async def test_a_server_that_hangs_while_it_starts_is_stopped(tmp_path: Path) -> None:
     server = ServerProcess(settings(tmp_path, "hangs", first_wait_s=1.0))
     with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: give it longer"):

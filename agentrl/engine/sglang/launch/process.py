@@ -14,13 +14,14 @@ from agentrl.engine.config import Role
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineUnavailableError
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0
 _KEY_VARIABLE, _KEY_MODULE = "AGENTRL_SERVER_KEY", "agentrl_sglang_key"
 _KEY_FOLDER = Path(inside.__file__).parent
 _LAST_PORT = 65_535 - PORT_OFFSET
+_PORT_IS_TAKEN = "EADDRINUSE"
 # A log line for every request costs time and disk space.
 DEFAULTS: Mapping[str, Value] = {"log_level_http": "warning"}
 """The default arguments of every server."""
@@ -163,14 +164,22 @@ class ServerProcess(Listener):
     async def start(self) -> None:
         """Start or restart it, and wait until it is healthy. On interruption it is stopped.
 
+        It is started once more where a port of SGLang's choice was taken before SGLang bound it.
+
         Raises:
             ConfigError: the interpreter, or an argument, is invalid.
             EngineUnavailableError: it ended, or was not healthy after first_wait_s; with the last lines of
                 its log.
         """
-        await self._start_process(
-            await self.command(),
-            self.settings.environment_of(self.gpus),
-            grace_s=GRACE_S,
-            within_s=self.settings.first_wait_s,
-        )
+        command = await self.command()
+        try:
+            await self._start_once(command)
+        except EngineUnavailableError:
+            # SGLang chooses further ports seconds before it binds them, among those of outgoing connections.
+            if _PORT_IS_TAKEN not in self.log_tail():
+                raise
+            await self._start_once(command)
+
+    async def _start_once(self, command: Sequence[str]) -> None:
+        variables, within_s = self.settings.environment_of(self.gpus), self.settings.first_wait_s
+        await self._start_process(command, variables, grace_s=GRACE_S, within_s=within_s)

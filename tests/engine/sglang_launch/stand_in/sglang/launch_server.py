@@ -1,7 +1,8 @@
 """Listens as SGLang does: three processes and more, healthy after a while.
 
 --habit ends: prints three lines and ends with code 3. hangs: is never healthy. stubborn: ignores SIGTERM, and
-so do its children. meets FOLDER N: is healthy when N servers have started with the same folder.
+so do its children. meets FOLDER N: is healthy when N servers have started with the same folder. collides
+FOLDER N: the first N that start with the folder find a port taken, as SGLang says it, and are killed.
 GET /about returns its arguments, some of its environment, and the pids of all its processes.
 """
 
@@ -22,6 +23,9 @@ SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(100)"]
 APART = "import time; print(flush=True); time.sleep(100)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {APART}"
 TIDY = "import os, sys; open(os.environ['TIDIED'], 'w').write(sys.stdin.read() + 'yes')"
+TAKEN = """torch.distributed.DistNetworkError: The socket has failed to listen on any local network address.
+port: 43645, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+Received sigquit from a child process. It usually means the child failed."""
 REPORTED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "SGLANG_USE_CPU_ENGINE",
@@ -42,6 +46,10 @@ def main() -> None:
     if habit == "ends":
         print("one line\nanother\n\x1b[31mno room for the weights", file=sys.stderr, flush=True)
         sys.exit(3)
+    if habit == "collides" and len(list(Path(details[0]).iterdir())) < int(details[1]):
+        Path(details[0], str(os.getpid())).touch()
+        print(TAKEN, file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
     if habit == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "TIDIED" in os.environ:
