@@ -154,7 +154,7 @@ for _ in range(6):
 time.sleep(60)
 """
 # The first thread of a process has ended, so the kernel shows no memory under the number of the process.
-# malloc reserves up to 64 MB of addresses for a thread where they happen to be aligned; what is left is enough.
+# malloc reserves up to 64 MB of addresses for a thread, where they happen to be aligned; the rest is enough.
 HEADLESS = """
 import ctypes, os, platform, threading, time
 def hog():
