@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.losses import to_device
+
 _SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds the padding."""
 
@@ -65,8 +67,8 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
         stop,
         len(run),
         longest,
-        torch.from_numpy(fold.reshape(-1)).to(device),
-        torch.from_numpy(unfold).to(device),
+        to_device(fold.reshape(-1), device),
+        to_device(unfold, device),
     )
 
 

@@ -8,31 +8,39 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from itertools import pairwise
+from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.losses import to_device
 from agentrl.trainer.attention import attention_within, folds_of, with_shared_heads
 
 _log = logging.getLogger(__name__)
 _HALF = (torch.bfloat16, torch.float16)
+_AMPERE, _HOPPER = (8, 0), (9, 0)
 
 
 class Ends(NamedTuple):
-    """The ends of a row's sequences. bounds: int32, 0 first; longest: tokens of the longest."""
+    """The ends of a row's sequences. bounds: int32 on the device, 0 first. lengths: on the host."""
 
     bounds: Tensor
-    longest: int
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Ends:
+        """Sequences of these lengths, one after the other."""
+        return cls(to_device(np.cumsum([0, *lengths], dtype=np.int32), device), tuple(lengths))
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence; synchronizes with the GPU."""
-        return tuple(stop - start for start, stop in pairwise(self.bounds.tolist()))
+    def longest(self) -> int:
+        """Tokens of the longest."""
+        return max(self.lengths)
 
 
 class Sides(NamedTuple):
@@ -57,15 +65,27 @@ class Kernel(NamedTuple):
 
 
 def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
-    """flash-attn, torch's own variable-length attention, or SDPA: the first that is installed and supported.
+    """The first of these that is installed and runs there; the FlashAttentions need half precision.
 
-    The first two run on GPUs, in half precision.
+    flash-attn 3 (Hopper), flash-attn 2, torch's own variable-length attention (from 2.12), the
+    FlashAttention-2 under it (2.11), SDPA.
     """
     if device.type == "cuda" and dtype in _HALF:
-        for kernel in (_flash_attn(), _varlen_of_torch()):
+        for kernel in (_flash_attn_3(device), _flash_attn(), _varlen_of_torch(), _flash_of_torch(device)):
             if kernel is not None:
                 return kernel
     return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
+
+
+def advice(device: torch.device, kernel: Kernel) -> str | None:
+    """What would make attention faster on a GPU; None = nothing that is known."""
+    if device.type != "cuda" or kernel.name.startswith("flash-attn 3"):
+        return None
+    if kernel.attend is by_length:
+        return "bf16 = true, on a GPU of 2020 or newer, gives FlashAttention, which is several times as fast"
+    if torch.cuda.get_device_capability(device) == _HOPPER:
+        return "flash-attn 3 (the package flash_attn_3) would be faster on this GPU"
+    return None
 
 
 def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
@@ -92,17 +112,39 @@ def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale
     return torch.cat(outputs)
 
 
+def _places(sides: Sides) -> tuple[Tensor, Tensor, int, int]:
+    """Bounds of queries and keys, and the longest of each: what all of these kernels take."""
+    return sides.queries.bounds, sides.keys.bounds, sides.queries.longest, sides.keys.longest
+
+
+def _flash_attn_3(device: torch.device) -> Kernel | None:
+    module = _imported("flash_attn_interface")
+    attention = getattr(module, "flash_attn_varlen_func", None)
+    if attention is None or torch.cuda.get_device_capability(device) != _HOPPER:
+        return None
+    return Kernel(f"flash-attn 3 {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+
+
 def _flash_attn() -> Kernel | None:
+    module = _imported("flash_attn")
+    if module is None:
+        return None
+    attention = getattr(module, "flash_attn_varlen_func", None)
+    if attention is None:
+        _log.warning("flash-attn is installed, but cannot be used: it has no flash_attn_varlen_func")
+        return None
+    return Kernel(f"flash-attn {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+
+
+def _imported(name: str) -> ModuleType | None:
     """None where it is not installed, or built for another torch."""
-    if find_spec("flash_attn") is None:
+    if find_spec(name) is None:
         return None
     try:
-        flash_attn = importlib.import_module("flash_attn")
-        attention, version = flash_attn.flash_attn_varlen_func, flash_attn.__version__
-    except (ImportError, AttributeError) as error:
-        _log.warning("flash-attn is installed, but cannot be used: %s", error)
+        return importlib.import_module(name)
+    except ImportError as error:
+        _log.warning("%s is installed, but cannot be used: %s", name.replace("_", "-"), error)
         return None
-    return Kernel(f"flash-attn {version}", partial(_flash, attention))
 
 
 def _flash(
@@ -113,10 +155,9 @@ def _flash(
     sides: Sides,
     scale: float | None,
 ) -> Tensor:
-    (bounds, longest), (key_bounds, longest_key) = sides
-    return attention(
-        query, key, value, bounds, key_bounds, longest, longest_key, softmax_scale=scale, causal=True
-    )
+    out = attention(query, key, value, *_places(sides), softmax_scale=scale, causal=True)
+    # Some versions of flash-attn 3 return the normalisers, too.
+    return out[0] if isinstance(out, tuple) else out
 
 
 def _varlen(
@@ -127,13 +168,7 @@ def _varlen(
     sides: Sides,
     scale: float | None,
 ) -> Tensor:
-    (bounds, longest), (key_bounds, longest_key) = sides
-    return attention(
-        *(query, key, value, bounds, key_bounds, longest, longest_key),
-        scale=scale,
-        window_size=(-1, 0),
-        enable_gqa=True,
-    )
+    return attention(query, key, value, *_places(sides), scale=scale, window_size=(-1, 0), enable_gqa=True)
 
 
 def _varlen_of_torch() -> Kernel | None:
@@ -145,3 +180,19 @@ def _varlen_of_torch() -> Kernel | None:
     if not {"scale", "window_size", "enable_gqa"} <= parameters.keys():
         return None
     return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))
+
+
+def _flash_of_torch(device: torch.device) -> Kernel | None:
+    """The operator under `varlen_attn`, whose heads may share keys; None where torch lacks it, or the GPU."""
+    if not torch.backends.cuda.is_flash_attention_available():
+        return None
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return None
+    return Kernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
+
+
+def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, *_places(sides), 0.0, True, False, scale=scale
+    )[0]
+    return out
