@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from subprocess import SubprocessError
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -60,7 +61,8 @@ def compiles(device: torch.device) -> bool:
     """Whether torch can compile kernels for a GPU here: it needs Triton and a C compiler."""
     try:
         torch.compile(lambda x: (x * 2).sum())(torch.ones(64, device=device))
-    except Exception as error:  # noqa: BLE001 - whatever the compiler lacks, the functions run without it
+    # A missing Triton or C compiler shows as any of these.
+    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         _log.warning("kernels: one for each operation, since torch cannot compile here: %s", reason[0])
         return False

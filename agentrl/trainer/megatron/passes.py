@@ -13,9 +13,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import compute_device
-from agentrl.trainer.megatron.model.kernels import Ends
 from agentrl.trainer.megatron.model.layers import PackedRow
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device

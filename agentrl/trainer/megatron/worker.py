@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
+from agentrl.trainer.attention import fastest
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
@@ -21,7 +22,6 @@ from agentrl.trainer.megatron.gather import gathered
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
-from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import padded

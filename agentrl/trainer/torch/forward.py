@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import Head, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import folds_of
+from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
@@ -40,7 +40,7 @@ def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
         input_ids=to_device(row.input_ids_T, device)[None],
         position_ids=to_device(row.position_ids_T, device)[None],
         use_cache=False,
-        folds=folds_of(row.lengths, device),
+        ends=Ends.of(row.lengths, device),
     ).last_hidden_state[0]
     return states.index_select(0, to_device(row.predictor_N, device))
 

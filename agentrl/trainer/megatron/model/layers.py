@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from agentrl.losses import fused, to_device
+from agentrl.trainer.attention import Ends, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Family
-from agentrl.trainer.megatron.model.kernels import Ends, Sides, fastest
 from agentrl.trainer.megatron.model.rows import pieces_of
 
 

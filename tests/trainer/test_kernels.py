@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.megatron.model.kernels import Ends, Sides, by_length, fastest
+from agentrl.trainer.attention import Ends, Sides, by_length, fastest
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)
@@ -89,7 +89,7 @@ def test_one_that_cannot_share_keys_is_left_alone(monkeypatch):
 
 
 FLASH_ATTN = """
-from tests.trainer.megatron.test_kernels import per_sequence, sides_of
+from tests.trainer.test_kernels import per_sequence, sides_of
 __version__ = '9.8'
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                            dropout_p=0.0, softmax_scale=None, causal=False):
