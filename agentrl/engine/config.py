@@ -204,12 +204,6 @@ class EngineConfig(Section):
         """GPUs of the policy's servers (count)."""
         return sum(group.num_engines * self.gpus_of(group) for group in self.groups)
 
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all servers: the policy's first, then those of further models (count)."""
-        models = self.sglang_models.values()
-        return self.num_policy_gpus + sum(model.num_engines * model.num_gpus_per_engine for model in models)
-
     def reports_kept_ids(self, top_k: int) -> bool:
         """Whether the engine is known to report which ids top_p and top_k keep, with this top_k."""
         return self.engine == "embedded" or reports_prefix(top_k)

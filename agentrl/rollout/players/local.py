@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.errors import WorldBrokenError
+from agentrl.gpus import variables_of
 from agentrl.processes import Child, ProcessFailure
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
@@ -23,13 +24,17 @@ _LONGEST = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayers:
-    """Starts players as child processes. size: players that run at once (count)."""
+    """Starts players as child processes. size: players that run at once (count).
+
+    gpus: those of each, as in CUDA_VISIBLE_DEVICES; left out, they see those of this process.
+    """
 
     size: int
+    gpus: Sequence[Sequence[str]] = ()
 
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> LocalPlayer:
         """Start a player; see `PlayerLauncher`."""
-        return LocalPlayer(number, plan, log, events)
+        return LocalPlayer(number, plan, log, events, self.gpus[number] if self.gpus else ())
 
 
 class LocalPlayer:
@@ -37,9 +42,11 @@ class LocalPlayer:
 
     machine_is_gone = False
 
-    def __init__(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> None:
+    def __init__(
+        self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents, gpus: Sequence[str] = ()
+    ) -> None:
         self.log = log
-        self._child = Child(plan.module, (), log)
+        self._child = Child(plan.module, (), log, variables_of(gpus))
         self.name = f"player {number} (process {self._child.pid})"
         self._pipe = DriverPipe(self._child.pipe, events)
         self._pipe.send_plan(plan.plan)
