@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -29,7 +29,7 @@ from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError
-from agentrl.gpus import check_gpus, in_words, num_gpus, own_gpus
+from agentrl.gpus import check_gpus, in_words, num_gpus, own_gpus, variables_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.rollout.players.ray_players import RayPlayers
@@ -43,6 +43,7 @@ EVALUATIONS = "evaluations"
 """Fleets of servers: of the policy, and of an engine of evaluations alone."""
 _MODELS = "sglang_models."
 T = TypeVar("T")
+C = TypeVar("C", bound=RunConfig)
 Needs: TypeAlias = dict[str, list[ServerNeeds]]
 """What the servers of each fleet take, by its name."""
 
@@ -77,11 +78,11 @@ class Places(Protocol):
 class LocalPlaces:
     """Processes on this machine, each with its GPUs. fleets: those of each server, by the fleet's name.
 
-    colocated: whether ranks and servers share GPUs since they take turns.
+    colocated: whether ranks and servers share GPUs since they take turns. Left out, no process has one.
     """
 
-    gpus: LocalGpus
-    fleets: Mapping[str, Sequence[Sequence[str]]]
+    gpus: LocalGpus = field(default_factory=LocalGpus)
+    fleets: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     colocated: bool = False
     has_players_elsewhere: bool = False
     dashboard: str = ""
@@ -93,7 +94,7 @@ class LocalPlaces:
     @property
     def players(self) -> LocalPlayers:
         """The GPUs of the players."""
-        return LocalPlayers(len(self.gpus.players), self.gpus.players)
+        return LocalPlayers(len(self.gpus.players), [variables_of(gpus) for gpus in self.gpus.players])
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> Processes:
         """Start ranks; see `Processes`."""
@@ -404,6 +405,24 @@ def cluster_facts(config: RunConfig) -> dict[str, JSON]:
     }
 
 
+def is_for_gpus(config: RunConfig) -> bool:
+    """Whether ranks get GPUs, for a dry run: here, or on the machine that the run is for.
+
+    It is for another one where this has no GPU, and bf16 or a server asks for some.
+    """
+    if config.trainer.trainer != "megatron" or own_gpus():
+        return ranks_have_gpus(config)
+    servers = chain.from_iterable(server_needs(config).values())
+    return ranks_have_gpus(config) or config.trainer.bf16 or any(server.gpus for server in servers)
+
+
+def with_precision(config: C, *, bf16: bool) -> C:
+    """The run with bf16 as it acts, where that was left out."""
+    if config.trainer.was_set("bf16") or "bf16" in config.inactive or not bf16:
+        return config
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"bf16": True})})
+
+
 def planned_gpus(config: RunConfig) -> LocalGpus:
     """The GPUs of a run on this machine, as `local_places` hands them out.
 
@@ -414,9 +433,7 @@ def planned_gpus(config: RunConfig) -> LocalGpus:
     """
     if own_gpus():
         return local_places(config).gpus
-    servers = chain.from_iterable(server_needs(config).values())
-    is_for_gpus = config.trainer.bf16 or any(server.gpus for server in servers)
-    layout = run_layout(config, has_gpus=is_for_gpus)
+    layout = run_layout(config, has_gpus=is_for_gpus(config))
     return layout.on_one_machine([str(number) for number in range(layout.num_gpus)])
 
 

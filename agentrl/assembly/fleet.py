@@ -145,7 +145,7 @@ class FleetPlan:
             log_folder=self.folder,
             role=group.worker_type,
             device="cuda" if gpus else "cpu",
-            arguments={**own, **_values(config.sglang), **_values(group.sglang)},
+            arguments={**own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
             python_path=(LOADER_FOLDER,),
             first_wait_s=config.rollout_health_check_first_wait,

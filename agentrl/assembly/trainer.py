@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cluster import Places
+from agentrl.assembly.cluster import LocalPlaces, Places
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -41,7 +41,7 @@ class TrainerFactory:
 
     config: RunConfig
     folder: Path
-    places: Places
+    places: Places = field(default_factory=LocalPlaces)
     _torch: Ranks | None = None
     _started: list[Ranks] = field(default_factory=list)
 

@@ -80,9 +80,9 @@ class LocalGpus(NamedTuple):
     All are in the form of CUDA_VISIBLE_DEVICES; a process without any has none of the run's.
     """
 
-    ranks: tuple[tuple[str, ...], ...]
-    servers: tuple[tuple[str, ...], ...]
-    players: tuple[tuple[str, ...], ...]
+    ranks: tuple[tuple[str, ...], ...] = ()
+    servers: tuple[tuple[str, ...], ...] = ()
+    players: tuple[tuple[str, ...], ...] = ()
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from agentrl.assembly.cluster import LocalPlaces, card_facts, check_machines, cluster_facts, planned_gpus
+from agentrl.assembly.cluster import (
+    LocalPlaces,
+    card_facts,
+    check_machines,
+    cluster_facts,
+    is_for_gpus,
+    planned_gpus,
+    with_precision,
+)
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
@@ -80,8 +88,9 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     folder = RunFolder.of(config)
     if (run is not None and Path(run).is_dir()) or (resume and folder.holds_run):
         # It writes nothing where a run resumes.
-        start_of(run, settings, resume=resume)
+        config = start_of(run, settings, resume=resume).config
     else:
+        config = with_precision(config, bf16=is_for_gpus(config))
         folder.check_free(config)
     check_machines(config, os.environ)
     return run_until_signal(_validated(config, folder))
