@@ -83,7 +83,6 @@ def test_a_setting_of_the_half_that_a_run_leaves_out_is_refused_by_its_name(
         ("max_turns", 3, {**REPLAY, "warm_start_steps": 1}),
         ("rollout_temperature", 0.5, PLAYS_ONLY),
         ("num_steps_per_rollout", 2, {**PLAYS_ONLY, "global_batch_size": 64}),
-        ("bf16", True, {**PLAYS_ONLY, **SERVERS}),
     ],
 )
 def test_a_setting_of_the_other_half_acts(name, value, under):
