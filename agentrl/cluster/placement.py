@@ -138,7 +138,13 @@ class Layout:
 
     @property
     def least_gpus(self) -> int:
-        """GPUs that one machine needs at least: of the ranks, or of all others (count)."""
+        """GPUs that one machine needs at least: of the ranks, or of all others, if these share them (count).
+
+        Where servers take turns with ranks, their GPUs are shared already, and the others need more.
+        """
+        of_ranks = {slot.bundle for slot in self.ranks}
+        if any(slot.bundle in of_ranks for slot in self.servers):
+            return self.num_gpus
         return max(self._num_of_ranks, self.num_gpus - self._num_of_ranks)
 
     @property

@@ -131,8 +131,14 @@ def test_the_torch_trainer_leaves_all_to_servers(monkeypatch):
 @pytest.mark.parametrize(
     ("visible", "sentence"),
     [
-        ("4", r"CUDA_VISIBLE_DEVICES = '4' gives this run 1 GPU, and its servers need 3; have more, or lower"),
-        ("", r"CUDA_VISIBLE_DEVICES = '' gives this run no GPUs, and its servers need 3; have more, or lower"),
+        (
+            "4",
+            r"CUDA_VISIBLE_DEVICES = '4' gives this run 1 GPU, and its servers need 3; have more, or lower",
+        ),
+        (
+            "",
+            r"CUDA_VISIBLE_DEVICES = '' gives this run no GPUs, and its servers need 3; have more, or lower",
+        ),
         (None, r"this machine has 2 GPUs, and its servers need 3; have more, or lower rollout_num_gpus_per"),
     ],
 )

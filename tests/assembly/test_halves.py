@@ -10,7 +10,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import listed_inactive, load_config
 from agentrl.config import parse, read_toml, write_toml
 from agentrl.errors import ConfigError
-from tests.assembly.test_every_setting import SERVERS, config_of, file_with
+from tests.assembly.test_every_setting import config_of, file_with
 
 REPLAY, PLAYS_ONLY = {"replay": "runs/x"}, {"debug_rollout_only": True}
 WITHOUT_EFFECT = [

@@ -121,7 +121,9 @@ def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(memory_module, "present_gpus", lambda: (Gpu("0", "H100", 80 << 30), Gpu("1", "unknown", 0)))
+    monkeypatch.setattr(
+        memory_module, "present_gpus", lambda: (Gpu("0", "H100", 80 << 30), Gpu("1", "unknown", 0))
+    )
     memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
     with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
         memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
@@ -205,7 +207,9 @@ def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
     words = [f"--{key.replace('_', '-')}={value}" for key, value in served(model, **settings).items()]
     main(["train", "--dry-run", *words])
     assert "GPU 0 rank 0, policy server 0" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UserError, match="this machine has 1 GPU, and its servers need 2; have more, or lower"):
+    with pytest.raises(
+        UserError, match="this machine has 1 GPU, and its servers need 2; have more, or lower"
+    ):
         dry_run(None, served(model, **settings, rollout_num_engines=2))
     assert not torch.cuda.is_initialized()
 
