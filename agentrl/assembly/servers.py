@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import FleetPlan, model_plan
 from agentrl.engine.config import EngineConfig
-from agentrl.gpus import num_gpus
+from agentrl.gpus import own_gpus
 
 _FROM_MODEL = "--model-path"
 
@@ -45,7 +45,7 @@ async def check_servers(config: RunConfig, model: Path) -> ServerCheck:
         for plan in plans.values()
         for group in plan.config.groups
     )
-    if required and not num_gpus() and not _is_installed(engine):
+    if required and not own_gpus() and not _is_installed(engine):
         missing = "SGLang is not installed here, so the arguments of servers were not checked."
         return ServerCheck(required, {}, (missing,))
     commands = {
@@ -60,8 +60,7 @@ def _plans(config: RunConfig, model: Path) -> Iterator[tuple[str, FleetPlan]]:
     """The plans of all servers that the run starts, by the names of their models."""
     engine, folder = config.engine, Path()
     if engine.engine == "sglang" and engine.sglang_url is None:
-        dtype = None if config.trainer.bf16 else "float32"
-        policy = FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore, dtype=dtype)
+        policy = FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore)
         yield "policy", policy
         if config.has_eval_engine:
             yield "evaluations", policy

@@ -13,7 +13,7 @@ from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
-from agentrl.assembly.cluster import EVALUATIONS, POLICY, RunCluster, title_of
+from agentrl.assembly.cluster import EVALUATIONS, POLICY, Places, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
@@ -121,10 +121,10 @@ class Records:
             ),
         )
 
-    def joined(self, cluster: RunCluster | None) -> None:
-        """Show the dashboard of the run's cluster, if it has one."""
-        if cluster is not None and (notice := cluster.session.notice) is not None:
-            self.monitor.dashboard = cluster.session.dashboard or ""
+    def placed(self, places: Places) -> None:
+        """Show what there is to know of the places of the run, and the dashboard of a cluster."""
+        self.monitor.dashboard = places.dashboard
+        if (notice := places.notice) is not None:
             self.console.line(notice)
 
     @property
@@ -217,12 +217,10 @@ async def engines_of(
     setup = EngineSetup(
         records.folder.engine,
         records.console.line,
-        # The dtype of published weights; with bf16, the dtype in the model's config.
-        dtype=None if config.trainer.bf16 else "float32",
         releases=config.trainer.offloads_rollout,
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
-        launcher=processes.launcher(POLICY),
+        launcher=processes.places.launcher(POLICY),
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
     if not (evaluates and config.has_eval_engine):
@@ -231,8 +229,7 @@ async def engines_of(
         folder=setup.folder / EVAL_ENGINE,
         releases=False,
         process=processes.eval_engine,
-        first_gpu=config.engine.num_gpus,
-        launcher=processes.launcher(EVALUATIONS),
+        launcher=processes.places.launcher(EVALUATIONS),
         title=title_of(EVALUATIONS),
     )
     async with AsyncExitStack() as started:
