@@ -38,7 +38,8 @@ class CudaError(RuntimeError):
 class CudaMemory:
     """Memory of a GPU, until `free`; its contents are undefined at first.
 
-    device: a GPU with its number. bytes_B: uint8, on the device; no part of it may be used after `free`. handle: for other processes.
+    device: a GPU with its number. bytes_B: uint8, on the device; no part of it may be used after `free`.
+    handle: for other processes.
 
     Raises:
         MemoryError: the GPU does not have so much.

@@ -23,6 +23,9 @@ from agentrl.weights.cuda import CudaError, CudaMemory
 Fill = Callable[[Sequence[TensorSpec], Tensor], None]
 """Writes tensors end to end into uint8 memory of their size."""
 
+_RESERVED_BYTES = 1 << 30
+"""What weights for other processes leave free on a GPU, for whatever is computed next."""
+
 _ALIGNMENT = 256
 _COLUMNS = 4096
 _CHUNK_BYTES = 64 << 20
@@ -60,16 +63,16 @@ class Packed(NamedTuple):
 
 
 def allocated(device: torch.device, num_bytes: int) -> DeviceMemory | None:
-    """Memory of a GPU; None = the device is none, has not so much, or makes no handles."""
+    """Memory of a GPU; None = the device is none, makes no handles, or would have too little left."""
     if device.type != "cuda":
         return None
+    if torch.cuda.mem_get_info(device)[0] < num_bytes + _RESERVED_BYTES:
+        # What torch keeps and no tensor uses.
+        torch.cuda.empty_cache()
     try:
-        try:
-            return CudaMemory(device, num_bytes)
-        except MemoryError:
-            # What torch keeps and no tensor uses.
-            torch.cuda.empty_cache()
-            return CudaMemory(device, num_bytes)
+        if torch.cuda.mem_get_info(device)[0] < num_bytes + _RESERVED_BYTES:
+            raise MemoryError(f"the GPU has no {num_bytes / 1e9:.1f} GB to spare")
+        return CudaMemory(device, num_bytes)
     except (MemoryError, CudaError, OSError) as error:
         _log.warning("weights go through the host's memory, not from card to card: %s", error)
         return None
@@ -104,12 +107,12 @@ def packed(layout: Layout, memory: DeviceMemory, fill: Fill) -> Packed:
     parts = tuple(map(DevicePart, layout.loads, layout.starts, numbers))
     is_finite = not extremes or bool(torch.stack(extremes).isfinite().all())
     named = (
-        pair for load, span_B in zip(layout.loads, spans, strict=True) for pair in tensors_of(load, span_B)
+        pair for load, span_B in zip(layout.loads, spans, strict=True) for pair in views_in(load, span_B)
     )
     return Packed(memory, DeviceWeights(memory.handle, parts), None if is_finite else non_finite(named))
 
 
-def tensors_of(load: Sequence[TensorSpec], bytes_B: Tensor) -> Iterator[tuple[str, Tensor]]:
+def views_in(load: Sequence[TensorSpec], bytes_B: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors that lie end to end in some bytes, as views, by name."""
     start = 0
     for spec in load:
@@ -164,7 +167,7 @@ def _keys(device: torch.device) -> Tensor:
 def _floats(load: Sequence[TensorSpec], span_B: Tensor) -> Iterator[Tensor]:
     """The floating-point numbers of a bucket: in one view, where all have one type."""
     dtypes = {torch_dtype(spec.dtype) for spec in load}
-    pairs = tensors_of(load, span_B) if len(dtypes) > 1 else [("", span_B.view(dtype)) for dtype in dtypes]
+    pairs = views_in(load, span_B) if len(dtypes) > 1 else [("", span_B.view(dtype)) for dtype in dtypes]
     for _, tensor in pairs:
         if tensor.is_floating_point() and tensor.numel():
             # torch has no minimum of the types of one byte.

@@ -134,10 +134,10 @@ class Sender:
         )
 
     def pack(self):
-        from agentrl.weights.device import allocated, layout_of, packed, tensors_of
+        from agentrl.weights.device import allocated, layout_of, packed, views_in
 
         def fill(load, bytes_B) -> None:
-            for name, tensor in tensors_of(load, bytes_B):
+            for name, tensor in views_in(load, bytes_B):
                 tensor.copy_(self.source.get_parameter(name))
 
         with torch.no_grad():
@@ -157,56 +157,81 @@ def doomed(device: torch.device, num_bytes: int) -> None:
     time.sleep(600)
 
 
-def checks(device: torch.device, others: Sequence[torch.device], num_bytes: int) -> bool:
-    sender, good = Sender(device, num_bytes), True
-    size = sum(tensor.nbytes for tensor in sender.source.parameters())
+class Report:
+    """Prints one line for each check. good: none has failed. size: of what is sent (bytes)."""
 
-    def say(name: str, ok: bool, seconds: float = 0.0, **more: object) -> None:
-        nonlocal good
-        good &= ok
-        rate = {"seconds": round(seconds, 5), "GB/s": round(size / seconds / 1e9, 1)} if seconds else {}
+    def __init__(self, size: int) -> None:
+        self.good, self.size = True, size
+
+    def say(self, name: str, ok: bool, seconds: float = 0.0, **more: object) -> None:
+        self.good &= ok
+        rate = {"seconds": round(seconds, 5), "GB/s": round(self.size / seconds / 1e9, 1)} if seconds else {}
         print(json.dumps({"check": name, "ok": ok, **rate, **more}), flush=True)
 
-    with torch.no_grad():
-        for _ in range(2):
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            copies = [tensor.clone() for tensor in sender.source.parameters()]
-            torch.cuda.synchronize(device)
-            seconds = time.perf_counter() - began
-    del copies
-    torch.cuda.empty_cache()
-    say("a copy on the card, for comparison", True, seconds)
-    free_at_first = torch.cuda.mem_get_info(device)[0]
-    for attempt in ("first", "second", "third"):
+    def timed(self, name: str, do: Callable[[], object], device: torch.device) -> object:
         torch.cuda.synchronize(device)
         began = time.perf_counter()
-        packed = sender.pack()
-        seconds = time.perf_counter() - began
-        say(f"pack, {attempt}", packed.not_finite is None, seconds, bytes=size)
+        result = do()
+        torch.cuda.synchronize(device)
+        self.say(name, True, time.perf_counter() - began)
+        return result
+
+
+def checks(device: torch.device, others: Sequence[torch.device], num_bytes: int) -> bool:
+    sender = Sender(device, num_bytes)
+    report = Report(sum(tensor.nbytes for tensor in sender.source.parameters()))
+    for attempt in ("first", "second"):
+        report.timed(
+            f"a copy on the card, for comparison, {attempt}",
+            lambda: [tensor.clone() for tensor in sender.source.parameters()],
+            device,
+        )
+    torch.cuda.empty_cache()
+    free_at_first = torch.cuda.mem_get_info(device)[0]
+    for attempt in ("first", "second", "third"):
+        packed = report.timed(f"pack, {attempt}", sender.pack, device)
+        report.say("its numbers are finite", packed.not_finite is None)
         if attempt != "third":
             packed.memory.free()
-    request = request_of(packed.weights)
+    to_the_host(report, packed)
     for other in others:
-        server = Process("server", other, num_bytes)
-        where = "same card" if other == device else "another card"
-        for attempt in ("first", "second", "third"):
-            reply = server.ask(request)
-            ok = reply["error"] is None and reply["sums"] == sums_of(sender.source)
-            say(f"load, {where}, {attempt}", ok, reply["seconds"], error=reply["error"])
-        refused(say, server, packed, request)
-        say_given_back(say, server, sender, num_bytes, request)
-        server.kill()
+        served(report, "same card" if other == device else "another card", other, sender, packed, num_bytes)
     packed.memory.free()
     torch.cuda.empty_cache()
     left = free_at_first - torch.cuda.mem_get_info(device)[0]
-    say("all memory of the sender is given back", left < 64 << 20, bytes=left)
+    report.say("all memory of the sender is given back", left < 64 << 20, bytes=left)
     with torch.no_grad():
         sender.source.p3.data[1, 1] = torch.nan
     packed = sender.pack()
-    say("a number that is not finite is named", packed.not_finite == "p3", found=packed.not_finite)
+    report.say("a number that is not finite is named", packed.not_finite == "p3", found=packed.not_finite)
     packed.memory.free()
-    return good
+    return report.good
+
+
+def to_the_host(report: Report, packed) -> None:
+    from agentrl.weights.host_copy import HostCopy
+
+    copy, bytes_B = HostCopy(), packed.memory.bytes_B
+    target_B = torch.zeros(len(bytes_B), dtype=torch.uint8)
+    for attempt in ("first", "second"):
+        report.timed(
+            f"to the host, through pinned memory, {attempt}",
+            lambda: copy.copy(bytes_B, target_B),
+            bytes_B.device,
+        )
+    report.say("the host has the same bytes", bool(torch.equal(target_B.to(bytes_B.device), bytes_B)))
+
+
+def served(report: Report, where: str, device: torch.device, sender: Sender, packed, num_bytes: int) -> None:
+    server = Process("server", device, num_bytes)
+    request = request_of(packed.weights)
+    for attempt in ("first", "second", "third"):
+        reply = server.ask(request)
+        ok = reply["error"] is None and reply["sums"] == sums_of(sender.source)
+        report.say(f"load, {where}, {attempt}", ok, reply["seconds"], error=reply["error"])
+    refused(report.say, server, packed, request)
+    say_given_back(report.say, server, sender, num_bytes, request)
+    server.kill()
 
 
 def refused(say: Callable[..., None], server: Process, packed, request: dict) -> None:
