@@ -36,10 +36,10 @@ from agentrl.engine.sglang.launch.listener import HOST
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
+from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.types import JSON
 
@@ -223,8 +223,9 @@ def _reach_of(urls: Sequence[str]) -> _Reach:
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -> Transport:
-    """The configured transport; left out, shared memory, or a process group where one is elsewhere.
+    """The configured transport; left out, memory of this machine, or a process group where one is elsewhere.
 
+    From a rank on a GPU to servers that can map it, memory is that of the card; else the host's.
     A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. With NCCL a
     rank would send from its GPU, which refuses two ranks on one GPU, and that may be a server's.
 
@@ -240,7 +241,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
     written = folder / "weights"
     match chosen or ("tensor" if reach.host == HOST else "distributed"):
         case "tensor":
-            return SharedMemory()
+            return CudaIpc()
         case "distributed":
             # The weights are read back through shared memory.
             return Distributed(host=reach.host, backend="gloo", check_loaded=reach.is_local)
