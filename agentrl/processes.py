@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from agentrl.files import compiler_caches
+
 _STDERR = 2
 _END_S = 5.0
 _ORPHAN_GRACE_S = 4.0
@@ -52,7 +54,12 @@ class Child:
                 stdout=out,
                 stderr=out,
                 pass_fds=[child_end.fileno()],
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={
+                    "OMP_NUM_THREADS": "1",
+                    **compiler_caches(os.environ),
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
             )
         # Only the child holds its end: this end reports EOF once the child has ended.
         child_end.close()

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
@@ -49,6 +50,7 @@ class MegatronWorker(Recorder):
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
         bonus = needs_entropy_gradient(plan.policy.loss)
+        report_phase("loading weights")
         self._learn(
             "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
         )
