@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -13,6 +14,12 @@ from agentrl.errors import DiskError
 
 _FULL_OR_READ_ONLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_COMPILERS: Final = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",
+}
 
 
 def write_text(path: Path, text: str, *, errors: Literal["strict", "replace"] = "strict") -> None:
@@ -69,3 +76,41 @@ def is_refused_write(error: OSError, folder: Path | None = None) -> bool:
         return True
     is_below = folder is not None and str(error.filename).startswith(str(folder))
     return error.errno in _FORBIDDEN and is_below
+
+
+def private_cache(name: str) -> Path | None:
+    """A folder for files that later runs of this user read again; nobody else can write to it, or read it.
+
+    It is `agentrl/NAME` in XDG_CACHE_HOME, which is ~/.cache where it is not set.
+
+    Returns:
+        The folder; None where there is no such folder of this user's own, so that nothing is kept.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        home = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        folder = home / "agentrl" / name
+        home.mkdir(parents=True, exist_ok=True)
+        # What is kept there is loaded as code: a folder that somebody else has made first is not used.
+        for path in (folder.parent, folder):
+            path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            facts = path.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+                return None
+            if facts.st_mode & _OTHERS:
+                path.chmod(stat.S_IRWXU)
+    # No home, a home that cannot be written, or a path that is a file.
+    except (OSError, RuntimeError):
+        return None
+    return folder
+
+
+def compiler_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which compilers of kernels keep their results from one run to the next.
+
+    environment: of the process that compiles; what it sets is left out.
+    """
+    folders = {
+        variable: private_cache(name) for variable, name in _COMPILERS.items() if variable not in environment
+    }
+    return {variable: str(folder) for variable, folder in folders.items() if folder is not None}

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple
 
+from agentrl.files import compiler_caches
+
 _STDERR = 2
 _END_S = 5.0
 _ORPHAN_GRACE_S = 4.0
@@ -59,7 +61,10 @@ class Child:
                 stderr=out,
                 pass_fds=[child_end.fileno()],
                 env={
-                    **{"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                    "OMP_NUM_THREADS": "1",
+                    **compiler_caches(os.environ),
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
                     **variables,
                 },
             )

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.activity import current_activities
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import Places, fleet_of_model, title_of
 from agentrl.checkpoints.streaming import deliver_directory
@@ -32,6 +33,7 @@ from agentrl.engine.sglang.launch import (
     ServerSettings,
     Value,
 )
+from agentrl.engine.sglang.launch.launcher import ServerHandle
 from agentrl.engine.sglang.launch.listener import HOST
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
@@ -83,7 +85,9 @@ class FleetPlan:
             # An impossible choice is refused before any server is started.
             reach = _Reach(launcher.host, launcher.is_local)
             transport = _transport(self.model, self.config, self.folder, reach)
-            starting = Servers(*self._groups(), on_event=self.on_event, launcher=launcher)
+            starting = Servers(
+                *self._groups(), on_event=self.on_event, launcher=launcher, entered=self._enter
+            )
             try:
                 servers = await stack.enter_async_context(starting)
             except EngineUnavailableError as error:
@@ -127,6 +131,11 @@ class FleetPlan:
             await fleet.close()
             raise ConfigError(str(error)) from error
         return fleet
+
+    def _enter(self, server: ServerHandle, phase: str) -> None:
+        """Show a phase of a server's start; from then on its fleet shows what it does."""
+        if (activities := current_activities()) is not None:
+            activities.enter(f"{self.title}{server.name}", phase, where=server.url)
 
     def _groups(self) -> list[ServerReplicas]:
         return [ServerReplicas(self._settings(group), group.num_engines) for group in self.config.groups]

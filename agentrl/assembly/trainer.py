@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ class TrainerFactory:
     folder: Path
     places: Places = field(default_factory=LocalPlaces)
     _torch: Ranks | None = None
+    _megatron: Ranks | None = None
+    _early: asyncio.Task[RankTrainer] | None = None
+    _importing: asyncio.Task[None] | None = None
     _started: list[Ranks] = field(default_factory=list)
 
     @property
@@ -52,18 +56,35 @@ class TrainerFactory:
         return {f"rank {number}": where for number, where in enumerate(ranks)}
 
     def prepare(self, source: ModelSource) -> None:
-        """Check the models before the first episode, then start the rank of the torch trainer if needed.
+        """Check the models before the first episode, then start the ranks that the run needs first.
 
-        The rank imports torch while a world is built.
+        They import torch, and Megatron, while engines start; nothing is on a GPU before they get a plan.
 
         Raises:
             UserError: see `check_trainable` and `check_auxiliary_models`.
         """
         check_trainable(source, self.config)
         check_auxiliary_models(source, self.config)
-        trains = self.config.trainer.trainer == "torch" and self.config.rollout.num_rollout
-        if trains or self.config.warm_start.warm_start_steps:
+        trains, is_torch = self.config.rollout.num_rollout, self.config.trainer.trainer == "torch"
+        if (trains and is_torch) or self.config.warm_start.warm_start_steps:
             self._torch_rank()
+        elif trains:
+            self._megatron_ranks(self.config.megatron.world_size)
+
+    def begin(self, source: ModelSource, loss: Loss) -> None:
+        """Have the ranks build the RL trainer from now on: `reinforcement` waits for it."""
+        self._early = asyncio.create_task(self._start(self.plan(source, loss)))
+
+    def begin_to_import(self) -> None:
+        """Have `starting` wait until the ranks that were started have imported their workers."""
+        if self._started and not self.config.run.inline:
+            ranks = self._started[-1]
+            self._importing = asyncio.create_task(ranks.run(ranks.imported))
+
+    @property
+    def starting(self) -> asyncio.Task[RankTrainer] | asyncio.Task[None] | None:
+        """What `begin` or `begin_to_import` began: it raises TrainerError where a rank ends."""
+        return self._early or self._importing
 
     async def warm_start(self, source: ModelSource) -> Trainer:
         """The supervised trainer: Muon on the hidden weights, a cosine down to 0, the rest as in RL.
@@ -99,7 +120,8 @@ class TrainerFactory:
             ModelLoadError: the torch trainer cannot train the model in packed rows.
             TrainerError: a process of the trainer does not start.
         """
-        return await self._start(self.plan(source, loss))
+        early, self._early = self._early, None
+        return await (self._start(self.plan(source, loss)) if early is None else early)
 
     async def supervised(self, source: ModelSource, settings: TrainerConfig, steps: int) -> RankTrainer:
         """The trainer of SFT, on the ranks that RL has, with the policy as its only network.
@@ -114,11 +136,10 @@ class TrainerFactory:
     async def _start(self, plan: Plan) -> RankTrainer:
         if not isinstance(plan, megatron.MegatronPlan):
             return await RankTrainer.started(self._torch_rank(), plan)
-        # The warm start is over: the memory of its rank is free for others.
-        await self.close()
-        ranks = self._processes(plan.world_size, self.folder, megatron.WORKER)
-        self._started.append(ranks)
-        return await RankTrainer.started(ranks, plan)
+        if self._megatron is None:
+            # The warm start is over: the memory of its rank is free for others.
+            await self.close()
+        return await RankTrainer.started(self._megatron_ranks(plan.world_size), plan)
 
     def plan(self, source: ModelSource, loss: Loss) -> Plan:
         """The plan of the RL trainer's ranks."""
@@ -159,11 +180,21 @@ class TrainerFactory:
         )
 
     async def close(self) -> None:
-        """End all ranks."""
+        """End all ranks, also those that are still starting."""
+        await self._stop_starting()
         while self._started:
             ranks = self._started.pop()
             await ranks.run(ranks.close)
-        self._torch = None
+        self._torch = self._megatron = None
+
+    async def _stop_starting(self) -> None:
+        begun = [task for task in (self._early, self._importing) if task is not None]
+        self._early = self._importing = None
+        if any(not task.done() for task in begun):
+            # Their call has no other end before the networks are built.
+            for ranks in self._started:
+                ranks.end()
+        await asyncio.gather(*begun, return_exceptions=True)
 
     def _torch_rank(self) -> Ranks:
         if self._torch is None:
@@ -173,6 +204,12 @@ class TrainerFactory:
             self._torch = InlineRank() if inline else self._processes(1, folder, torch_plan.WORKER)
             self._started.append(self._torch)
         return self._torch
+
+    def _megatron_ranks(self, world_size: int) -> Ranks:
+        if self._megatron is None:
+            self._megatron = self._processes(world_size, self.folder, megatron.WORKER)
+            self._started.append(self._megatron)
+        return self._megatron
 
     def _processes(self, world_size: int, folder: Path, preloaded: str) -> Ranks:
         return self.places.ranks(world_size, folder, preloaded=preloaded)

@@ -38,7 +38,7 @@ from agentrl.run.metrics import staleness_counts
 from agentrl.types import Group
 from agentrl.view.console import StageBar
 from agentrl.view.scores import time_text
-from agentrl.view.status import blame_text, figures_of
+from agentrl.view.status import blame_text, figures_of, starting_of
 
 PERIOD_S = 1.0
 """Seconds between two samples, and two versions of status.json."""
@@ -95,6 +95,7 @@ class Monitor:
         self._processes: list[Processes] = []
         self._where: dict[str, str] = {}
         self._observed: _Iterations | None = None
+        self._starting: StageBar | None = None
         self._begun, self._version = Busy(), 0
         self._staleness: GroupStaleness | None = None
         self._past: deque[Busy] = deque([activities.busy], maxlen=max(int(_WINDOW_S / self._period_s), 1))
@@ -143,6 +144,15 @@ class Monitor:
             yield
         finally:
             self._observed = None
+
+    @contextmanager
+    def starting(self, bar: StageBar) -> Iterator[None]:
+        """In this block the bar shows what the processes that start do."""
+        self._starting = bar
+        try:
+            yield
+        finally:
+            self._starting = None
 
     def begin(self) -> None:
         """An iteration begins now."""
@@ -201,6 +211,9 @@ class Monitor:
             self._timeline, self._traced_s = self.timeline(), time.perf_counter()
         if self._observed is not None and self._observed.loop is not None:
             self._observed.bar.note(**figures_of(self._sample))
+        if self._starting is not None:
+            self._starting.note(**starting_of(self._sample))
+            self._starting.show(self._starting)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         """The thread."""

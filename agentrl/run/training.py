@@ -58,11 +58,12 @@ from agentrl.run.parts import (
 from agentrl.run.pretraining import CriticData, pretrain_critic
 from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.replay import Replay
+from agentrl.run.starting import ranks_begun, unless_a_rank_ends
 from agentrl.run.teaching import check_served
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
-RL, ROLLOUT = "RL", "rollout"
+TRAINER, RL, ROLLOUT = "starting the trainer", "RL", "rollout"
 
 AnyLoop: TypeAlias = Loop | PlayLoop
 Prompts: TypeAlias = PromptStream | Replay
@@ -100,11 +101,10 @@ class TrainingRun:
         """Build all parts. addresses: of the models that are served besides the policy.
 
         Raises:
-            UserError: the environment, its arguments, a function by path or the model directory are wrong, or
-                an engine does not start.
+            UserError: the environment, a function by path or the model is wrong, or an engine does not start.
         """
-        console, origin = records.console, records.origin
-        with records.watch.stage(BUILD), console.stage(BUILD, 1):
+        console, origin, trainers = records.console, records.origin, processes.trainers
+        with records.watch.stage(BUILD), console.stage(BUILD, 1) as bar, records.monitor.starting(bar):
             make_env = run_env_factory(config, addresses)
             check_opponents(env := make_env(), config.env.opponents)
             records.diagnoses.facts = facts_of(config, env)
@@ -118,9 +118,9 @@ class TrainingRun:
             if origin is not None and (prompts := replay or data.source) is not None:
                 prompts.check(origin.state.source)
             await check_served(algorithm, config, source)
-            if not config.rollout.debug_rollout_only:
-                processes.trainers.prepare(source)
-            engines = await engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
+            source = await ranks_begun(config, source, algorithm, trainers, is_resumed=origin is not None)
+            starting = engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
+            engines = await unless_a_rank_ends(trainers, starting)
         renderer = build_renderer(source, dialect, config.rendering)
         world = World(make_env, scorer, renderer, play_episode=play)
         progress, engine = Progress(replace(source, seed=None)), engines[0]
@@ -132,7 +132,7 @@ class TrainingRun:
             sink=None if engine is None else engine.sink,
             algorithm=algorithm,
             filters=filters,
-            trainers=processes.trainers,
+            trainers=trainers,
             evaluations=Evaluations(config, held_out, *engines, records, progress),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
             records=records,
@@ -202,7 +202,8 @@ class TrainingRun:
         assert self.algorithm is not None, "a run that trains has an algorithm"
         colocation = Colocation.of(config.trainer, self.engine, self.sink)
         async with colocation.starting(0 if origin is None else origin.state.version):
-            trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
+            with self.records.console.stage(TRAINER, 1) as bar, self.records.monitor.starting(bar):
+                trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
             progress.trainer = colocation.trainer = trainer
             if origin is not None:
                 await trainer.load_state(origin.trainer)
@@ -317,8 +318,7 @@ class TrainingRun:
             iteration.metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
             seed = f"drift/{self.config.run.seed}/{step}"
             iteration.metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
-            # Until the journal has this step, no checkpoint may say that it has.
-            self.progress.state = None
+            self.progress.state = None  # until the journal has this step, no checkpoint may say that it has
             await self._record(iteration)
         self.progress.state = await self._state(loop, prompts)
         return iteration

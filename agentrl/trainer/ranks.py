@@ -55,13 +55,11 @@ class Ranks(Protocol):
     def where(self) -> list[str]:
         """Their processes and machines, in the order of the ranks; it does not wait to know them."""
 
-    def begin(self, plan: RankPlan) -> None:
-        """Send every rank a plan; the worker of the previous plan is closed.
+    def imported(self) -> None:
+        """Wait until every rank has imported its worker; nothing is on a GPU yet. Raises as `call`."""
 
-        Raises:
-            ConfigError: the plan holds what no other process can import.
-            TrainerError: a rank failed.
-        """
+    def begin(self, plan: RankPlan) -> None:
+        """Send every rank a plan; the worker of the previous plan is closed. Raises as `RankTrainer`."""
 
     def call(self, method: str, *args: object) -> list[object]:
         """Call a method of every rank's `Worker`; the replies, in the order of the ranks."""
@@ -74,6 +72,9 @@ class Ranks(Protocol):
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Run a function that makes such calls, off the event loop where the ranks are processes."""
+
+    def end(self) -> None:
+        """End all ranks at once, in the middle of a call, too; any thread may call this."""
 
     def close(self) -> None:
         """End all ranks."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from agentrl.activity import ACT, EPISODE, OF_TRAINER, WAIT
+from agentrl.activity import ACT, ENDED, EPISODE, LOADS, OF_TRAINER, RESTS, SERVES, WAIT
 from agentrl.observe.status import BETWEEN, InProgress, Oldest, ProcessStatus, RunStatus
 from agentrl.view.scores import time_text
 
@@ -23,6 +23,7 @@ _STAGES: Final = {
 }
 _WIDTH: Final = 16
 _NAMED: Final = 4
+_STARTED: Final = frozenset({SERVES, LOADS, RESTS, ENDED})
 
 
 def stage_text(stage: InProgress) -> str:
@@ -69,6 +70,20 @@ def figures_of(status: RunStatus) -> dict[str, str]:
     if status.waits:
         figures["waits"] = ", ".join(status.waits)
     return figures
+
+
+def starting_of(status: RunStatus) -> dict[str, str]:
+    """What the processes of a run do while they start, for a progress bar: each phase, and who is in it."""
+    phases: dict[str, list[str]] = {}
+    for name, process in status.processes.items():
+        if process.doing is not None and process.doing.name not in _STARTED:
+            phases.setdefault(process.doing.name, []).append(name)
+    return {phase: _listed(names) for phase, names in phases.items()}
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def status_lines(status: RunStatus, state: str, now: datetime | None = None) -> Iterator[str]:
@@ -143,8 +158,7 @@ def _ranks_text(processes: Mapping[str, ProcessStatus]) -> Iterator[str]:
         if name.startswith("rank ") and process.doing is not None
     ]
     if ranks:
-        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-        yield f"the trainer waits for {', '.join(ranks[:_NAMED])}{more}"
+        yield f"the trainer waits for {_listed(ranks)}"
 
 
 def _line(name: str, text: str) -> str:

@@ -1,7 +1,8 @@
 """The calls that a rank serves, and a rank's end of the pipe to its driver.
 
 On a pipe, the first message holds the rank's number and the address of the rendezvous. Every later one is a
-call, until the pipe is closed: the rank begins a plan, or calls a method of that plan's worker.
+call, until the pipe is closed: the rank begins a plan, or calls a method of that plan's worker. The first
+message of a rank is the reply of a call that nobody makes: it has imported its worker.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from time import perf_counter
 from typing import NamedTuple, cast
 
 from agentrl.observe.clock import Moment, now
+from agentrl.trainer.launch.phases import reporting
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import send_buckets
 
 BEGIN = "begin"
 """The call that sends a rank a new plan, in place of a method of its worker."""
+IMPORT = "import"
+"""The first call of a rank, which it makes itself: it imports the module with its worker."""
 
 
 class Reply(NamedTuple):
@@ -61,9 +65,11 @@ def serve(pipe: Connection, local_rank: int, preloaded: str) -> None:
     Raises:
         EOFError, ConnectionError: the driver closed the pipe before this rank was up, or during a reply.
     """
+    started_s = perf_counter()
     importlib.import_module(preloaded)
+    pipe.send(Reply(None, IMPORT, started_s, now()))
     rank, rendezvous = pipe.recv()
-    with ExitStack() as stack:
+    with ExitStack() as stack, reporting(pipe.send):
         calls = RankCalls(RankPlace(rank, local_rank, rendezvous))
         stack.callback(calls.close)
         while (call := _next_call(pipe)) is not None:

@@ -9,9 +9,9 @@ from typing import Final
 
 from agentrl.activity import ENDED, PROCESS, Doing, Span, current_activities
 from agentrl.observe.clock import PeerClock
-from agentrl.trainer.launch.calls import BEGIN, Reply
+from agentrl.trainer.launch.calls import BEGIN, IMPORT, Reply
 
-_TITLES: Final = {BEGIN: "build", "weights": "gather"}
+_TITLES: Final = {IMPORT: "importing", BEGIN: "build", "weights": "gather"}
 """Names of calls, where those of the methods say too little."""
 _SHORTEST_S: Final = 1e-3
 _FOR_A_CALL, _FOR_OTHERS = "a call", "the other ranks"
@@ -31,6 +31,10 @@ class RankCourse:
     def begin(self, method: str) -> None:
         """All ranks begin a call."""
         self._all_enter(_TITLES.get(method, method))
+
+    def enter(self, rank: int, phase: str) -> None:
+        """A rank enters a phase of its call."""
+        self._enter(rank, phase, "")
 
     def receive(self, rank: int, message: object) -> object:
         """What a message of a rank holds; a `Reply` ends its call."""

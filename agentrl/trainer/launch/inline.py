@@ -33,6 +33,9 @@ class InlineRank:
         """This process."""
         return [f"process {os.getpid()}, the run's own"]
 
+    def imported(self) -> None:
+        """Do nothing: the worker is imported where it is built."""
+
     def begin(self, plan: RankPlan) -> None:
         """Build the worker of a plan, unless the constructor received one; the previous one is closed."""
         if plan.world_size != 1:
@@ -69,6 +72,9 @@ class InlineRank:
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Call it in this thread, at once."""
         return function(*args)
+
+    def end(self) -> None:
+        """Do nothing: its calls are made in the thread of their caller."""
 
     def close(self) -> None:
         """Close the worker."""

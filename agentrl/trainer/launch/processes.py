@@ -20,10 +20,11 @@ from agentrl.gpus import check_gpus
 from agentrl.processes import ProcessFailure
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
-from agentrl.trainer.launch.calls import BEGIN
+from agentrl.trainer.launch.calls import BEGIN, IMPORT
 from agentrl.trainer.launch.child_rank import ChildRank
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled, pickled_plan
+from agentrl.trainer.launch.phases import Entered
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
 from agentrl.trainer.launch.shared_buffers import Bytes, receive
@@ -50,7 +51,7 @@ class Processes:
         if world_size > 1:
             check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
-        self._background = Background(self._kill)
+        self._background = Background(self.end)
         self._course = RankCourse(world_size)
         self._failure: str | None = None
         self._last_bucket: ReferenceType[Bytes] | None = None
@@ -60,7 +61,9 @@ class Processes:
             ChildRank(folder / f"rank-{number}.log", number, preloaded, own)
             for number, own in enumerate(gpus or [()] * world_size)
         ]
+        self._course.begin(IMPORT)
         for number in range(len(self._ranks)):
+            self._ranks[number].num_pending = 1
             self._send(number, pickled((number, rendezvous)))
 
     @property
@@ -72,6 +75,15 @@ class Processes:
     def where(self) -> list[str]:
         """Their processes, in the order of the ranks."""
         return [rank.where for rank in self._ranks]
+
+    def imported(self) -> None:
+        """Wait until every rank has imported its worker; nothing is on a GPU yet.
+
+        Raises:
+            TrainerError: a rank failed, or was killed; the others have been ended.
+        """
+        self._check()
+        self._course.wait()
 
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
@@ -133,17 +145,24 @@ class Processes:
             rank.kill()
         self._course.end()
 
-    def _kill(self) -> None:
+    def end(self) -> None:
         """End all ranks at once; a thread that waits for their replies gets the error."""
         for rank in self._ranks:
             rank.end()
 
-    def _send_to_all(self, method: str, call: bytes) -> None:
+    def _check(self) -> None:
+        """Read what earlier calls have left: their imports, or the replies of an interrupted call.
+
+        Raises:
+            TrainerError: the ranks have ended.
+        """
         if self._failure is not None:
             raise TrainerError(self._failure)
-        # A call that was interrupted has left replies unread.
         for number in range(len(self._ranks)):
             self._discard_pending(number)
+
+    def _send_to_all(self, method: str, call: bytes) -> None:
+        self._check()
         self._course.begin(method)
         for number in range(len(self._ranks)):
             self._ranks[number].num_pending += 1
@@ -203,6 +222,8 @@ class Processes:
             if isinstance(message, ProcessFailure):
                 rank.failure = message
                 failed.append(number)
+            elif isinstance(message, Entered):
+                self._course.enter(number, message.phase)
             else:
                 rank.inbox.append(message)
         return failed

@@ -53,7 +53,7 @@ class RayRanks:
         allocations = placement.ranks[:world_size]
         assert len(allocations) == world_size, "the placement has an allocation for each rank"
         self._session = session
-        self._background = Background(self._kill)
+        self._background = Background(self.end)
         self._course = RankCourse(world_size)
         self._failure: str | None = None
         self._unread: list[PendingCall] = []
@@ -78,6 +78,14 @@ class RayRanks:
     def where(self) -> list[str]:
         """Their processes, in the order of the ranks."""
         return [rank.where for rank in self._ranks]
+
+    def imported(self) -> None:
+        """Wait until every rank has imported its worker; nothing is on a GPU yet.
+
+        Raises:
+            TrainerError: a rank failed, or has gone; the others have been ended.
+        """
+        self._check()
 
     def begin(self, plan: RankPlan) -> None:
         """Send every rank a plan; the worker of the previous plan is closed.
@@ -181,11 +189,11 @@ class RayRanks:
 
     def _end_all(self) -> None:
         """End all ranks, then copy the rest of their logs, which takes long where a machine is gone."""
-        self._kill()
+        self.end()
         for rank in self._ranks:
             rank.close()
 
-    def _kill(self) -> None:
+    def end(self) -> None:
         """End all ranks at once; a thread that waits for their replies gets the error."""
         for rank in self._ranks:
             rank.end()

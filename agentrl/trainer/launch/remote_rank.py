@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 from collections.abc import Callable, Generator
 from functools import partial
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from agentrl.cluster.interfaces import use_interface_to
 from agentrl.errors import AgentRLError
+from agentrl.files import compiler_caches
 from agentrl.observe.clock import now
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.calls import BEGIN, RankCalls, Reply
@@ -51,6 +53,7 @@ class RemoteRank:
     def __init__(self, place: RankPlace, preloaded: str) -> None:
         if place.rendezvous is not None:
             use_interface_to(place.rendezvous.host)
+        os.environ.update(compiler_caches(os.environ))
         importlib.import_module(preloaded)
         self._calls = RankCalls(place)
         self._stream: Generator[Filled, None, object] | None = None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agentrl.cluster.interfaces import is_loopback
+from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Plan, Worker
@@ -61,5 +62,6 @@ class MegatronPlan(Plan):
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
         store = place.rendezvous.store()
+        report_phase("joining the other ranks")
         with joined(self.layout, place.rank, store=store, local_rank=place.local_rank):
             yield MegatronWorker(self)

@@ -15,6 +15,7 @@ from agentrl.protocols import TensorSpec
 from agentrl.trainer.attention import fastest
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
+from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
@@ -50,6 +51,7 @@ class MegatronWorker(Recorder, DeviceStore):
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
         bonus = needs_entropy_gradient(plan.policy.loss)
+        report_phase("loading weights")
         self._learn(
             "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
         )

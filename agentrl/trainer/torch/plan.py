@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.plan import Plan, Worker
 
@@ -43,4 +44,5 @@ class TorchPlan(Plan):
 
         del place
         torch.set_num_threads(self.num_threads)
+        report_phase("loading weights")
         yield load_worker(self)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.engine.sglang.launch import probe
 from agentrl.errors import ConfigError, did_you_mean
+from agentrl.files import private_cache
 
 Value = bool | int | float | str | Sequence[int | float | str]
 """True: a switch that is on. False: one that is off. A sequence: several values."""
@@ -155,7 +156,9 @@ _cache: dict[tuple[str, str], Arguments] = {}
 
 
 async def installed(python: Path, environment: Mapping[str, str]) -> Arguments:
-    """The arguments of the SGLang that `python` runs in `environment`; each is probed once per process.
+    """The arguments of the SGLang that `python` runs in `environment`.
+
+    Each is probed once per process. The answer is kept for later ones, until a file of SGLang changes.
 
     Raises:
         ConfigError: SGLang is not installed there, or the probe failed.
@@ -167,10 +170,12 @@ async def installed(python: Path, environment: Mapping[str, str]) -> Arguments:
 
 
 async def _probe_arguments(python: Path, environment: Mapping[str, str]) -> Arguments:
+    kept = private_cache("sglang-arguments")
     try:
         process = await asyncio.create_subprocess_exec(
             python,
             str(Path(probe.__file__)),
+            *([] if kept is None else [str(kept)]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from agentrl.engine.config import Role
@@ -13,10 +14,11 @@ from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
 class Handle(Protocol):
     """A program that listens, on any machine; at most one process of it runs.
 
-    name: of its log. It ends with this process, also where that is killed, and so do all its children.
+    log: on this machine. It ends with this process, also where that is killed, and so do all its children.
     """
 
     name: str
+    log: Path
 
     @property
     def url(self) -> str:

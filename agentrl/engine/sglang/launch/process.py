@@ -15,6 +15,7 @@ from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
+from agentrl.files import compiler_caches
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0
@@ -84,6 +85,7 @@ class ServerSettings:
         # The working directory of this process must not provide modules to servers.
         variables["PYTHONSAFEPATH"] = "1"
         variables["PYTHONUNBUFFERED"] = "1"
+        variables.update(compiler_caches(variables))
         if self.device == "cpu":
             variables["SGLANG_USE_CPU_ENGINE"] = "1"
             variables.setdefault("OMP_NUM_THREADS", "1")

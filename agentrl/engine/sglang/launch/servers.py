@@ -7,11 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from agentrl.engine.config import incomplete
-from agentrl.engine.sglang.launch.launcher import Handle, Launcher, LocalLauncher, ServerReplica
+from agentrl.engine.sglang.launch.launcher import (
+    Handle,
+    Launcher,
+    LocalLauncher,
+    ServerHandle,
+    ServerReplica,
+)
+from agentrl.engine.sglang.launch.phases import started
 from agentrl.engine.sglang.launch.process import ServerSettings
 from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.errors import ConfigError
@@ -19,6 +27,10 @@ from agentrl.errors import ConfigError
 
 def _ignore(sentence: str) -> None:
     del sentence
+
+
+def _ignore_phase(server: ServerHandle, phase: str) -> None:
+    del server, phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,7 @@ class Servers:
     machine need none, unless the router listens for those of other machines, too.
     launcher: where the servers run; the router runs here.
     on_event: called with a sentence whenever a process is starting, is up or is stopping.
+    entered: called with each server and the phase of its start that begins (see `phases`).
 
     Entering waits until every server is healthy and the router sends to all of them; on interruption, or
     where a server does not start, all of them are stopped. Leaving stops all processes, also after an error,
@@ -60,6 +73,7 @@ class Servers:
         router: bool = True,
         on_event: Callable[[str], None] = _ignore,
         launcher: Launcher | None = None,
+        entered: Callable[[ServerHandle, str], None] = _ignore_phase,
     ) -> None:
         launcher = launcher or LocalLauncher()
         self.servers = launcher.servers(_replicas(groups))
@@ -71,7 +85,7 @@ class Servers:
         key = launcher.key if host != LocalLauncher.router_host else None
         settings = replace(groups[0].settings, host=host, key=key)
         self.router = RouterProcess(settings, self.servers) if router and not is_alone else None
-        self._on_event = on_event
+        self._on_event, self._entered = on_event, entered
         self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
 
@@ -108,7 +122,9 @@ class Servers:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        self._starting = [asyncio.create_task(self._start_one(process)) for process in self._processes]
+        router = [] if self.router is None else [self._start_router(self.router)]
+        starts = [*router, *map(self._start_one, self.servers)]
+        self._starting = [asyncio.create_task(start) for start in starts]
         # On interruption this does not wait for the tasks: `_stop` does, after it has reported the event.
         ended, _ = await asyncio.wait(self._starting, return_when=asyncio.FIRST_EXCEPTION)
         for task in ended:
@@ -118,10 +134,15 @@ class Servers:
                 await self.router.add(server.url)
             self._on_event(f"the router sends to {_count(len(self.servers))}")
 
-    async def _start_one(self, process: Handle) -> None:
-        started = time.monotonic()
-        await process.start()
-        self._on_event(f"{process.name} is up at {process.url} after {time.monotonic() - started:.1f} s")
+    async def _start_one(self, server: ServerHandle) -> None:
+        took = await started(server, partial(self._entered, server))
+        parts = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
+        self._on_event(f"{server.name} is up at {server.url} after {sum(took.values()):.1f} s: {parts}")
+
+    async def _start_router(self, router: RouterProcess) -> None:
+        began_s = time.monotonic()
+        await router.start()
+        self._on_event(f"{router.name} is up at {router.url} after {time.monotonic() - began_s:.1f} s")
 
     async def _stop(self) -> None:
         if self._starting:
