@@ -1,9 +1,9 @@
 """A job in a process of its own: `python -m benchmarks.gpu.job SPEC`.
 
-consumes: a JSON object a line on stdin. It imports what it needs and starts its ranks first; then it waits for
-its turn, a line with the card and the servers. Before it times something it asks for quiet, and waits for a
-line that says so: no server is starting then. Its rows are JSON lines on stdout; whatever else it or a library
-prints goes to its log. on shutdown: where stdin ends, so does the job.
+consumes: a JSON object a line on stdin. It imports what it needs and starts its ranks first; then it waits
+for its turn, a line with the card and the servers. Before it times something it asks for quiet, and waits for
+a line that says so: no server is starting then. Its rows are JSON lines on stdout; whatever else it or a
+library prints goes to its log. on shutdown: where stdin ends, so does the job, within seconds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Final, TextIO, cast
+
+from pydantic import TypeAdapter
 
 from agentrl.errors import AgentRLError
 from agentrl.types import JSON
@@ -33,7 +37,9 @@ KINDS: Final = {
     "agree": "agree",
 }
 """Kinds of jobs, and the module of each."""
-_STDOUT, _STDERR = 1, 2
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_END_S = 20.0
+"""How long a job may take to end in good order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ class Turn:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
+_TURN: Final = TypeAdapter(Turn)
+
+
 class Bench:
     """The job's side of its pipes. wire: its messages. replies: the lines that it waits for."""
 
@@ -90,7 +99,7 @@ class Bench:
 
     def turn(self) -> Turn:
         """Wait for the turn; everything that needs no card is done by then."""
-        turn = Turn(**self._ask("ready"))
+        turn = _TURN.validate_python(self._ask("ready"))
         self._ends = time.monotonic() + turn.seconds
         return turn
 
@@ -144,6 +153,7 @@ class Bench:
 def main(arguments: Sequence[str]) -> int:
     """Run the job of a spec; the exit status."""
     spec = Spec(**json.loads(arguments[0]))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     # Libraries print to stdout, too.
     wire = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
     os.dup2(_STDERR, _STDOUT)
@@ -159,6 +169,15 @@ def main(arguments: Sequence[str]) -> int:
 def argument_of(spec: Spec) -> str:
     """The command-line argument that `main` reads."""
     return json.dumps(asdict(spec))
+
+
+def _end_with_stdin() -> None:
+    """End this process soon after the command, also where that was killed."""
+    pipe = select.poll()
+    pipe.register(_STDIN, 0)
+    pipe.poll()
+    time.sleep(_END_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

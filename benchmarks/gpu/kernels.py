@@ -35,10 +35,10 @@ _KINDS: Final = (
 
 
 class Total(NamedTuple):
-    """All kernels of a name, or of a kind: their number, and their time (milliseconds)."""
+    """All kernels of a name, or of a kind: their launches (count), and their time (ms)."""
 
     name: str
-    count: int
+    launches: int
     ms: float
 
 

@@ -6,8 +6,8 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from agentrl.trainer.batch import MicroBatch, micro_batches
-from agentrl.types import Sample, TrainBatch
+from agentrl.types import TrainBatch
 from benchmarks.gpu import card
-from benchmarks.gpu.varlen import Bounds, attend
 
 _CHUNK = 2048
 _VARLEN = "agentrl-varlen"
+
+
+class _Bounds(NamedTuple):
+    """The sequences of a row. ends_B: cumulative lengths, on the device."""
+
+    lengths: tuple[int, ...]
+    ends_B: Tensor
 
 
 class Peer:
@@ -32,24 +38,27 @@ class Peer:
 
     def __init__(self, path: Path, batch: TrainBatch, rows: int, device: str, recompute: bool) -> None:
         self._device = torch.device(device)
-        self._bounds: Bounds | None = None
-        self.attention = "torch, variable length" if device == "cuda" else "sdpa, by sequence"
-        AttentionInterface.register(_VARLEN, self._attend)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.bfloat16, attn_implementation=_VARLEN
+        self._bounds: _Bounds | None = None
+        self.attention = (
+            "torch's FlashAttention, variable length" if device == "cuda" else "sdpa, by sequence"
         )
+        AttentionInterface.register(_VARLEN, self._attend)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation=_VARLEN)
         nn.Module.to(model, self._device)
         self._model = model.train()
         if recompute:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._mains = [p.detach().float().requires_grad_() for p in self._parameters]
+        self._parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self._mains: list[Tensor] = [p.detach().float().requires_grad_() for p in self._parameters]
         self._optimizer = torch.optim.AdamW(
             self._mains, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=device == "cuda"
         )
         self._rows = micro_batches(batch.samples, [s.loss_mask for s in batch.samples], rows)
         self._credit = [
-            (torch.from_numpy(row.gather(batch.credit.advantages)), torch.from_numpy(row.gather(batch.credit.weights)))
+            (
+                torch.from_numpy(row.gather(batch.credit.advantages)),
+                torch.from_numpy(row.gather(batch.credit.weights)),
+            )
             for row in self._rows
         ]
 
@@ -59,7 +68,7 @@ class Peer:
             logp = self._logprobs(row)
             ratio = torch.exp(logp - logp.detach())
             loss = -(advantages.to(self._device) * ratio * weights.to(self._device)).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         for parameter, main in zip(self._parameters, self._mains, strict=True):
             assert parameter.grad is not None, "every parameter has a part in the loss"
             main.grad, parameter.grad = parameter.grad.float(), None
@@ -77,3 +86,55 @@ class Peer:
         for row in self._rows:
             self._logprobs(row)
         card.synchronize()
+
+    def _logprobs(self, row: MicroBatch) -> Tensor:
+        """[N]: of the row's predicted tokens, in chunks whose logits the backward pass computes again."""
+        ends = np.cumsum([0, *row.lengths]).astype(np.int32)
+        self._bounds = _Bounds(row.lengths, torch.from_numpy(ends).to(self._device))
+        ids, positions, predictor, targets = (
+            torch.from_numpy(array).to(self._device, non_blocking=True)
+            for array in (row.input_ids_T, row.position_ids_T, row.predictor_N, row.targets_N)
+        )
+        states = self._model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        hidden = states.last_hidden_state[0].index_select(0, predictor)
+        parts = [
+            checkpoint(self._of_chunk, *chunk, use_reentrant=False)
+            if torch.is_grad_enabled()
+            else self._of_chunk(*chunk)
+            for chunk in zip(hidden.split(_CHUNK), targets.split(_CHUNK), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _of_chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = nn.functional.linear(hidden, self._model.lm_head.weight).float()
+        return -nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None = None,
+        **unused: object,
+    ) -> tuple[Tensor, None]:
+        """Causal attention inside each sequence. query, key, value: [1, heads, T, width]."""
+        del module, mask, unused
+        assert self._bounds is not None, "the bounds of a row are known before its pass"
+        if self._device.type == "cuda":
+            q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+            ends, longest = self._bounds.ends_B, max(self._bounds.lengths)
+            out = torch.ops.aten._flash_attention_forward(
+                q, k, v, ends, ends, longest, longest, 0.0, True, False, scale=scaling
+            )[0]
+            return out[None], None
+        parts = [
+            nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scaling, enable_gqa=True
+            )
+            for q, k, v in zip(
+                *(x.split(self._bounds.lengths, dim=2) for x in (query, key, value)), strict=True
+            )
+        ]
+        return torch.cat(parts, dim=2).transpose(1, 2), None

@@ -30,7 +30,9 @@ async def run(bench: Bench) -> None:
     try:
         seconds = time.monotonic() - started
         part = bench.spec.argument
-        bench.row(f"server of {part}", f"up after {seconds:.1f} s", {"start_s": seconds}, {"start_s": seconds})
+        bench.row(
+            f"server of {part}", f"up after {seconds:.1f} s", {"start_s": seconds}, {"start_s": seconds}
+        )
         bench.tell(url=fleet.url)
         await asyncio.to_thread(bench.until_the_end)
     finally:
@@ -41,7 +43,7 @@ def plan(bench: Bench, turn: Turn) -> FleetPlan:
     """The server on the last of the cards."""
     spec, is_of_runs = bench.spec, bench.spec.argument == RUNS
     shape = shape_of(spec.shape, tiny=spec.tiny)
-    model = Path(turn.models[RUNS]) if is_of_runs else model_folder(bench.folder, shape, spec.device)
+    model = Path(turn.models["warm"]) if is_of_runs else model_folder(bench.folder, shape, spec.device)
     of_a_token = 2 * 2 * shape.layers * shape.kv_heads * shape.width
     tokens = _TOKENS_OF_RUNS if is_of_runs else int(_OF_MEMORY * turn.memory / of_a_token)
     arguments: dict[str, JSON] = {"max_total_tokens": _TINY_TOKENS if spec.tiny else tokens}
@@ -80,5 +82,3 @@ def url_of(turn: Turn, part: str) -> str:
     if part not in turn.urls:
         raise ConfigError(f"there is no server of {part}, so this part is left out.")
     return turn.urls[part]
-
-

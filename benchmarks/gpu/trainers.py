@@ -1,4 +1,4 @@
-"""Updates and scores of one variant of a trainer: tokens a second, share of the matrix rate, memory, kernels."""
+"""Updates and scores of one variant of a trainer: tokens/s, share of the matrix rate, memory, kernels."""
 
 from __future__ import annotations
 
@@ -111,10 +111,7 @@ async def run(bench: Bench) -> None:
         is_given = "max_tokens_per_gpu" in variant.trainer
         await _torch(load(rows=rows if is_given else min(rows, _TORCH_ROWS)))
     else:
-        # Imported late: the other sides do without it.
-        from benchmarks.gpu.peer import Peer
-
-        await _timed(load(rows=rows), Peer(load(rows=rows).model, load(rows=rows).batch, rows, bench.spec.device, work.recompute), {})
+        await _transformers(load(rows=rows))
 
 
 async def _megatron(load: Callable[..., Load], rows: int, ranks: Ranks) -> None:
@@ -144,10 +141,26 @@ async def _megatron_rows(load: Load, ranks: Ranks) -> None:
         facts: dict[str, JSON] = {"attention": ranks.attention, **layout, **variant.trainer}
         if variant.own.get("kernels"):
             await _kernels(load, trainer)
-        await _timed(load, trainer, facts)
+        await _timed_trainer(load, trainer, facts)
+
+
+async def _transformers(load: Load) -> None:
+    from benchmarks.gpu.peer import Peer
+
+    given = load.variant.layout.get("recompute_granularity", load.work.recompute)
+    peer = Peer(load.model, load.batch, load.rows, load.bench.spec.device, recompute=bool(given))
+
+    async def update() -> float:
+        return peer.update()
+
+    async def score() -> None:
+        peer.score()
+
+    await _timed(load, update, score, {"attention": peer.attention, "recompute": bool(given)})
 
 
 async def _torch(load: Load) -> None:
+    import torch
     from transformers import AutoModelForCausalLM
 
     from agentrl.losses import PolicyLoss
@@ -155,27 +168,38 @@ async def _torch(load: Load) -> None:
     from agentrl.trainer.torch import TorchTrainer
     from benchmarks.gpu.shapes import tokenizer
 
-    import torch
-
     model = AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.float32)
     torch.nn.Module.to(model, load.bench.spec.device)
     settings = {**load.variant.trainer, "max_tokens_per_gpu": load.rows}
     config = TrainerConfig.model_validate({"lr": 1e-6, "bf16": load.bench.spec.device == "cuda", **settings})
     trainer = TorchTrainer(model, PolicyLoss(), config, tokenizer=tokenizer(), total_steps=1_000_000)
-    await _timed(load, trainer, {**load.variant.trainer})
+    await _timed_trainer(load, trainer, {**load.variant.trainer})
 
 
-async def _timed(load: Load, trainer: RankTrainer, facts: dict[str, JSON]) -> None:
-    batch, bench = load.batch, load.bench
-    num_tokens = sum(load.lengths)
-    norms: list[float] = []
+async def _timed_trainer(load: Load, trainer: RankTrainer, facts: dict[str, JSON]) -> None:
+    batch = load.batch
 
-    async def update() -> None:
-        report = await trainer.update(batch)
-        norms.append(report.metrics["train/grad_norm"])
+    async def update() -> float:
+        return (await trainer.update(batch)).metrics["train/grad_norm"]
 
     async def score() -> None:
         await trainer.score(batch.samples, ("old",))
+
+    await _timed(load, update, score, facts)
+
+
+async def _timed(
+    load: Load,
+    work: Callable[[], Awaitable[float]],
+    score: Callable[[], Awaitable[None]],
+    facts: dict[str, JSON],
+) -> None:
+    """The rows of an update and of a score. work: one update; the norm of its gradient."""
+    bench, num_tokens = load.bench, sum(load.lengths)
+    norms: list[float] = []
+
+    async def update() -> None:
+        norms.append(await work())
 
     first_s = await seconds_of(update)
     bench.quiet()

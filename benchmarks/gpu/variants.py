@@ -38,8 +38,12 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The text, with its side."""
-        words = [word for word in _PARAMETER.split(self.text.partition(":")[2]) if word != self.side]
+        """The text with its side, without what changes no figure."""
+        words = [
+            word
+            for word in _PARAMETER.split(self.text.partition(":")[2])
+            if word not in (self.side, "kernels")
+        ]
         return " ".join([self.shape, self.side, *filter(None, words)])
 
     def number(self, name: str, default: int) -> int:
