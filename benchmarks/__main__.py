@@ -283,7 +283,7 @@ def megatron_command(as_json: bool, only: str) -> None:
     "--trainers",
     multiple=True,
     metavar="VARIANTS",
-    help='Variants of trainers, e.g. "0.6B:rows=8192 0.6B:transformers 4B:recompute=none"; none = usual ones.',
+    help='Variants of trainers, e.g. "0.6B:rows=8192 0.6B:transformers 4B"; none = the usual ones.',
 )
 @click.option("--seconds", default=1800.0, show_default=True, help="Most that all parts may take.")
 @click.option("--ranks", type=click.IntRange(1), default=None, help="Ranks of trainers; none = one a GPU.")
@@ -320,9 +320,9 @@ def gpu_command(context: click.RichContext, /, as_json: bool, **options: object)
     agree       log-probabilities of the same tokens by SGLang, Megatron and transformers
 
     A variant is SHAPE[:SETTING=VALUE,..] with any setting of the trainer and of Megatron's layout, rows,
-    recompute, samples, ranks or layers, and with `torch`, `transformers` or `kernels`. With --json each row is
-    a line, and the last line is everything. The exit code is 1 where a figure is more than 5% worse than the
-    best of this card (benchmarks/baselines), or a part failed.
+    recompute, samples, ranks or layers, and with `torch`, `transformers` or `kernels`. With --json each row
+    is a line, and the last line is everything. The exit code is 1 where a figure is more than 5% worse than
+    the best of this card (benchmarks/baselines), or a part failed.
     """
     from benchmarks.gpu.command import run_gpu
 

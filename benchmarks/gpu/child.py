@@ -64,7 +64,8 @@ class Child:
     async def start(self) -> None:
         """Start the process: it imports what it needs, and waits for its turn."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+        # The search path is inherited as it is: with this process's packages in it, SGLang would import them.
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.spec.device == "cpu" or self.spec.kind == "warm":
             variables["CUDA_VISIBLE_DEVICES"] = ""
         self._turn = asyncio.get_running_loop().create_future()
