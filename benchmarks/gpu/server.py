@@ -8,7 +8,9 @@ from pathlib import Path
 
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.launch import LocalLauncher
 from agentrl.errors import ConfigError
+from agentrl.gpus import own_gpus
 from agentrl.types import JSON
 from benchmarks.gpu.job import Bench, Turn
 from benchmarks.gpu.shapes import model_folder, shape_of
@@ -59,7 +61,7 @@ def plan(bench: Bench, turn: Turn) -> FleetPlan:
         on_event=bench.note,
         vocab_size=None if is_of_runs else shape.vocab,
         releases=is_of_runs,
-        first_gpu=max(turn.cards - 1, 0),
+        launcher=LocalLauncher([own_gpus()[-1:]] if spec.device == "cuda" else ()),
     )
 
 
