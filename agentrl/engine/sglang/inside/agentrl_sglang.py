@@ -167,31 +167,38 @@ def _load_device(
     locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
     if whole:
         locations.check(sent)
-    unread: dict[str, tuple[str, int] | None] = {}
     device = next(parameter.device for _, parameter in model.named_parameters())
+    unread: dict[str, tuple[str, int] | None] = {}
+    flags: list[tuple[str, torch.Tensor]] = []
     with _mapped_memory(memory, device) as (bytes_B, is_near):
-        differs: list[tuple[str, torch.Tensor]] = []
-        for part in parts:
-            part_B = bytes_B[part.start : part.end]
-            if not is_near:
-                # The way from another card is taken once.
-                part_B = part_B.clone()
-            differs.append(("", content_hash(part_B) != part.content_hash))
-            loaded = list(_tensors_in(part_B, part))
-            model.load_weights(loaded)
-            for tensor, (name, data) in zip(part.tensors, loaded, strict=True) if whole else ():
+        model.load_weights(_received(bytes_B, parts, flags, is_near=is_near))
+        # Only now: loading one tensor may have changed another.
+        for part in parts if whole else ():
+            pairs = zip(part.tensors, _tensors_in(bytes_B[part.start : part.end], part), strict=True)
+            for tensor, (name, data) in pairs:
                 place = locations.of(tensor)
                 if place is None:
                     unread[name] = None
                 else:
-                    differs.append((name, _differs(place, data)))
-        # The device is waited for once; the memory is read until then.
-        flags = torch.stack([flag for _, flag in differs]).tolist() if differs else []
-    for (name, _), flag in zip(differs, flags, strict=True):
-        if flag:
-            what = f"the model holds another {name}" if name else "the memory holds other bytes"
-            raise ValueError(f"{what} than was sent")
+                    flags.append((f"the model holds another {name}", _differs(place, data)))
+        # The device is waited for once, while the memory is mapped.
+        differs = torch.stack([flag for _, flag in flags]).tolist() if flags else []
+    wrong = next((what for (what, _), differing in zip(flags, differs, strict=True) if differing), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} than was sent")
     return unread
+
+
+def _received(
+    bytes_B: torch.Tensor, parts: Sequence[_Part], flags: list[tuple[str, torch.Tensor]], *, is_near: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors; flags: gets whether a part has other bytes than its hash is of."""
+    for part in parts:
+        part_B = bytes_B[part.start : part.end]
+        if not is_near:
+            part_B = part_B.clone()
+        flags.append(("the memory holds other bytes", content_hash(part_B) != part.content_hash))
+        yield from _tensors_in(part_B, part)
 
 
 def _tensors_in(part_B: torch.Tensor, part: _Part) -> Iterator[tuple[str, torch.Tensor]]:
