@@ -161,8 +161,7 @@ def _load_device(
 ) -> dict[str, tuple[str, int] | None]:
     """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
     for part in parts:
-        if not 0 <= part.start <= part.end <= memory.num_bytes:
-            raise ValueError(f"a part reaches from {part.start} to {part.end} in {memory.num_bytes} bytes")
+        _check_part(part, memory.num_bytes)
     sent = [tensor for part in parts for tensor in part.tensors]
     locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
     if whole:
@@ -201,15 +200,28 @@ def _received(
         yield from _tensors_in(part_B, part)
 
 
+def _check_part(part: _Part, num_bytes: int) -> None:
+    if not 0 <= part.start <= part.end <= num_bytes:
+        raise ValueError(f"a part reaches from {part.start} to {part.end} in {num_bytes} bytes")
+    for tensor in part.tensors:
+        is_inside = part.start <= tensor.offset and tensor.offset + _size_of(tensor) <= part.end
+        size = tensor.dtype.itemsize
+        if not is_inside or tensor.offset % size or part.start % size:
+            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
+
+
+def _size_of(tensor: _SentTensor) -> int:
+    size = tensor.dtype.itemsize
+    for length in tensor.shape:
+        size *= length
+    return size
+
+
 def _tensors_in(part_B: torch.Tensor, part: _Part) -> Iterator[tuple[str, torch.Tensor]]:
     for tensor in part.tensors:
-        size = tensor.dtype.itemsize
-        for length in tensor.shape:
-            size *= length
         start = tensor.offset - part.start
-        if start < 0 or start + size > len(part_B) or tensor.offset % tensor.dtype.itemsize:
-            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
-        yield tensor.name, part_B[start : start + size].view(tensor.dtype).view(tensor.shape)
+        flat_B = part_B[start : start + _size_of(tensor)]
+        yield tensor.name, flat_B.view(tensor.dtype).view(tensor.shape)
 
 
 def _differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
@@ -426,11 +438,9 @@ def _map_tensors(path: str, sent: Iterable[_SentTensor]) -> Iterator[tuple[str, 
     finally:
         os.close(descriptor)
     for tensor in sent:
-        count = 1
-        for size in tensor.shape:
-            count *= size
-        if tensor.offset + count * tensor.dtype.itemsize > len(memory):
+        if tensor.offset + _size_of(tensor) > len(memory):
             raise ValueError(f"{tensor.name} reaches beyond the end of the file")
+        count = _size_of(tensor) // tensor.dtype.itemsize
         if count == 0:
             yield tensor.name, torch.empty(tensor.shape, dtype=tensor.dtype)
             continue
