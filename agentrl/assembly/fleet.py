@@ -60,8 +60,9 @@ class FleetPlan:
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
     trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
     SGLang's choice. releases: whether their memory is released between two batches. first_gpu: index among
-    this process's GPUs; those before it are in other use. launcher: has a place in a cluster for each server;
-    None = they run on this machine. title: before the names of servers, in the status of the run.
+    this process's GPUs; those before it are in other use. max_in_flight: see `ServerSettings`. arguments:
+    SGLang's, below those of the configuration. launcher: has a place in a cluster for each
+    server; None = they run on this machine. title: before the names of servers, in the status of the run.
     """
 
     model: Path
@@ -74,6 +75,8 @@ class FleetPlan:
     dtype: str | None = None
     releases: bool = False
     first_gpu: int = 0
+    max_in_flight: int | None = None
+    arguments: Mapping[str, Value] = MappingProxyType({})
     launcher: Launcher | None = None
     title: str = ""
 
@@ -167,10 +170,11 @@ class FleetPlan:
             log_folder=self.folder,
             role=group.worker_type,
             device="cuda" if gpus else "cpu",
-            arguments={**own, **_values(config.sglang), **_values(group.sglang)},
+            arguments={**self.arguments, **own, **_values(config.sglang), **_values(group.sglang)},
             python=Path(config.sglang_python or sys.executable),
             python_path=(LOADER_FOLDER,),
             first_wait_s=config.rollout_health_check_first_wait,
+            max_in_flight=self.max_in_flight,
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.engine.sglang.launch import Launcher
+from agentrl.engine.sglang.launch import Launcher, Value
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
@@ -43,7 +44,7 @@ class EngineSetup(NamedTuple):
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. dtype: of the computation of started servers, by torch's name; None = by their model's config.
     process, threads: the embedded engine's process, and its threads (count); without a process it decodes in
-    this one. first_gpu, launcher, title: see `FleetPlan`.
+    this one. first_gpu, max_in_flight, arguments, launcher, title: see `FleetPlan`.
     """
 
     folder: Path
@@ -54,6 +55,8 @@ class EngineSetup(NamedTuple):
     process: EngineProcess | None = None
     threads: int = 1
     first_gpu: int = 0
+    max_in_flight: int | None = None
+    arguments: Mapping[str, Value] = MappingProxyType({})
     launcher: Launcher | None = None
     title: str = ""
 
@@ -109,6 +112,8 @@ def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> 
         dtype=setup.dtype,
         releases=setup.releases,
         first_gpu=setup.first_gpu,
+        max_in_flight=setup.max_in_flight,
+        arguments=setup.arguments,
         launcher=setup.launcher,
         title=setup.title,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from agentrl.assembly.cards import shared_card, shared_gpus
 from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
@@ -24,6 +25,7 @@ from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.rollout import most_in_flight
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource
@@ -112,7 +114,11 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         Replay.of(config, vocab_size=source.vocab_size, on_event=notes.append)
         _check_model(source, config)
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
-    servers = await check_servers(config, source.directory.absolute())
+    in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
+    card = shared_card(config, source.config, env.limits.max_tokens, in_flight)
+    limits = {} if card is None else card.arguments
+    directory = source.directory.absolute()
+    servers = await check_servers(config, directory, in_flight=in_flight, arguments=limits)
     memory = memory_by_process(config, source, env)
     check_fits(memory, is_elsewhere=is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
@@ -121,6 +127,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "prompts": {**_counts(data), **prompts},
         "model": _model_facts(config, source),
         "memory": {name: parts_of(part) for name, part in memory.items()},
+        "shared_gpus": {} if card is None else card.facts(shared_gpus(config)),
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config, num_gpus=num_gpus()),
         "gpus": _gpu_facts(config, servers),
@@ -262,10 +269,10 @@ def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 
 
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    """A note where servers and ranks use the same GPUs, and the servers' share is SGLang's own choice."""
+    """A note where servers and ranks of a cluster use the same GPUs, by SGLang's own choice of a share."""
     has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
-    # Ray gives each its own, unless they take turns.
-    shares = config.cluster.cluster == "local" or config.trainer.colocate
+    # Ray gives each its own, unless they take turns. Without Ray the run shares them out.
+    shares = config.cluster.cluster == "ray" and config.trainer.colocate
     if config.trainer.trainer == "megatron" and servers.num_gpus and shares and not has_share:
         yield (
             "Servers and ranks use the same GPUs, from the first on: set mem_fraction_static under "

@@ -22,6 +22,8 @@ class ServerArgs:
         parser.add_argument("--disable-cuda-graph", action="store_true")
         parser.add_argument("--lora-strict-loading", action=argparse.BooleanOptionalAction)
         parser.add_argument("--cuda-graph-bs", type=int, nargs="+")
+        parser.add_argument("--cuda-graph-max-bs", type=int)
+        parser.add_argument("--max-running-requests", type=int)
         parser.add_argument("--disaggregation-mode", choices=["null", "prefill", "decode"], default="null")
         parser.add_argument("--disaggregation-bootstrap-port", type=int)
         parser.add_argument("--custom-weight-loader", nargs="*")
