@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -76,7 +76,7 @@ class FleetPlan:
     releases: bool = False
     first_gpu: int = 0
     max_in_flight: int | None = None
-    arguments: Mapping[str, Value] = MappingProxyType({})
+    arguments: Mapping[str, Value] = field(default_factory=dict)
     launcher: Launcher | None = None
     title: str = ""
 

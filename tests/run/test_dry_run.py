@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.assembly import cards
 from agentrl.assembly.memory import Memory
 from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.gpus import Gpu
+from agentrl.run import dry_run as dry_run_module
 from agentrl.run import dry_run_memory as memory_module
 from agentrl.run.dry_run import dry_run
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import SHAPE, TINY
+from tests.observe.test_gpu_memory import driver
 
 PROMPTS = str(Path(__file__).parents[1] / "flow" / "prompts.jsonl")
 BANDIT = {**TINY, "env": "tests.flow.worlds:Bandit"}
@@ -191,6 +194,28 @@ def test_the_versions_of_the_weights_that_servers_get_are_counted(model, setting
     assert memory[memory_module.PUBLISHED]["published_bytes"] == versions * size
     found = memory.get(memory_module.DELTAS, {"published_bytes": None})["published_bytes"]
     assert found == (of_deltas and of_deltas * size)
+
+
+def test_gpus_that_ranks_and_servers_share_are_shared_out(model, tmp_path, monkeypatch):
+    driver(tmp_path, monkeypatch, total_gib=80)
+    for module in (cards, dry_run_module):
+        monkeypatch.setattr(module, "num_gpus", lambda: 1)
+    monkeypatch.setattr(dry_run_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
+    monkeypatch.setattr(memory_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    chosen = {"trainer": "megatron", "bf16": True, "sglang_python": PYTHON, "rollout_num_gpus_per_engine": 1}
+    report = dry_run(None, served(model, **chosen))
+    facts, (command,) = report.sections["shared_gpus"], report.sections["servers"].values()
+    assert facts["gpus"] == [0]
+    rank = report.sections["memory"]["trainer, each of 1 ranks"]
+    assert facts["rank"]["weights_bytes"] == rank["weights_bytes"]
+    assert facts["server"]["total_bytes"] + facts["rank"]["total_bytes"] == facts["peak_bytes"] < 80 << 30
+    fraction = facts["arguments_of_the_server"]["mem_fraction_static"]
+    assert f"--mem-fraction-static={fraction}" in command
+    set_by_hand = dry_run(None, served(model, **chosen, sglang={"mem_fraction_static": 0.25}))
+    assert set_by_hand.sections["shared_gpus"]["arguments_of_the_server"] == {}
+    (command,) = set_by_hand.sections["servers"].values()
+    assert "--mem-fraction-static=0.25" in command
 
 
 def test_gpus_of_a_cluster_are_not_those_of_this_machine(model):
