@@ -122,9 +122,7 @@ def test_what_the_user_sets_is_left_as_it_is_and_predicted():
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_to_lower(trainer, engine):
-    with pytest.raises(
-        ConfigError, match=r"a rank takes up to .*activations.* the GPU has 85"
-    ) as refused:
+    with pytest.raises(ConfigError, match=r"a rank takes up to .*activations.* the GPU has 85") as refused:
         shared_card(config_of(trainer, engine), SMALL, 4096, 256)
     sentence = str(refused.value)
     assert "lower max_tokens_per_gpu" in sentence
