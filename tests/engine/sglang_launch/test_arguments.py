@@ -115,7 +115,7 @@ async def test_an_answer_is_kept_for_later_runs_until_sglang_changes(tmp_path, m
     code = tmp_path / "installed/sglang/srt/server_args.py"
     imports = tmp_path / "imports"
     imports.touch()
-    code.write_text(f"open({str(imports)!r}, 'a').write('x')\n{code.read_text()}")
+    code.write_text(f"{code.read_text()}\nopen({str(imports)!r}, 'a').write('x')\n")
     environment = settings(tmp_path, python_path=(tmp_path / "installed",)).environment_of(())
 
     async def asked() -> Arguments:

@@ -24,6 +24,7 @@ class ServerArgs:
         parser.add_argument("--cuda-graph-bs", type=int, nargs="+")
         parser.add_argument("--cuda-graph-max-bs", type=int)
         parser.add_argument("--max-running-requests", type=int)
+        parser.add_argument("--max-total-tokens", type=int)
         parser.add_argument("--disaggregation-mode", choices=["null", "prefill", "decode"], default="null")
         parser.add_argument("--disaggregation-bootstrap-port", type=int)
         parser.add_argument("--custom-weight-loader", nargs="*")
