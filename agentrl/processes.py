@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import NamedTuple
 
 from agentrl.files import compiler_caches
@@ -42,10 +42,16 @@ class ProcessFailure(NamedTuple):
 class Child:
     """A child process with the same module search path. log: the file for its output; None = this process's.
 
-    pipe: this process's end.
+    variables: of its environment, over those of this process. pipe: this process's end.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], log: Path | None) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log: Path | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.pipe, child_end = Pipe()
         with nullcontext() if log is None else log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -59,6 +65,7 @@ class Child:
                     **compiler_caches(os.environ),
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(sys.path),
+                    **variables,
                 },
             )
         # Only the child holds its end: this end reports EOF once the child has ended.

@@ -275,6 +275,60 @@ def megatron_command(as_json: bool, only: str) -> None:
     _print(bench_megatron(only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
+@cli.command("gpu")
+@_JSON
+@click.option("--parts", default="", metavar="NAMES", help="Parts to run, e.g. trainers,runs; none = all.")
+@click.option("--shapes", default="", metavar="NAMES", help="Shapes, of 0.6B,1.7B,4B; none = all.")
+@click.option(
+    "--trainers",
+    multiple=True,
+    metavar="VARIANTS",
+    help='Variants of trainers, e.g. "0.6B:rows=8192 0.6B:transformers 4B"; none = the usual ones.',
+)
+@click.option("--seconds", default=1800.0, show_default=True, help="Most that all parts may take.")
+@click.option("--ranks", type=click.IntRange(1), default=None, help="Ranks of trainers; none = one a GPU.")
+@click.option("--episodes", default="256,1024", show_default=True, help="Episodes at once, of the generator.")
+@click.option("--sglang", multiple=True, metavar="KEY=VALUE", help="Arguments of SGLang's servers.")
+@click.option(
+    "--sglang-python",
+    "python",
+    envvar="AGENTRL_SGLANG_PYTHON",
+    default="",
+    metavar="PATH",
+    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="For models and logs; none = a temporary one."
+)
+@click.option("--save", is_flag=True, help="Write the figures that are the best so far.")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    help="Best figures; none = this card's, where there are any.",
+)
+@click.option("--tiny", is_flag=True, help="Tiny shapes on the CPU, to try the benchmark itself.")
+@click.pass_context
+def gpu_command(context: click.RichContext, /, as_json: bool, **options: object) -> None:
+    """The GPUs of this machine: trainers, weights, generator and whole runs, each figure as it is known.
+
+    \b
+    hw          matrix products and copies of the card
+    trainers    update and score: ours, transformers on the same rows; the longest kernels
+    transports  new weights for a server: GB/s, standstill, by every transport
+    generator   our generator against a raw client of the same server
+    runs        whole steps side by side, colocated, asynchronous
+    agree       log-probabilities of the same tokens by SGLang, Megatron and transformers
+
+    A variant is SHAPE[:SETTING=VALUE,..] with any setting of the trainer and of Megatron's layout, rows,
+    recompute, samples, ranks or layers, and with `torch`, `transformers` or `kernels`. With --json each row
+    is a line, and the last line is everything. The exit code is 1 where a figure is more than 5% worse than
+    the best of this card (benchmarks/baselines), or a part failed.
+    """
+    from benchmarks.gpu.command import run_gpu
+
+    context.exit(run_gpu(as_json, **options))
+
+
 @cli.command("view")
 @_JSON
 @click.option("--episodes", default=100_000, show_default=True, help="Episodes of the journal.")

@@ -15,13 +15,13 @@ starts nor a restart in the middle of the run changes the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cluster import num_ranks
+from agentrl.assembly.cluster import POLICY, local_places
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
     BF16,
@@ -35,8 +35,8 @@ from agentrl.assembly.memory import (
 from agentrl.checkpoints.source import open_config
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.errors import ConfigError
-from agentrl.gpus import num_gpus
-from agentrl.observe.gpu_memory import card_bytes
+from agentrl.gpus import present_gpus
+from agentrl.losses.tokens import max_logits_on
 from agentrl.types import JSON
 from agentrl.view.scores import size_text
 
@@ -53,12 +53,14 @@ _DIGITS = 1000
 
 
 class Card(NamedTuple):
-    """A GPU of a rank and a server. total: of the GPU; rank, server: at their peaks (bytes).
+    """GPUs of a rank and a server. total: of each; rank, server: at their peaks (bytes).
 
-    takes_turns: each has freed all but its runtime in the other's turn. tokens: of the server's cache.
-    arguments: of the server that follow from this; {} = the user has given such.
+    gpus: as CUDA_VISIBLE_DEVICES names them. takes_turns: each has freed all but its runtime in the other's
+    turn. tokens: of the server's cache. arguments: of the server that follow from this; {} = the user has
+    given such.
     """
 
+    gpus: Collection[str]
     total: int
     rank: Memory
     server: Memory
@@ -74,9 +76,9 @@ class Card(NamedTuple):
         resting = self.rank.runtime, self.server.runtime
         return max(self.rank.total + resting[1], self.server.total + resting[0])
 
-    def lines(self, shared: range) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """What each side will hold, in a sentence for the start of a run."""
-        gpus = f"GPU {shared[0]}" if len(shared) == 1 else f"each of GPUs {shared[0]} to {shared[-1]}"
+        gpus = f"{'GPU' if len(self.gpus) == 1 else 'each of GPUs'} {', '.join(self.gpus)}"
         how = "in turns" if self.takes_turns else "at once"
         yield (
             f"{gpus} ({size_text(self.total)}) has a rank and a server {how}: the rank takes up to "
@@ -84,10 +86,10 @@ class Card(NamedTuple):
             f"tokens; {size_text(self.peak)} at most."
         )
 
-    def facts(self, shared: range) -> dict[str, JSON]:
+    def facts(self) -> dict[str, JSON]:
         """The same for the dry run; keys that end in `_bytes` are bytes."""
         return {
-            "gpus": [*shared],
+            "gpus": [*self.gpus],
             "rank": _facts_of(self.rank),
             "server": _facts_of(self.server),
             "takes_turns": self.takes_turns,
@@ -98,17 +100,15 @@ class Card(NamedTuple):
         }
 
 
-def shared_gpus(config: RunConfig) -> range:
-    """The GPUs of this machine that a rank and a server share, by their index among those of this process.
+def shared_gpus(config: RunConfig) -> Collection[str]:
+    """The GPUs of this machine that a rank and a server share, as CUDA_VISIBLE_DEVICES names them.
 
-    Both count from the first one. The torch trainer computes on the CPU. On Ray each has GPUs of its own,
-    unless they take turns, and then the ranks start in a turn of theirs.
+    On Ray each has GPUs of its own, unless they take turns, and then the ranks start in a turn of theirs.
+
+    Raises:
+        ConfigError: there are too few GPUs for the run.
     """
-    is_here = config.cluster.cluster == "local" and config.trainer.trainer == "megatron"
-    starts_servers = config.engine.engine == "sglang" and config.engine.sglang_url is None
-    if not (is_here and starts_servers) or config.rollout.replay is not None:
-        return range(0)
-    return range(min(num_ranks(config), config.engine.num_policy_gpus, num_gpus()))
+    return () if config.cluster.cluster != "local" else local_places(config).gpus.shared
 
 
 def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
@@ -151,24 +151,20 @@ def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: i
 def shared_card(
     config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, in_flight: int
 ) -> Card | None:
-    """The GPUs that ranks and servers of the run share, which are alike; None = there is none.
+    """The GPUs that ranks and servers of the run share; None = there is none, or its memory is not known.
+
+    max_tokens: of an episode; None = there is no limit. in_flight: requests at once (count).
 
     Raises:
         ConfigError: both do not fit on one.
     """
-    if not shared_gpus(config) or not card_bytes():
+    of_policy = () if config.cluster.cluster != "local" else local_places(config).fleets.get(POLICY, ())
+    shared = tuple(gpu for gpu in shared_gpus(config) if any(gpu in gpus for gpus in of_policy))
+    total = min((gpu.memory for gpu in present_gpus() if gpu.id in shared), default=0)
+    if not total:
         return None
-    return card_of(config, policy, max_tokens, in_flight)
-
-
-def card_of(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, in_flight: int) -> Card:
-    """What a rank and a server take of a GPU that they share. max_tokens, in_flight: as above.
-
-    Raises:
-        ConfigError: both do not fit on it.
-    """
-    total, takes_turns = min(card_bytes(), default=0), _takes_turns(config)
-    rank = trainer_memory(config, policy, max_tokens)._replace(runtime=CONTEXT_BYTES)
+    takes_turns = _takes_turns(config)
+    rank = rank_on_card(config, policy, max_tokens, total)
     gpus = max(config.engine.gpus_of(config.engine.groups[0]), 1)
     server = server_memory(policy, gpus, in_flight, 0)
     each, chosen = _cache_bytes(policy, gpus), _chosen(config)
@@ -185,9 +181,22 @@ def card_of(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None,
         others = server.activations + server.logits + _GRAPH_BYTES * min(in_flight, _MOST_GRAPHS)
         fraction = int(_DIGITS * static / (static + others)) / _DIGITS if static > 0 else 0.0
         arguments = {"max_total_tokens": tokens, "mem_fraction_static": fraction}
-    card = Card(total, rank, server._replace(kv_cache=max(tokens, 0) * each), takes_turns, tokens, arguments)
+    held = server._replace(kv_cache=max(tokens, 0) * each)
+    card = Card(shared, total, rank, held, takes_turns, tokens, arguments)
     _check(card, config.engine.max_context_len or max_tokens or 1)
     return card
+
+
+def rank_on_card(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, total: int) -> Memory:
+    """A rank of Megatron on a GPU of so many bytes: the chunks of its head are larger than on a CPU."""
+    memory, sizes = trainer_memory(config, policy, max_tokens), Sizes.of(policy)
+    tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.megatron
+    rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
+    number = BF16 if config.trainer.bf16 else FP32
+    chunk = min(-(-tokens // ranks.context_parallel_size) * rows, max_logits_on(total))
+    # Logits and their gradient; and the head's own gradient: a sum in fp32, a share of it, and the result.
+    head = 2 * number * chunk + (FP32 + 2 * number) * rows * sizes.hidden
+    return memory._replace(logits=head, runtime=CONTEXT_BYTES)
 
 
 def _check(card: Card, least_tokens: int) -> None:

@@ -158,8 +158,7 @@ class RunConfig(Section):
         names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields, *ClusterConfig.model_fields}
         names |= {"profile_step", "memory_snapshot_step"}
         names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
-        # The servers compute in the dtype that is trained in.
-        return names - ({"bf16"} if self.engine.engine == "sglang" else set())
+        return names
 
     @property
     def _inactive_data(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.activity import current_activities
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import RunCluster, fleet_of_model, title_of
+from agentrl.assembly.cluster import Places, fleet_of_model, title_of
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.cluster.interfaces import address_to
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
@@ -38,12 +38,11 @@ from agentrl.engine.sglang.launch.listener import HOST
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
+from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.gpus import own_gpus
 from agentrl.types import JSON
 
 End: TypeAlias = Callable[[], Awaitable[None]]
@@ -58,11 +57,10 @@ class FleetPlan:
 
     model: the folder of the model that is served first. folder: for logs, and for weights in transfer.
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
-    trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
-    SGLang's choice. releases: whether their memory is released between two batches. first_gpu: index among
-    this process's GPUs; those before it are in other use. max_in_flight: see `ServerSettings`. arguments:
-    SGLang's, below those of the configuration. launcher: has a place in a cluster for each
-    server; None = they run on this machine. title: before the names of servers, in the status of the run.
+    trained: whether it receives new weights. releases: whether their memory is released between two batches.
+    max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration.
+    launcher: has a place for each server; None = on this machine, with the GPUs that this process can use.
+    title: before the names of servers, in the status of the run.
     """
 
     model: Path
@@ -72,9 +70,7 @@ class FleetPlan:
     vocab_size: int | None = None
     decode: Decode | None = None
     trained: bool = True
-    dtype: str | None = None
     releases: bool = False
-    first_gpu: int = 0
     max_in_flight: int | None = None
     arguments: Mapping[str, Value] = field(default_factory=dict)
     launcher: Launcher | None = None
@@ -145,20 +141,11 @@ class FleetPlan:
             activities.enter(f"{self.title}{server.name}", phase, where=server.url)
 
     def _groups(self) -> list[ServerReplicas]:
-        groups, first = [], self.first_gpu
-        for group in self.config.groups:
-            number = group.num_engines * self.config.gpus_of(group)
-            # In a cluster each has those of its place.
-            gpus = own_gpus(first, number) if self.launcher is None else ()
-            groups.append(ServerReplicas(self._settings(group), group.num_engines, gpus))
-            first += number
-        return groups
+        return [ServerReplicas(self._settings(group), group.num_engines) for group in self.config.groups]
 
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
-        if self.dtype is not None:
-            own["dtype"] = self.dtype
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -170,7 +157,7 @@ class FleetPlan:
             log_folder=self.folder,
             role=group.worker_type,
             device="cuda" if gpus else "cpu",
-            arguments={**self.arguments, **own, **_values(config.sglang), **_values(group.sglang)},
+            arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
             python_path=(LOADER_FOLDER,),
             first_wait_s=config.rollout_health_check_first_wait,
@@ -249,8 +236,9 @@ def _reach_of(urls: Sequence[str]) -> _Reach:
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -> Transport:
-    """The configured transport; left out, shared memory, or a process group where one is elsewhere.
+    """The configured transport; left out, memory of this machine, or a process group where one is elsewhere.
 
+    From a rank on a GPU to servers that can map it, memory is that of the card; else the host's.
     A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. With NCCL a
     rank would send from its GPU, which refuses two ranks on one GPU, and that may be a server's.
 
@@ -266,7 +254,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
     written = folder / "weights"
     match chosen or ("tensor" if reach.host == HOST else "distributed"):
         case "tensor":
-            return SharedMemory()
+            return CudaIpc()
         case "distributed":
             # The weights are read back through shared memory.
             return Distributed(host=reach.host, backend="gloo", check_loaded=reach.is_local)
@@ -278,37 +266,28 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
 
 @asynccontextmanager
 async def served_models(
-    config: EngineConfig, folder: Path, on_event: Callable[[str], None], cluster: RunCluster | None = None
+    config: EngineConfig, folder: Path, on_event: Callable[[str], None], places: Places
 ) -> AsyncIterator[Addresses]:
     """The addresses of the run's models, by name; a server that ends is restarted at the same address.
 
     folder: for a folder of logs for each model. on_event: called with a sentence whenever a server starts or
-    ends. cluster: has a place for each server; None = they run on this machine.
+    ends. places: of all servers of the run.
 
     Raises:
-        ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, has no such
-            argument, or does not start.
+        ConfigError: a folder holds no model; SGLang is not installed, has no such argument, or does not
+            start.
     """
     addresses: dict[str, str] = {}
-    first = config.num_policy_gpus
-    # Too few GPUs are reported before the first model is started.
-    if cluster is None:
-        own_gpus(first, config.num_gpus - first)
     async with AsyncExitStack() as stack:
-        for name, model in config.sglang_models.items():
-            plan = model_plan(config, name, folder, on_event, first_gpu=first)
-            if cluster is not None:
-                plan = replace(plan, launcher=cluster.launcher(fleet_of_model(name)))
-            fleet = await plan.start()
+        for name in config.sglang_models:
+            plan = model_plan(config, name, folder, on_event)
+            fleet = await replace(plan, launcher=places.launcher(fleet_of_model(name))).start()
             stack.push_async_callback(fleet.close)
             addresses[name] = fleet.url
-            first += model.num_engines * model.num_gpus_per_engine
         yield addresses
 
 
-def model_plan(
-    config: EngineConfig, name: str, folder: Path, on_event: Callable[[str], None], *, first_gpu: int = 0
-) -> FleetPlan:
+def model_plan(config: EngineConfig, name: str, folder: Path, on_event: Callable[[str], None]) -> FleetPlan:
     """The servers of one of the run's models, by its name; the other arguments as in `served_models`.
 
     Raises:
@@ -325,7 +304,6 @@ def model_plan(
         folder=folder / name,
         on_event=partial(_prefixed, on_event, name),
         trained=False,
-        first_gpu=first_gpu,
         title=title_of(fleet_of_model(name)),
     )
 

@@ -42,19 +42,16 @@ class EngineSetup(NamedTuple):
     on_event: called with a sentence when a server starts or ends.
 
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
-    batches. dtype: of the computation of started servers, by torch's name; None = by their model's config.
-    process, threads: the embedded engine's process, and its threads (count); without a process it decodes in
-    this one. first_gpu, max_in_flight, arguments, launcher, title: see `FleetPlan`.
+    batches. process, threads: the embedded engine's process, and its threads (count); without a process it
+    decodes in this one. max_in_flight, arguments, launcher, title: see `FleetPlan`.
     """
 
     folder: Path
     on_event: Callable[[str], None]
     trains: bool = True
     releases: bool = False
-    dtype: str | None = None
     process: EngineProcess | None = None
     threads: int = 1
-    first_gpu: int = 0
     max_in_flight: int | None = None
     arguments: Mapping[str, Value] = MappingProxyType({})
     launcher: Launcher | None = None
@@ -109,9 +106,7 @@ def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> 
         vocab_size=source.vocab_size,
         decode=source.decode,
         on_event=setup.on_event,
-        dtype=setup.dtype,
         releases=setup.releases,
-        first_gpu=setup.first_gpu,
         max_in_flight=setup.max_in_flight,
         arguments=setup.arguments,
         launcher=setup.launcher,

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.assembly.cluster import EVALUATIONS, RunCluster, title_of
+from agentrl.assembly.cluster import EVALUATIONS, Places, title_of
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
-from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 
 EVAL_ENGINE = "evaluation"
 """The folder of an engine of evaluations alone, in that of the engine."""
@@ -20,20 +19,13 @@ EVAL_ENGINE = "evaluation"
 class RunProcesses(NamedTuple):
     """trainers: starts the trainer's ranks. engine: the embedded engine's process; None = it has none.
 
-    eval_engine: that of an engine of evaluations alone; None likewise. cluster: has an allocation for each
-    rank and server; None = they are child processes.
+    eval_engine: that of an engine of evaluations alone; None likewise. places: of each rank and server.
     """
 
     trainers: TrainerFactory
     engine: EngineProcess | None
-    eval_engine: EngineProcess | None = None
-    cluster: RunCluster | None = None
-
-    def launcher(self, fleet: str) -> RayLauncher | None:
-        """The places of a fleet's servers in the cluster; None = they run on this machine."""
-        if self.cluster is None or fleet not in self.cluster.fleets:
-            return None
-        return self.cluster.launcher(fleet)
+    eval_engine: EngineProcess | None
+    places: Places
 
 
 @asynccontextmanager
@@ -41,13 +33,12 @@ async def run_processes(
     config: RunConfig,
     engine_folder: Path,
     trainer_folder: Path,
-    *,
-    cluster: RunCluster | None = None,
+    places: Places,
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
     The engines' processes start at once, and import torch while the world is built. The folders are for their
-    output. cluster: as of `RunProcesses`.
+    output. places: as of `RunProcesses`.
     """
     embedded = config.engine.engine == "embedded" and config.rollout.replay is None
     hosted = embedded and not config.run.inline
@@ -55,9 +46,9 @@ async def run_processes(
     is_second = hosted and config.has_eval_engine
     name = f"{title_of(EVALUATIONS)}engine"
     eval_engine = EngineProcess(engine_folder / EVAL_ENGINE, name) if is_second else None
-    trainers = TrainerFactory(config, trainer_folder, cluster)
+    trainers = TrainerFactory(config, trainer_folder, places)
     try:
-        yield RunProcesses(trainers, engine, eval_engine, cluster)
+        yield RunProcesses(trainers, engine, eval_engine, places)
     finally:
         for process in (engine, eval_engine):
             if process is not None:

@@ -12,7 +12,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import FleetPlan, model_plan
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch import Value
-from agentrl.gpus import num_gpus
+from agentrl.gpus import own_gpus
 
 _FROM_MODEL = "--model-path"
 
@@ -46,7 +46,6 @@ async def check_servers(
         config=engine,
         folder=Path(),
         on_event=_ignore,
-        dtype=None if config.trainer.bf16 else "float32",
         max_in_flight=in_flight,
         arguments=arguments,
     )
@@ -58,7 +57,7 @@ async def check_servers(
         for plan in plans.values()
         for group in plan.config.groups
     )
-    if required and not num_gpus() and not _is_installed(engine):
+    if required and not own_gpus() and not _is_installed(engine):
         missing = "SGLang is not installed here, so the arguments of servers were not checked."
         return ServerCheck(required, {}, (missing,))
     commands = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cluster import RunCluster
+from agentrl.assembly.cluster import LocalPlaces, Places
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -22,7 +22,6 @@ from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
-from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
@@ -37,13 +36,13 @@ from agentrl.types import ScoreRole
 class TrainerFactory:
     """Builds the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for the output of the ranks. cluster: has an allocation for each rank; None = they are child
-    processes. The warm start and RL share the torch trainer's rank; with `inline` it is this process.
+    folder: for the output of the ranks. places: of each rank. The warm start and RL share the torch trainer's
+    rank; with `inline` it is this process.
     """
 
     config: RunConfig
     folder: Path
-    cluster: RunCluster | None = None
+    places: Places = field(default_factory=LocalPlaces)
     _torch: Ranks | None = None
     _megatron: Ranks | None = None
     _early: asyncio.Task[RankTrainer] | None = None
@@ -213,9 +212,7 @@ class TrainerFactory:
         return self._megatron
 
     def _processes(self, world_size: int, folder: Path, preloaded: str) -> Ranks:
-        if self.cluster is not None:
-            return self.cluster.ranks(world_size, folder, preloaded=preloaded)
-        return Processes(world_size, folder, preloaded=preloaded)
+        return self.places.ranks(world_size, folder, preloaded=preloaded)
 
 
 def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:

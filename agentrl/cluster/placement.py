@@ -74,6 +74,23 @@ class Allocation(NamedTuple):
     has_bundle: bool = False
 
 
+class LocalGpus(NamedTuple):
+    """The GPUs of the ranks, the servers and the players of a run on one machine, each in their order.
+
+    All are in the form of CUDA_VISIBLE_DEVICES; a process without any has none of the run's.
+    """
+
+    ranks: tuple[tuple[str, ...], ...] = ()
+    servers: tuple[tuple[str, ...], ...] = ()
+    players: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Those that a rank has, and a server or a player, too."""
+        others = {gpu for gpus in (*self.servers, *self.players) for gpu in gpus}
+        return tuple(gpu for gpus in self.ranks for gpu in gpus if gpu in others)
+
+
 class Allocations(NamedTuple):
     """Where the ranks, the servers and the players of a run are, each in their order."""
 
@@ -113,6 +130,46 @@ class Layout:
             tuple(allocation(slot)._replace(has_bundle=slot.bundle not in of_ranks) for slot in self.servers),
             tuple(allocation(slot)._replace(has_bundle=True) for slot in self.players),
         )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all bundles (count)."""
+        return sum(bundle.gpus for bundle in self.bundles)
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that one machine needs at least: of the ranks, or of all others, if these share them (count).
+
+        Where servers take turns with ranks, their GPUs are shared already, and the others need more.
+        """
+        of_ranks = {slot.bundle for slot in self.ranks}
+        if any(slot.bundle in of_ranks for slot in self.servers):
+            return self.num_gpus
+        return max(self._num_of_ranks, self.num_gpus - self._num_of_ranks)
+
+    @property
+    def _num_of_ranks(self) -> int:
+        return sum(self.bundles[number].gpus for number in {slot.bundle for slot in self.ranks})
+
+    def on_one_machine(self, gpus: Sequence[str]) -> LocalGpus:
+        """Hand out the GPUs of one machine, `least_gpus` or more: each to one bundle, while they last.
+
+        Where there are too few for that, those of the ranks are the first ones, and those of all others the
+        last: so as few as possible are shared, and never two ranks, two servers or two players share one.
+        """
+        assert self.least_gpus <= len(gpus), "somebody has asked whether there are enough"
+        first, starts = 0, []
+        of_ranks, of_others = self._num_of_ranks, self.num_gpus - self._num_of_ranks
+        for number, bundle in enumerate(self.bundles):
+            if number == len({slot.bundle for slot in self.ranks}):
+                first = min(of_ranks, len(gpus) - of_others)
+            starts.append(first)
+            first += bundle.gpus
+
+        def those_of(slots: Sequence[Slot]) -> tuple[tuple[str, ...], ...]:
+            return tuple(tuple(gpus[starts[slot.bundle] + gpu] for gpu in slot.gpus) for slot in slots)
+
+        return LocalGpus(those_of(self.ranks), those_of(self.servers), those_of(self.players))
 
     def _order(self, placed: Sequence[PlacedBundle], driver_node: str) -> dict[int, int]:
         """Which placed bundle each bundle of the layout is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -22,6 +22,28 @@ MAX_TOP_LOGPROBS = 128
 def reports_prefix(top_k: int) -> bool:
     """Whether the likeliest tokens that SGLang reports have all ids that top_k keeps."""
     return 0 < top_k <= MAX_TOP_LOGPROBS
+
+
+GPU_DTYPE, CPU_DTYPE = "bfloat16", "float32"
+"""What a server computes in where its argument `dtype` is left out. SGLang's own choice would be float16 for
+a checkpoint in float32, whose range is too small for some models."""
+_FP32 = ("float32", "float")
+HALF_ONLY = (
+    "a server on a GPU cannot compute in float32, since SGLang's CUDA kernels take half precision only; "
+    f"leave its dtype out ({GPU_DTYPE}), or give it no GPU, and it computes on the CPU."
+)
+"""Why float32 is refused there."""
+
+
+def dtype_of(arguments: Mapping[str, object], *, on_gpu: bool) -> str:
+    """What a server with these arguments computes in, by SGLang's name."""
+    chosen = {name.removeprefix("--"): value for name, value in arguments.items()}
+    return str(chosen.get("dtype", GPU_DTYPE if on_gpu else CPU_DTYPE))
+
+
+def is_too_wide(arguments: Mapping[str, object], *, on_gpu: bool) -> bool:
+    """Whether a server with these arguments cannot start, since it would compute in float32 on a GPU."""
+    return on_gpu and dtype_of(arguments, on_gpu=on_gpu) in _FP32
 
 
 Role: TypeAlias = Literal["regular", "prefill", "decode"]
@@ -184,6 +206,18 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _servers_on_gpus_compute_in_half(self) -> EngineConfig:
+        of_policy = [("", self.arguments_of(group), self.gpus_of(group)) for group in self.groups]
+        of_models = [
+            (f"sglang_models.{name}: ", model.sglang, model.num_gpus_per_engine)
+            for name, model in self.sglang_models.items()
+        ]
+        for name, arguments, gpus in (*of_policy, *of_models):
+            if is_too_wide(arguments, on_gpu=gpus > 0):
+                raise ValueError(f"{name}{HALF_ONLY}")
+        return self
+
+    @model_validator(mode="after")
     def _groups_are_complete(self) -> EngineConfig:
         if self.sglang_groups and self.rollout_num_engines > 1:
             raise ValueError(
@@ -204,15 +238,13 @@ class EngineConfig(Section):
         """GPUs of the policy's servers (count)."""
         return sum(group.num_engines * self.gpus_of(group) for group in self.groups)
 
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all servers: the policy's first, then those of further models (count)."""
-        models = self.sglang_models.values()
-        return self.num_policy_gpus + sum(model.num_engines * model.num_gpus_per_engine for model in models)
-
     def reports_kept_ids(self, top_k: int) -> bool:
         """Whether the engine is known to report which ids top_p and top_k keep, with this top_k."""
         return self.engine == "embedded" or reports_prefix(top_k)
+
+    def arguments_of(self, group: ServerGroup) -> Arguments:
+        """SGLang's own arguments of the servers of a group."""
+        return {**self.sglang, **group.sglang}
 
     def gpus_of(self, group: ServerGroup) -> int:
         """GPUs of each server of a group (count)."""

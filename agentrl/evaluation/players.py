@@ -59,7 +59,7 @@ async def model_players(
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
-    from agentrl.assembly.cluster import POLICY
+    from agentrl.assembly.cluster import POLICY, local_servers
     from agentrl.assembly.model import threads_for
     from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
@@ -67,7 +67,7 @@ async def model_players(
     source = open_source(directory)
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
-        launcher = None if cluster is None else cluster.launcher(POLICY)
+        launcher = (cluster or local_servers(config.engine, config.cluster)).launcher(POLICY)
         setup = EngineSetup(
             folder,
             on_event,
@@ -103,10 +103,12 @@ async def local_models(
         yield {}
         return
     require("serving models next to the scored one", *TRAINING)
+    from agentrl.assembly.cluster import local_servers
     from agentrl.assembly.fleet import served_models
 
+    places = cluster or local_servers(config.engine, config.cluster)
     with _engine_folder(config) as folder:
-        async with served_models(config.engine, folder, on_event, cluster) as addresses:
+        async with served_models(config.engine, folder, on_event, places) as addresses:
             yield addresses
 
 

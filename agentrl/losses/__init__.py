@@ -10,23 +10,19 @@ from agentrl.losses.base import (
     needs_entropy_gradient,
 )
 from agentrl.losses.contract import check_loss
+from agentrl.losses.gpu import compiles, fused, to_device
 from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
 from agentrl.losses.objectives import OBJECTIVES, Kernel, Objective
 from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import (
-    LEAST_LOGP,
-    Targets,
-    joined_outputs,
-    logprobs_and_entropy,
-    without_cut,
-)
+from agentrl.losses.tokens import Head, HeadRanks, Targets, logprobs_and_entropy, max_logits_of
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
-    "LEAST_LOGP",
     "OBJECTIVES",
+    "Head",
+    "HeadRanks",
     "Kernel",
     "KlKind",
     "KlTerm",
@@ -40,17 +36,19 @@ __all__ = [
     "TokenOutputs",
     "ValueLoss",
     "check_loss",
+    "compiles",
     "explained_variance",
     "extras_used",
-    "joined_outputs",
+    "fused",
     "k1",
     "k2",
     "k3",
     "logprobs_and_entropy",
     "low_var_kl",
+    "max_logits_of",
     "needs_entropy_gradient",
     "sequence_mean",
     "sequence_sum",
     "sft_loss",
-    "without_cut",
+    "to_device",
 ]

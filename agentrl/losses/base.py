@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from agentrl.losses.gpu import to_device
 from agentrl.types import UNCHANGED, Coefficients, Extra, ExtraSpec
 
 
@@ -39,8 +40,8 @@ class TokenExtra(NamedTuple):
     @classmethod
     def of(cls, extra: Extra, device: torch.device | str = "cpu") -> TokenExtra:
         """The arrays of an extra as tensors."""
-        offsets = None if extra.offsets is None else torch.from_numpy(extra.offsets.copy()).to(device)
-        return cls(torch.from_numpy(extra.values.copy()).to(device), offsets)
+        offsets = None if extra.offsets is None else to_device(extra.offsets.copy(), device)
+        return cls(to_device(extra.values.copy(), device), offsets)
 
 
 class LossInputs(NamedTuple):

@@ -29,12 +29,6 @@ class Holder(NamedTuple):
     held: int
 
 
-def card_bytes() -> Sequence[int]:
-    """All the memory of each GPU of this machine (bytes); () = there is none, or it cannot be asked."""
-    rows = _asked("--query-gpu=memory.total")
-    return tuple(int(size) * _MIB for (size,) in rows if size.isdigit())
-
-
 def holders() -> Sequence[Holder]:
     """The processes that hold memory of this machine's GPUs, on each the largest first."""
     gpus = {uuid: number for number, (uuid,) in enumerate(_asked("--query-gpu=uuid"))}

@@ -34,6 +34,9 @@ from agentrl.protocols.trainer import (
 )
 from agentrl.protocols.weights import (
     Bucket,
+    DeviceHandle,
+    DevicePart,
+    DeviceWeights,
     Snapshot,
     SnapshotSink,
     TensorSpec,
@@ -46,6 +49,9 @@ __all__ = [
     "Act",
     "Agent",
     "Bucket",
+    "DeviceHandle",
+    "DevicePart",
+    "DeviceWeights",
     "Engine",
     "Environment",
     "EpisodeRenderer",

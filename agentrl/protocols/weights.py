@@ -37,6 +37,37 @@ class Bucket(NamedTuple):
     file: MemoryFile | None = None
 
 
+class DeviceHandle(NamedTuple):
+    """Memory of a device, for other processes of this machine that compute on one; plain values.
+
+    num_bytes: its size. cuda: the handle of CUDA's IPC, in hexadecimal digits. device: the UUID of the card.
+    path: of a file in shared memory instead, for a device that has no memory of its own.
+    """
+
+    num_bytes: int
+    cuda: str = ""
+    device: str = ""
+    path: str = ""
+
+
+class DevicePart(NamedTuple):
+    """A bucket in the memory of a device. start: of its first byte there; its tensors follow end to end.
+
+    content_hash: of its bytes, see `agentrl.weights.device`.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    start: int
+    content_hash: int
+
+
+class DeviceWeights(NamedTuple):
+    """All tensors of a version, in the memory of a device of the process that gathered them."""
+
+    handle: DeviceHandle
+    parts: tuple[DevicePart, ...]
+
+
 class WeightTransaction(Protocol):
     """New weights that arrive. Leaving without commit keeps the old version serving."""
 
@@ -77,7 +108,7 @@ class Snapshot(Protocol):
 
     @property
     def checksum(self) -> int:
-        """Of all tensors, as `agentrl.weights.checksum` computes it."""
+        """Of all tensors, as `agentrl.weights.checksum` computes it; on a device, `device_checksum`."""
 
     @property
     def not_finite(self) -> str | None:
@@ -90,6 +121,20 @@ class Snapshot(Protocol):
     @property
     def is_here(self) -> bool:
         """Whether that process is on this machine."""
+
+    @property
+    def device(self) -> DeviceWeights | None:
+        """Where they are in the memory of a device; None = they are in that of the host.
+
+        Of the former, `run` and `buckets` make copies in the host's memory when they are first called.
+        """
+
+    async def on_host(self) -> Snapshot:
+        """The same tensors in the host's memory, with the checksum of those; itself, if they are there.
+
+        Raises:
+            TrainerError: that process has gone.
+        """
 
     async def run(self, work: Work[R]) -> R:
         """Call `work` with the buckets, in a thread of that process; the work is pickled on the way.
@@ -113,7 +158,14 @@ class Snapshot(Protocol):
 
 @runtime_checkable
 class SnapshotSink(WeightSink, Protocol):
-    """A sink whose receivers get the tensors from the process that has them."""
+    """A sink whose receivers get the tensors from the process that has them.
+
+    takes_device_memory: whether they can, out of the memory of a device.
+    """
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """See above."""
 
     async def load(self, snapshot: Snapshot, version: int) -> None:
         """Serve a snapshot as `version`.

@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import AgentRLError, RenderingError
@@ -91,7 +92,8 @@ class TokenRenderer(ABC):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        # transformers looks at every id of a list, which takes longer than the decoding; not of an array.
+        return str(self._tokenizer.decode(np.asarray(ids, np.int64), skip_special_tokens=False))
 
     def escaped_tools(self, tools: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
         """The tools with escaped markup: a server that offers them wrote their descriptions."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import RunCluster, run_cluster
+from agentrl.assembly.cluster import Places, local_places, run_cluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
@@ -96,13 +96,14 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
     async with AsyncExitStack() as stack:
         # Ray ends with the thread that starts it, so it blocks this one.
         cluster = stack.enter_context(run_cluster(config, folder.path))
+        places = cluster or local_places(config)
         await stack.enter_async_context(records.monitor)
-        records.joined(cluster)
+        records.placed(places)
         served = await stack.enter_async_context(
-            served_models(engine, folder.engine, records.console.line, cluster)
+            served_models(engine, folder.engine, records.console.line, places)
         )
         processes = await stack.enter_async_context(
-            run_processes(config, folder.engine, folder.trainer, cluster=cluster)
+            run_processes(config, folder.engine, folder.trainer, places)
         )
         addresses = {**unserved, **served}
         await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
@@ -110,20 +111,18 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):
                 records.console.line(line)
-        await _play(run, config, addresses, cluster)
+        await _play(run, config, addresses, places)
     return run
 
 
-async def _play(
-    run: TrainingRun, config: RunConfig, addresses: Addresses, cluster: RunCluster | None
-) -> None:
+async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses, places: Places) -> None:
     chosen = config.env.opponents if config.rollout.replay is None else {}
     env = run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"
     setup = OpponentSetup(config.rendering, folder)
     with results_written(partial(write_results, run), run.records.console.line):
         try:
-            players = players_of(config, run.progress.source, run.engine, run.records, addresses, cluster)
+            players = players_of(config, run.progress.source, run.engine, run.records, addresses, places)
             async with opened_opponents(chosen, env, addresses, setup) as opponents, players or nullcontext():
                 await _stages(replace(run.against(opponents), players=players))
         finally:

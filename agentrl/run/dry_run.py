@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from agentrl.assembly.cards import shared_card, shared_gpus
-from agentrl.assembly.cluster import check_machines, cluster_facts
+from agentrl.assembly.cards import shared_card
+from agentrl.assembly.cluster import (
+    LocalPlaces,
+    card_facts,
+    check_machines,
+    cluster_facts,
+    is_for_gpus,
+    planned_gpus,
+    with_precision,
+)
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
@@ -82,8 +90,9 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     folder = RunFolder.of(config)
     if (run is not None and Path(run).is_dir()) or (resume and folder.holds_run):
         # It writes nothing where a run resumes.
-        start_of(run, settings, resume=resume)
+        config = start_of(run, settings, resume=resume).config
     else:
+        config = with_precision(config, bf16=is_for_gpus(config))
         folder.check_free(config)
     check_machines(config, os.environ)
     return run_until_signal(_validated(config, folder))
@@ -127,10 +136,11 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "prompts": {**_counts(data), **prompts},
         "model": _model_facts(config, source),
         "memory": {name: parts_of(part) for name, part in memory.items()},
-        "shared_gpus": {} if card is None else card.facts(shared_gpus(config)),
+        "shared_gpus": {} if card is None else card.facts(),
         "servers": dict(servers.commands),
-        "cluster": cluster_facts(config, num_gpus=num_gpus()),
+        "cluster": cluster_facts(config),
         "gpus": _gpu_facts(config, servers),
+        "cards": card_facts(config),
         "disk": _disk_facts(config, folder, source, memory),
     }
     missing = [*servers.missing, *_missing_gpus(config, servers)]
@@ -260,23 +270,26 @@ def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
 
 
 def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    if num_gpus() or is_elsewhere(config):
+    if is_elsewhere(config):
         return
-    if servers.num_gpus:
+    if servers.num_gpus and not present_gpus():
         yield f"{servers.num_gpus} GPUs for its servers: this machine has none."
-    if config.trainer.trainer == "megatron" and config.trainer.bf16:
+    if config.trainer.trainer == "megatron" and config.trainer.bf16 and not num_gpus():
         yield f"{config.megatron.world_size} GPUs for its ranks: here they would compute on the CPU."
 
 
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    """A note where servers and ranks of a cluster use the same GPUs, by SGLang's own choice of a share."""
-    has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
-    # Ray gives each its own, unless they take turns. Without Ray the run shares them out.
+    """Notes where servers and ranks have the same GPUs: why; on Ray that the servers' share is not set."""
+    if config.cluster.cluster == "local":
+        notice = LocalPlaces(planned_gpus(config), {}, config.trainer.colocate).notice
+        yield from () if notice is None else (notice,)
+    # Without Ray the run gives the servers what the ranks leave.
     shares = config.cluster.cluster == "ray" and config.trainer.colocate
+    has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
     if config.trainer.trainer == "megatron" and servers.num_gpus and shares and not has_share:
         yield (
-            "Servers and ranks use the same GPUs, from the first on: set mem_fraction_static under "
-            "[engine.sglang], else a server takes most of its GPU."
+            "Servers and ranks have the same GPUs: set mem_fraction_static under [engine.sglang], else a "
+            "server takes most of its GPU."
         )
 
 

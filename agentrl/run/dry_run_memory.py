@@ -65,11 +65,12 @@ def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> N
         ConfigError: they do not fit.
     """
     ranks = next((part for name, part in memory.items() if "ranks" in name), None)
-    gpus = () if is_elsewhere else present_gpus()
-    if ranks is not None and gpus and ranks.exact > min(gpu.memory for gpu in gpus):
+    # Its driver may not tell how large a GPU is.
+    sizes = [] if is_elsewhere else [gpu.memory for gpu in present_gpus() if gpu.memory]
+    if ranks is not None and sizes and ranks.exact > min(sizes):
         raise ConfigError(
             f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
-            f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
+            f"{min(sizes) / 2**30:.1f} GiB; take more ranks, or offload = true."
         )
     elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
     here = {name: part for name, part in memory.items() if not any(word in name for word in elsewhere)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.assembly.config import RunConfig
 from agentrl.checkpoints.source import ModelSource
 from agentrl.checkpoints.tensors import tensor_shapes
+from agentrl.engine.config import EngineConfig, dtype_of
 from agentrl.types import JSON
 
 FILE = "model_config.json"
@@ -69,8 +70,20 @@ def shape_facts(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
 def _dtypes(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
     return {
         "model directory": str(source.config.dtype or "float32").removeprefix("torch."),
-        "computed in": "bfloat16" if config.trainer.bf16 else "float32",
+        "trained in": "bfloat16" if config.trainer.bf16 else "float32",
+        **_served_in(config.engine),
     }
+
+
+def _served_in(engine: EngineConfig) -> dict[str, JSON]:
+    """The dtypes that the engine computes in; of servers that run already nothing is known."""
+    if engine.engine == "embedded":
+        return {"sampled in": engine.engine_dtype}
+    if engine.sglang_url is not None:
+        return {}
+    groups = engine.groups
+    dtypes = [dtype_of(engine.arguments_of(group), on_gpu=engine.gpus_of(group) > 0) for group in groups]
+    return {"sampled in": ", ".join(dict.fromkeys(dtypes))}
 
 
 def _sizes(source: ModelSource) -> dict[str, JSON]:

@@ -13,8 +13,8 @@ from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
-from agentrl.assembly.cards import shared_card, shared_gpus
-from agentrl.assembly.cluster import EVALUATIONS, POLICY, RunCluster, title_of
+from agentrl.assembly.cards import shared_card
+from agentrl.assembly.cluster import EVALUATIONS, POLICY, Places, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
@@ -122,10 +122,10 @@ class Records:
             ),
         )
 
-    def joined(self, cluster: RunCluster | None) -> None:
-        """Show the dashboard of the run's cluster, if it has one."""
-        if cluster is not None and (notice := cluster.session.notice) is not None:
-            self.monitor.dashboard = cluster.session.dashboard or ""
+    def placed(self, places: Places) -> None:
+        """Show what there is to know of the places of the run, and the dashboard of a cluster."""
+        self.monitor.dashboard = places.dashboard
+        if (notice := places.notice) is not None:
             self.console.line(notice)
 
     @property
@@ -217,17 +217,15 @@ async def engines_of(
         return None, None
     in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
     card = shared_card(config, source.config, env.limits.max_tokens, in_flight)
-    for line in () if card is None else card.lines(shared_gpus(config)):
+    for line in () if card is None else card.lines():
         records.console.line(line)
     setup = EngineSetup(
         records.folder.engine,
         records.console.line,
-        # The dtype of published weights; with bf16, the dtype in the model's config.
-        dtype=None if config.trainer.bf16 else "float32",
         releases=config.trainer.offloads_rollout,
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
-        launcher=processes.launcher(POLICY),
+        launcher=processes.places.launcher(POLICY),
         max_in_flight=in_flight,
         arguments={} if card is None else card.arguments,
     )
@@ -239,8 +237,7 @@ async def engines_of(
         releases=False,
         arguments={},
         process=processes.eval_engine,
-        first_gpu=config.engine.num_gpus,
-        launcher=processes.launcher(EVALUATIONS),
+        launcher=processes.places.launcher(EVALUATIONS),
         title=title_of(EVALUATIONS),
     )
     async with AsyncExitStack() as started:

@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 
 from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import RunCluster
+from agentrl.assembly.cluster import Places
 from agentrl.assembly.config import RunConfig
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find
 from agentrl.protocols import Policy
 from agentrl.rollout.players.launcher import PlayerPlan
-from agentrl.rollout.players.local import LocalPlayers
 from agentrl.rollout.players.players import Players
 from agentrl.run.parts import Records
 from agentrl.trainer.launch.messages import pickled_plan
@@ -53,33 +52,32 @@ def players_of(
     engine: Policy | None,
     records: Records,
     addresses: Addresses,
-    cluster: RunCluster | None,
+    places: Places,
 ) -> Players | None:
     """The players of a run; None = the driver plays, or nothing plays.
 
-    cluster: has an allocation for each; None = they are child processes.
+    places: of each.
 
     Raises:
         ConfigError: no other process can import the environment.
     """
     if engine is None or not config.num_players:
         return None
-    folder, fleet = records.folder.players, _reached(engine, cluster)
+    folder, fleet = records.folder.players, _reached(engine, places)
     servers = None if fleet is None else ServersAt(fleet.url, {**fleet.policy.headers})
     env = find(config.env.env)
     plan = PlayerSetup(config, source.directory.absolute(), env, {**addresses}, folder, servers)
     activities: Activities = records.monitor.activities
     started = PlayerPlan(_PROGRAM, pickled_plan(plan), folder)
-    launcher = LocalPlayers(config.num_players) if cluster is None else cluster.players
     clients = None if fleet is None else fleet.clients
-    players = Players(launcher, started, engine, activities, records.console.line, clients)
+    players = Players(places.players, started, engine, activities, records.console.line, clients)
     records.monitor.follow(lambda: players.where)
     return players
 
 
-def _reached(engine: Policy, cluster: RunCluster | None) -> Fleet | None:
+def _reached(engine: Policy, places: Places) -> Fleet | None:
     """The servers of the engine, where every player reaches them."""
     if not isinstance(engine, Fleet):
         return None
     is_loopback = urlsplit(engine.url).hostname in _LOOPBACK
-    return None if is_loopback and cluster is not None and cluster.has_players_elsewhere else engine
+    return None if is_loopback and places.has_players_elsewhere else engine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.assembly.cluster import check_machines
+from agentrl.assembly.cluster import check_machines, ranks_have_gpus, with_precision
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.cluster.config import ClusterConfig
@@ -125,9 +125,12 @@ def start_of(
                 f"{folder.path} is a run of `agentrl {command}`; resume it with "
                 f"`agentrl {command} {folder.path} --resume`."
             )
-        return RunStart(config, folder, True, _changes(read_run(folder.path, kind), config, folder.path))
+        earlier = read_run(folder.path, kind)
+        # What was decided when it began stays, on whatever machine it resumes.
+        config = with_precision(config, bf16=earlier.trainer.bf16)
+        return RunStart(config, folder, True, _changes(earlier, config, folder.path))
     folder.check_free(config)
-    return RunStart(config, folder, False, {})
+    return RunStart(with_precision(config, bf16=ranks_have_gpus(config)), folder, False, {})
 
 
 def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:

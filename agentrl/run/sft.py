@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from agentrl.assembly.cluster import run_cluster
+from agentrl.assembly.cluster import local_places, run_cluster
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.trainer import TrainerFactory
@@ -78,11 +78,12 @@ async def _run(config: SftConfig, paths: tuple[str, ...], records: Records) -> S
         stack.callback(records.metrics.close)
         # Ray ends with the thread that starts it, so it blocks this one.
         cluster = stack.enter_context(run_cluster(config, folder.path))
-        trainers = TrainerFactory(config, folder.trainer, cluster)
+        places = cluster or local_places(config)
+        trainers = TrainerFactory(config, folder.trainer, places)
         stack.push_async_callback(trainers.close)
         await stack.enter_async_context(records.monitor)
         await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
-        records.joined(cluster)
+        records.placed(places)
         records.monitor.follow(lambda: trainers.where)
         run = await SftRun.build(config, paths, records, trainers)
         with results_written(partial(_write_results, run), records.console.line):

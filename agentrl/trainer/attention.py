@@ -1,21 +1,209 @@
-"""Causal attention inside each sequence of a flat row.
+"""Causal attention inside each sequence of a packed row, by the fastest kernel that is installed.
 
-A mask over the row would cost the square of its length, nearly all of it wasted. Here sequences of like
-length are folded into a batch: the cost is that of the sequences, and independent of the row's length.
+T: tokens of the row. H: heads, D: channels of a head. A mask over the row would cost the square of its
+length, nearly all of it wasted. The kernels take the bounds of the sequences; where none of them runs,
+sequences of like length are folded into a batch: the cost is that of the sequences, and independent of the
+row's length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.losses import to_device
+
+_log = logging.getLogger(__name__)
 _SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds the padding."""
+_HALF = (torch.bfloat16, torch.float16)
+_AMPERE, _HOPPER = (8, 0), (9, 0)
+
+
+class Ends(NamedTuple):
+    """The ends of a row's sequences. bounds: int32 on the device, 0 first. lengths: on the host."""
+
+    bounds: Tensor
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Ends:
+        """Sequences of these lengths, one after the other."""
+        return cls(to_device(np.cumsum([0, *lengths], dtype=np.int32), device), tuple(lengths))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest."""
+        return max(self.lengths)
+
+
+class Sides(NamedTuple):
+    """The ends of the queries, and of the keys that they attend to: as many tokens, or more.
+
+    The last query of a sequence attends to all its keys, the one before it to all but the last, and so on.
+    """
+
+    queries: Ends
+    keys: Ends
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Sides, float | None], Tensor]
+"""Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scale -> [T, H, D]."""
+
+
+class Kernel(NamedTuple):
+    """An attention function, with its name for the log."""
+
+    name: str
+    attend: Attend
+
+
+def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The first of these that is installed and runs there; the FlashAttentions need half precision.
+
+    flash-attn 3 (Hopper), flash-attn 2, torch's own variable-length attention (from 2.12), the
+    FlashAttention-2 under it (2.11), SDPA.
+    """
+    if device.type == "cuda" and dtype in _HALF:
+        for kernel in (_flash_attn_3(device), _flash_attn(), _varlen_of_torch(), _flash_of_torch(device)):
+            if kernel is not None:
+                return kernel
+    return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
+
+
+def advice(device: torch.device, kernel: Kernel) -> str | None:
+    """What would make attention faster on a GPU; None = nothing that is known."""
+    if device.type != "cuda" or kernel.name.startswith("flash-attn 3"):
+        return None
+    if kernel.attend is by_length:
+        return "bf16 = true, on a GPU of 2020 or newer, gives FlashAttention, which is several times as fast"
+    if torch.cuda.get_device_capability(device) == _HOPPER:
+        return "flash-attn 3 (the package flash_attn_3) would be faster on this GPU"
+    return None
+
+
+def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    """SDPA on any device: one call for neighbouring sequences of like length, if both sides are the same."""
+    if sides.queries is not sides.keys:
+        return _per_sequence(query, key, value, sides, scale)
+    out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scale=scale)
+    return out.to(value.dtype)
+
+
+# All layers of a model, and both passes, use the same rows.
+@lru_cache(maxsize=64)
+def _folds(lengths: tuple[int, ...], device: torch.device) -> tuple[Fold, ...]:
+    return folds_of(lengths, device)
+
+
+def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    outputs = []
+    lengths = [ends.lengths for ends in sides]
+    rows = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
+    for parts in zip(*rows, strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in parts)
+        size = (q.shape[2], k.shape[2])
+        mask = torch.ones(size, dtype=torch.bool, device=q.device).tril(size[1] - size[0])
+        outputs.append(with_shared_heads(q, k, v, mask=mask, scale=scale)[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _places(sides: Sides) -> tuple[Tensor, Tensor, int, int]:
+    """Bounds of queries and keys, and the longest of each: what all of these kernels take."""
+    return sides.queries.bounds, sides.keys.bounds, sides.queries.longest, sides.keys.longest
+
+
+def _flash_attn_3(device: torch.device) -> Kernel | None:
+    module = _imported("flash_attn_interface")
+    attention = getattr(module, "flash_attn_varlen_func", None)
+    if attention is None or torch.cuda.get_device_capability(device) != _HOPPER:
+        return None
+    return Kernel(f"flash-attn 3 {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+
+
+def _flash_attn() -> Kernel | None:
+    module = _imported("flash_attn")
+    if module is None:
+        return None
+    attention = getattr(module, "flash_attn_varlen_func", None)
+    if attention is None:
+        _log.warning("flash-attn is installed, but cannot be used: it has no flash_attn_varlen_func")
+        return None
+    return Kernel(f"flash-attn {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+
+
+def _imported(name: str) -> ModuleType | None:
+    """None where it is not installed, or built for another torch."""
+    if find_spec(name) is None:
+        return None
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        _log.warning("%s is installed, but cannot be used: %s", name.replace("_", "-"), error)
+        return None
+
+
+def _flash(
+    attention: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sides: Sides,
+    scale: float | None,
+) -> Tensor:
+    out = attention(query, key, value, *_places(sides), softmax_scale=scale, causal=True)
+    # Some versions of flash-attn 3 return the normalisers, too.
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _varlen(
+    attention: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sides: Sides,
+    scale: float | None,
+) -> Tensor:
+    return attention(query, key, value, *_places(sides), scale=scale, window_size=(-1, 0), enable_gqa=True)
+
+
+def _varlen_of_torch() -> Kernel | None:
+    """None where torch has none, or one that cannot share keys and values among heads (before 2.12)."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return None
+    attention: Callable[..., Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    parameters = inspect.signature(attention).parameters
+    if not {"scale", "window_size", "enable_gqa"} <= parameters.keys():
+        return None
+    return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))
+
+
+def _flash_of_torch(device: torch.device) -> Kernel | None:
+    """The operator under `varlen_attn`, whose heads may share keys; None where torch lacks it, or the GPU."""
+    if not torch.backends.cuda.is_flash_attention_available():
+        return None
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return None
+    return Kernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
+
+
+def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, *_places(sides), 0.0, True, False, scale=scale
+    )[0]
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +253,8 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
         stop,
         len(run),
         longest,
-        torch.from_numpy(fold.reshape(-1)).to(device),
-        torch.from_numpy(unfold).to(device),
+        to_device(fold.reshape(-1), device),
+        to_device(unfold, device),
     )
 
 

@@ -56,8 +56,9 @@ class TrainerConfig(Section):
     """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
     gradient; a longer sample goes through by itself."""
     bf16: bool = False
-    """Multiply matrices in bfloat16; the optimizer steps in fp32. Megatron publishes bfloat16, the torch
-    trainer fp32."""
+    """Multiply matrices in bfloat16; gradients are added up and the optimizer steps in fp32. Megatron
+    publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
+    GPUs (trainer = megatron), false on the CPU; its config.toml has what acted."""
 
     colocate: bool = False
     """Engine and trainer take turns on one set of devices: implies offload_rollout and offload_train."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.losses import LossInputs, TokenExtra, TokenOutputs
+from agentrl.losses import LossInputs, TokenExtra, TokenOutputs, to_device
 from agentrl.trainer.batch import MicroBatch
 from agentrl.types import FactorFunction, FloatArray, Sample, TrainBatch, staleness_of
 
@@ -36,8 +36,10 @@ class StepInputs:
         inputs = inputs._replace(proximal_logp_N=logp_N)
         if in_step.factors is None:
             return inputs
-        factors_N = torch.from_numpy(_factors(row, self._batch.samples, in_step.factors, _array(logp_N)))
-        return inputs._replace(advantages_N=inputs.advantages_N * factors_N.to(logp_N.device))
+        factors_N = to_device(
+            _factors(row, self._batch.samples, in_step.factors, _array(logp_N)), logp_N.device
+        )
+        return inputs._replace(advantages_N=inputs.advantages_N * factors_N)
 
     def logprobs(self) -> dict[int, FloatArray]:
         """The current logprobs that were taken as the proximal ones, by sample; none where others are."""
@@ -72,24 +74,24 @@ def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> Los
     """The arrays of the batch at the row's predicted tokens, as tensors."""
 
     def tensor(arrays: Sequence[FloatArray]) -> Tensor:
-        return torch.from_numpy(row.gather(arrays)).to(device)
+        return to_device(row.gather(arrays), device)
 
     def optional(arrays: Sequence[FloatArray] | None) -> Tensor | None:
         return None if arrays is None else tensor(arrays)
 
     versions_N = row.gather([sample.versions for sample in batch.samples])
-    counts = torch.tensor([len(at) for at in row.positions])
+    counts = [len(at) for at in row.positions]
     return LossInputs(
         proximal_logp_N=tensor(batch.scores.proximal),
         behaviour_logp_N=tensor([sample.logprobs for sample in batch.samples]),
         advantages_N=tensor(batch.credit.advantages),
         weights_N=tensor(batch.credit.weights),
-        sequence_N=torch.repeat_interleave(torch.arange(len(counts)), counts).to(device),
+        sequence_N=to_device(np.repeat(np.arange(len(counts)), counts), device),
         ref_logp_N=optional(batch.scores.ref),
         returns_N=optional(batch.credit.returns),
         kl_cov_N=optional(batch.credit.kl_cov),
         old_values_N=optional(batch.scores.values),
-        staleness_N=torch.from_numpy(staleness_of(versions_N, batch.served)).long().to(device),
+        staleness_N=to_device(staleness_of(versions_N, batch.served).astype(np.int64), device),
         coefficients=batch.coefficients,
         extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
     )

@@ -15,6 +15,7 @@ import torch
 from agentrl.losses import Loss, TokenOutputs, explained_variance
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
@@ -82,6 +83,12 @@ class Worker(Protocol):
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[Filled]:
         """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
+
+    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+        """The policy's weights in memory of rank 0's device; None on other ranks, or where it has none.
+
+        What is done with them later are the methods of `DeviceStore`.
+        """
 
     def onload(self) -> int | None:
         """Have on the device all that a step needs; the memory of a GPU that was free before (bytes)."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from agentrl.protocols import (
 )
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
+from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
@@ -96,6 +99,7 @@ class RankTrainer:
         self._plan = plan
         self._bucket_bytes = bucket_bytes
         self._streaming = asyncio.Lock()
+        self._is_offloaded = False
         ranks.begin(plan)
         self._manifest = cast(tuple[TensorSpec, ...], ranks.call("manifest")[0])
 
@@ -183,10 +187,10 @@ class RankTrainer:
         """
         started = time.perf_counter()
         with working(PUBLISH, f"version {version}"):
-            async with self._streaming:
-                if isinstance(target, SnapshotSink):
-                    num_bytes = await self._hand_over(target, version)
-                else:
+            if isinstance(target, SnapshotSink):
+                num_bytes = await self._hand_over(target, version)
+            else:
+                async with self._streaming:
                     num_bytes = await self._send(target, version)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
 
@@ -195,8 +199,7 @@ class RankTrainer:
         num_bytes = sum(map(size_of, self._manifest))
         # Each has a descriptor, and a process has few of these.
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        stream = "weights", self._manifest, bucket_bytes
-        snapshot = await self.ranks.run(self.ranks.snapshot, *stream)
+        snapshot = await self._snapshot(bucket_bytes, on_device=target.takes_device_memory)
         try:
             _check_finite(snapshot.not_finite)
             await target.load(snapshot, version)
@@ -204,7 +207,42 @@ class RankTrainer:
             # A call that is cancelled may have reached its end.
             if not target.holds(snapshot):
                 snapshot.free()
+            await self._give_back(snapshot)
         return num_bytes
+
+    async def _snapshot(self, bucket_bytes: int, *, on_device: bool) -> Snapshot:
+        """The current weights: in memory of rank 0's device, if that may be and it has such."""
+        async with self._streaming:
+            if on_device:
+                method = "weights_on_device"
+                facts = (await self.ranks.run(self.ranks.call, method, self._manifest, bucket_bytes))[0]
+                if isinstance(facts, DeviceFacts):
+                    copy = partial(self._copied, bucket_bytes)
+                    return DeviceSnapshot(
+                        facts, process=self.ranks.where[0], copy=copy, freed=_freed_of(self.ranks)
+                    )
+            return await self.ranks.run(self.ranks.snapshot, "weights", self._manifest, bucket_bytes)
+
+    async def _copied(self, bucket_bytes: int, number: int) -> Snapshot:
+        """A version on the device of rank 0, copied to the host's memory."""
+        async with self._streaming:
+            return await self.ranks.run(self.ranks.snapshot, "copied_weights", number, bucket_bytes)
+
+    async def _give_back(self, snapshot: Snapshot) -> None:
+        """Have rank 0 free the versions on its device that nobody needs.
+
+        Where the trainer has given its memory away, this one moves to the host's, too.
+        """
+        async with self._streaming:
+            freed = _freed_of(self.ranks)
+            if freed:
+                numbers, freed[:] = tuple(freed), []
+                await self.ranks.run(self.ranks.call, "free_weights", numbers)
+                if isinstance(snapshot, DeviceSnapshot) and snapshot.number in numbers:
+                    return
+            if self._is_offloaded and isinstance(snapshot, DeviceSnapshot):
+                snapshot.device = None
+                await self.ranks.run(self.ranks.call, "settle_weights", snapshot.number)
 
     async def _send(self, target: WeightSink, version: int) -> int:
         """Stream all buckets to the sink; returns their bytes."""
@@ -228,6 +266,7 @@ class RankTrainer:
         Raises:
             TrainerError: a rank failed.
         """
+        self._is_offloaded = False
         replies = await self.ranks.run(self.ranks.call, "onload")
         return min((free for free in cast(list[int | None], replies) if free is not None), default=None)
 
@@ -239,6 +278,7 @@ class RankTrainer:
         """
         # A call between two buckets of a stream would take its replies.
         async with self._streaming:
+            self._is_offloaded = True
             return sum(cast(list[int], await self.ranks.run(self.ranks.call, "offload")))
 
     async def save(self, directory: str) -> None:
@@ -345,6 +385,14 @@ class RankTrainer:
             for index, values in reply.items():
                 scored[index][:, scored_tokens(samples[index], role)] = values
         return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+
+
+_freed: WeakKeyDictionary[Ranks, list[int]] = WeakKeyDictionary()
+"""Versions on the device of rank 0 that nobody needs. A snapshot may outlive the trainer of its plan."""
+
+
+def _freed_of(ranks: Ranks) -> list[int]:
+    return _freed.setdefault(ranks, [])
 
 
 def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) -> tuple[FloatArray, ...]:

@@ -21,6 +21,7 @@ class LocalSnapshot:
     """
 
     is_here = True
+    device = None
 
     def __init__(self, buckets: Sequence[Bucket], checksum: int, not_finite: str | None = None) -> None:
         self.content: Sequence[Bucket] = tuple(buckets)
@@ -51,6 +52,10 @@ class LocalSnapshot:
     async def run(self, work: Work[R]) -> R:
         """Call `work` with the buckets, in a thread."""
         return await asyncio.to_thread(work, self.content)
+
+    async def on_host(self) -> LocalSnapshot:
+        """Itself."""
+        return self
 
     async def buckets(self) -> Sequence[Bucket]:
         """The buckets."""

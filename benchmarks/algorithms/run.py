@@ -88,6 +88,7 @@ def _warm_start(job: Job) -> str:
 
 async def _reinforce(job: Job) -> str:
     """RL without a warm start, with weights delayed by the arm's lag; returns the environment's id."""
+    from agentrl.assembly.cluster import local_places
     from agentrl.assembly.load import load_config
     from agentrl.assembly.processes import run_processes
     from agentrl.config import write_toml
@@ -111,7 +112,7 @@ async def _reinforce(job: Job) -> str:
     folder.check_free(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_toml(config, folder.config)
-    async with run_processes(config, folder.engine, folder.trainer) as processes:
+    async with run_processes(config, folder.engine, folder.trainer, local_places(config)) as processes:
         records = Records.opened(config, folder, RunConsole(quiet=True), Begun(1, None))
         run = await TrainingRun.build(config, records, {}, processes)
         assert run.sink is not None, "a run that plays has an engine"

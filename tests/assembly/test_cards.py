@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import Qwen3Config
 
-from agentrl.assembly import cards
-from agentrl.assembly.cards import CONTEXT_BYTES, card_of, shared_card, shared_gpus
+from agentrl.assembly import cluster
+from agentrl.assembly.cards import CONTEXT_BYTES, server_memory, shared_card
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
 from tests.observe.test_gpu_memory import GIB, driver
@@ -33,7 +33,7 @@ TRAINER = {"trainer": "megatron", "bf16": True, "max_tokens_per_gpu": 8192}
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
     driver(tmp_path, monkeypatch, total_gib=80)
-    monkeypatch.setattr(cards, "num_gpus", lambda: 1)
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 1)
 
 
 def config_of(trainer=(), engine=(), **sections):
@@ -129,20 +129,16 @@ def test_what_does_not_fit_is_refused_with_what_to_lower(trainer, engine):
     assert ("colocate = true" in sentence) is ("colocate" not in trainer)
 
 
-def test_without_a_gpu_there_is_nothing_to_share(tmp_path, monkeypatch):
-    assert shared_card(config_of(), SMALL, 4096, 256) is None
-    # A driver that does not answer is none.
-    monkeypatch.setattr(cards, "num_gpus", lambda: 1)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert len(shared_gpus(config_of())) == 1
-    assert shared_card(config_of(), SMALL, 4096, 256) is None
+def test_without_a_gpu_there_is_nothing_to_share(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert shared_card(config_of(engine={"rollout_num_gpus_per_engine": 0}), SMALL, 4096, 256) is None
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_server_alone_on_its_gpu_is_left_to_sglang():
+    assert shared_card(config_of({"trainer": "torch", "bf16": False}), SMALL, 4096, 256) is None
+
+
 def test_more_gpus_of_a_server_share_its_cache_up_to_its_heads():
-    one, four, sixteen = (
-        card_of(config_of(engine={"rollout_num_gpus_per_engine": number}), SMALL, 4096, 256)
-        for number in (1, 4, 16)
-    )
-    assert (one.server.kv_cache // one.tokens, four.server.kv_cache // four.tokens) == (TOKEN, TOKEN // 4)
-    assert sixteen.server.kv_cache // sixteen.tokens == TOKEN // 8
+    caches = [server_memory(SMALL, number, 256, 1000).kv_cache for number in (1, 4, 16)]
+    assert caches == [1000 * TOKEN, 1000 * TOKEN // 4, 1000 * TOKEN // 8]

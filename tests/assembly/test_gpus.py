@@ -1,67 +1,199 @@
-"""Servers compute on the GPUs that the run was given, and on no one else's."""
+"""The GPUs of this machine, and who of a run has which of them: each is handed out once."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from agentrl.assembly.cluster import POLICY, fleet_of_model, local_places, local_servers
 from agentrl.assembly.fleet import FleetPlan
+from agentrl.assembly.load import load_config
+from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
+from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
-from agentrl.gpus import own_gpus
+from agentrl.gpus import Gpu, num_gpus, own_gpus, present_gpus
+from agentrl.trainer.launch.processes import Processes
+from agentrl.trainer.torch.plan import WORKER
+from tests.cards import H200_MIB, uuid_of, with_cards
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("visible", "first", "gpus"),
+    ("visible", "gpus"),
     [
-        (None, 0, ["0", "1"]),
-        (None, 5, ["5", "6"]),
-        ("4,5", 0, ["4", "5"]),
-        ("7,3,5", 1, ["3", "5"]),
-        (f" {UUID} , 3\t, MIG-1 ", 0, [UUID, "3"]),
-        (f" {UUID} , 3\t, MIG-1 ", 1, ["3", "MIG-1"]),
+        ("4,5", ["4", "5"]),
+        ("7,3,5", ["7", "3", "5"]),
+        (f" {UUID} , 3\t, MIG-1 ", [UUID, "3", "MIG-1"]),
+        ("", []),
+        ("  ", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("-1,0,1", []),
+        ("4,-1,5", ["4"]),
+        ("4,,5", ["4"]),
     ],
 )
-def test_they_are_named_as_the_run_was_told(monkeypatch, visible, first, gpus):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_they_are_named_as_the_run_was_told(monkeypatch, visible, gpus):
+    monkeypatch.setenv(VARIABLE, visible)
+    assert own_gpus() == gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        (None, ["0", "1", "2"]),
+        ("2,0", ["2", "0"]),
+        (f"{uuid_of(1)[:14]},0", [uuid_of(1)[:14], "0"]),
+        ("", []),
+        ("7", []),
+    ],
+)
+def test_their_names_and_memory_are_the_drivers_and_cuda_stays_as_it_was(monkeypatch, tmp_path, visible, ids):
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 3))
+    monkeypatch.delenv(VARIABLE, raising=False)
     if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert own_gpus(first, 2) == gpus
-    assert own_gpus(first + 90, 0) == []
+        monkeypatch.setenv(VARIABLE, visible)
+    assert present_gpus() == [Gpu(name, "NVIDIA H200", H200_MIB << 20) for name in ids]
+    assert not torch.cuda.is_initialized()
+
+
+def test_a_driver_that_says_nothing_is_no_gpu(monkeypatch, tmp_path):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    path = with_cards(tmp_path / "bin", 0)
+    monkeypatch.setenv("PATH", path)
+    assert (present_gpus(), own_gpus()) == ([], [])
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    monkeypatch.setenv("PATH", f"{path}:")
+    assert (present_gpus(), own_gpus(), num_gpus()) == ([], [], 0)
+
+
+def placed(monkeypatch, gpus, **settings):
+    """The places of a run on a machine with so many GPUs, of which torch sees all."""
+    monkeypatch.setenv(VARIABLE, ",".join(map(str, range(gpus))))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    defaults = {"trainer": "megatron", "engine": "sglang", "rollout_num_gpus_per_engine": 1}
+    return local_places(load_config(None, {**defaults, **settings}))
+
+
+def test_ranks_and_servers_have_gpus_of_their_own_while_they_last(monkeypatch):
+    settings = {"actor_num_gpus_per_node": 2, "rollout_num_engines": 2, "rollout_num_gpus_per_engine": 2}
+    places = placed(monkeypatch, 8, **settings)
+    assert places.gpus.ranks == (("0",), ("1",))
+    assert places.fleets[POLICY] == (("2", "3"), ("4", "5"))
+    assert places.notice is None
+
+
+def test_on_the_only_card_ranks_and_servers_are_together_and_it_is_said(monkeypatch):
+    places = placed(monkeypatch, 1)
+    assert (places.gpus.ranks, places.fleets[POLICY]) == ((("0",),), (("0",),))
+    assert places.notice.startswith("Ranks and servers share GPU 0: there are too few for both.")
+
+
+def test_where_there_are_too_few_for_both_as_few_as_possible_are_shared(monkeypatch):
+    places = placed(monkeypatch, 6, actor_num_gpus_per_node=4, rollout_num_engines=4)
+    assert places.gpus.ranks == (("0",), ("1",), ("2",), ("3",))
+    assert places.fleets[POLICY] == (("2",), ("3",), ("4",), ("5",))
+    assert "share GPU 2, 3:" in places.notice
+
+
+def test_in_turns_they_have_the_same_on_purpose(monkeypatch):
+    places = placed(monkeypatch, 8, actor_num_gpus_per_node=2, rollout_num_engines=2, colocate=True)
+    assert places.gpus.ranks == places.fleets[POLICY] == (("0",), ("1",))
+    assert places.notice is None
+
+
+def test_an_engine_of_evaluations_and_further_models_have_their_own(monkeypatch, tmp_path):
+    places = placed(
+        monkeypatch,
+        5,
+        max_staleness=1,
+        correction="tis",
+        async_eval=True,
+        eval_engine="own",
+        sglang_models={"judge": {"hf_checkpoint": str(tmp_path), "num_gpus_per_engine": 2}},
+    )
+    fleets = {POLICY: (("1",),), fleet_of_model("judge"): (("2", "3"),), "evaluations": (("4",),)}
+    assert (places.gpus.ranks, places.fleets) == ((("0",),), fleets)
+
+
+def test_the_torch_trainer_leaves_all_to_servers(monkeypatch):
+    places = placed(monkeypatch, 1, trainer="torch")
+    assert (places.gpus.ranks, places.fleets[POLICY], places.notice) == (((),), (("0",),), None)
 
 
 @pytest.mark.parametrize(
-    ("visible", "first", "count"),
+    ("visible", "sentence"),
     [
-        ("", 0, 0),
-        ("  ", 0, 0),
-        ("-1", 0, 0),
-        ("NoDevFiles", 0, 0),
-        ("-1,0,1", 0, 0),
-        ("4", 0, 1),
-        ("4,-1,5", 0, 1),
-        ("4,,5", 0, 1),
-        ("4,5", 1, 2),
-        ("4,5", 9, 2),
+        (
+            "4",
+            r"CUDA_VISIBLE_DEVICES = '4' gives this run 1 GPU, and its servers need 3; have more, or lower",
+        ),
+        (
+            "",
+            r"CUDA_VISIBLE_DEVICES = '' gives this run no GPUs, and its servers need 3; have more, or lower",
+        ),
+        (None, r"this machine has 2 GPUs, and its servers need 3; have more, or lower rollout_num_gpus_per"),
     ],
 )
-def test_too_few_are_one_sentence(monkeypatch, visible, first, count):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(ConfigError) as error:
-        own_gpus(first, 2)
-    assert f"CUDA_VISIBLE_DEVICES = {visible!r} gives this run {count} GPUs" in str(error.value)
-    assert f"need {first + 2}; name more there, or lower rollout_num_gpus_per_engine" in str(error.value)
-    assert own_gpus(first, 0) == []
+def test_too_few_for_the_servers_are_one_sentence(monkeypatch, tmp_path, visible, sentence):
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 2))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(VARIABLE, visible)
+    groups = [ServerGroup(num_gpus_per_engine=1), ServerGroup(), ServerGroup(num_gpus_per_engine=2)]
+    with pytest.raises(ConfigError, match=sentence):
+        local_servers(EngineConfig(engine="sglang", sglang_groups=groups), ClusterConfig())
 
 
-async def test_groups_share_them_out_in_order(monkeypatch, tmp_path):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+def test_groups_share_them_out_in_order(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, "7,4,6,5")
     groups = [ServerGroup(num_gpus_per_engine=1), ServerGroup(), ServerGroup(num_gpus_per_engine=2)]
     config = EngineConfig(engine="sglang", sglang_groups=groups, sglang_python=sys.executable)
-    plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print)
-    assert [list(group.gpus) for group in plan._groups()] == [["4"], [], ["5", "6"]]
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        await FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, first_gpu=2).start()
+    launcher = local_servers(config, ClusterConfig()).launcher(POLICY)
+    plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, launcher=launcher)
+    replicas = [group for group in plan._groups() for _ in range(group.count)]
+    servers = launcher.servers([ServerReplica("server", group.settings, ()) for group in replicas])
+    assert [server.gpus for server in servers] == [("7",), (), ("4", "6")]
+
+
+def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, "4,5,6,7")
+    ranks = Processes(2, tmp_path, preloaded=WORKER, gpus=(("6",), ("5",)))
+    try:
+        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks.pids]
+    finally:
+        ranks.close()
+    seen = [[line for line in lines if line.startswith(VARIABLE.encode())] for lines in environments]
+    assert seen == [[b"CUDA_VISIBLE_DEVICES=6"], [b"CUDA_VISIBLE_DEVICES=5"]]
+
+
+EIGHT = [(str(number),) for number in range(8)]
+AS_THE_HEADER_SAYS = {
+    "retool/qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
+    "search_r1/qwen2.5-3b.toml": (EIGHT, EIGHT),
+}
+"""Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: path.parent.name)
+def test_every_run_file_has_the_gpus_that_its_header_names(monkeypatch, path):
+    monkeypatch.setenv(VARIABLE, "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    ranks, servers = AS_THE_HEADER_SAYS.get(str(path.relative_to(EXAMPLES)), ([()], []))
+    places = local_places(load_config(path, {}))
+    assert [*places.gpus.ranks] == ranks
+    assert [*places.gpus.servers] == servers
+    assert places.notice is None
+
+
+def test_no_header_of_a_run_file_is_forgotten():
+    headers = {path: path.read_text().partition("\n\n")[0] for path in EXAMPLES.rglob("*.toml")}
+    of_gpus = {str(path.relative_to(EXAMPLES)) for path, header in headers.items() if "GPU" in header}
+    assert of_gpus == AS_THE_HEADER_SAYS.keys()

@@ -10,7 +10,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import listed_inactive, load_config
 from agentrl.config import parse, read_toml, write_toml
 from agentrl.errors import ConfigError
-from tests.assembly.test_every_setting import SERVERS, config_of, file_with
+from tests.assembly.test_every_setting import config_of, file_with
 
 REPLAY, PLAYS_ONLY = {"replay": "runs/x"}, {"debug_rollout_only": True}
 WITHOUT_EFFECT = [
@@ -83,7 +83,6 @@ def test_a_setting_of_the_half_that_a_run_leaves_out_is_refused_by_its_name(
         ("max_turns", 3, {**REPLAY, "warm_start_steps": 1}),
         ("rollout_temperature", 0.5, PLAYS_ONLY),
         ("num_steps_per_rollout", 2, {**PLAYS_ONLY, "global_batch_size": 64}),
-        ("bf16", True, {**PLAYS_ONLY, **SERVERS}),
     ],
 )
 def test_a_setting_of_the_other_half_acts(name, value, under):

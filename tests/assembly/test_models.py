@@ -14,7 +14,9 @@ import pytest
 
 import agentrl
 from agentrl.assembly.addresses import with_addresses
+from agentrl.assembly.cluster import local_servers
 from agentrl.assembly.fleet import served_models
+from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError, UserError
 from tests.engine.sglang_launch.starting import STAND_IN
@@ -27,7 +29,7 @@ from tests.tools.mcp.watching import alive, servers, until
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(9))))
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "config.json").write_text("{}")
 
@@ -35,6 +37,10 @@ def _stand_ins(monkeypatch, tmp_path):
 def about(url):
     with urllib.request.urlopen(f"{url}/about", timeout=10) as answer:
         return json.load(answer)
+
+
+def places_of(config):
+    return local_servers(config, ClusterConfig())
 
 
 def judge(folder, **more):
@@ -58,7 +64,7 @@ async def test_they_have_arguments_and_gpus_of_their_own_and_come_back(tmp_path)
             "two": judge(tmp_path, num_engines=2, num_gpus_per_engine=1),
         },
     )
-    async with served_models(config, tmp_path / "engine", events.append) as addresses:
+    async with served_models(config, tmp_path / "engine", events.append, places_of(config)) as addresses:
         assert set(addresses) == {"judge", "two"}
         server = about(addresses["judge"])
         arguments = server["arguments"]
@@ -87,18 +93,15 @@ async def test_their_gpus_are_those_that_the_run_was_given(tmp_path, monkeypatch
         sglang_python=sys.executable,
         sglang_models={"judge": judge(tmp_path, num_gpus_per_engine=2)},
     )
-    async with served_models(config, tmp_path / "engine", print) as addresses:
+    async with served_models(config, tmp_path / "engine", print, places_of(config)) as addresses:
         assert about(addresses["judge"])["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-8932f937,6"
 
 
-async def test_too_few_gpus_are_told_of_before_anything_is_started(tmp_path, monkeypatch):
+def test_too_few_gpus_are_told_of_before_anything_is_started(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     models = {"small": judge(tmp_path), "judge": judge(tmp_path, num_gpus_per_engine=3)}
-    events = []
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES = '4,5' gives this run 2 GPUs, .* need 3"):
-        async with served_models(EngineConfig(sglang_models=models), tmp_path / "engine", events.append):
-            pass
-    assert events == []
+        places_of(EngineConfig(sglang_models=models))
 
 
 class Asking(Bandit):
@@ -148,7 +151,7 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path):
         sglang_models={"judge": judge(tmp_path), "broken": judge(tmp_path, sglang={"habit": "ends"})},
     )
     with pytest.raises(UserError, match="no room for the weights"):
-        async with served_models(config, tmp_path / "engine", print):
+        async with served_models(config, tmp_path / "engine", print, places_of(config)):
             pass
     assert servers() == set()
 
@@ -156,5 +159,5 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path):
 async def test_a_folder_without_a_model_is_one_sentence(tmp_path):
     config = EngineConfig(sglang_models={"judge": {"hf_checkpoint": str(tmp_path)}})
     with pytest.raises(ConfigError, match=r"sglang_models\.judge: .* holds no Hugging Face model"):
-        async with served_models(config, Path("nowhere"), print):
+        async with served_models(config, Path("nowhere"), print, places_of(config)):
             pass

@@ -65,6 +65,27 @@ def test_no_gpu_is_counted_twice_and_every_process_has_what_it_needs(ranks, serv
         )
 
 
+@given(RANKS, SERVERS, PLAYERS, st.booleans(), st.integers(0, 30))
+def test_one_machine_hands_out_each_gpu_once_or_as_few_as_possible_twice(
+    ranks, servers, players, colocate, spare
+):
+    layout = layout_of(ranks, servers, players, colocate=colocate)
+    own = [f"g{number}" for number in range(layout.least_gpus + spare)]
+    gpus = layout.on_one_machine(own)
+    assert [len(each) for each in gpus.ranks] == [len(slot.gpus) for slot in layout.ranks]
+    assert [len(each) for each in gpus.servers] == [server.gpus for server in servers]
+    assert [len(each) for each in gpus.players] == [player.gpus for player in players]
+    of_ranks = Counter(gpu for each in gpus.ranks for gpu in each)
+    of_others = Counter(gpu for each in (*gpus.servers, *gpus.players) for gpu in each)
+    assert {*of_ranks.values(), *of_others.values()} <= {1}
+    assert {*of_ranks, *of_others} <= {*own}
+    assert set(gpus.shared) == of_ranks.keys() & of_others.keys()
+    if not colocate:
+        missing = of_ranks.total() + of_others.total() - len(own)
+        assert len(gpus.shared) == max(0, missing)
+        assert [*of_ranks] == own[: len(of_ranks)]
+
+
 @given(RANKS, SERVERS, PLAYERS, st.booleans())
 def test_cpus_of_a_bundle_are_enough_for_all_in_it(ranks, servers, players, colocate):
     layout = layout_of(ranks, servers, players, colocate=colocate)

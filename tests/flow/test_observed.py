@@ -162,7 +162,7 @@ def test_the_models_config_has_the_parameters_of_the_model(observed):
     assert facts["parameters"]["embedding"] == model.get_input_embeddings().weight.numel()
     assert (facts["sizes"]["layers"], facts["sizes"]["hidden size"]) == (1, SHAPE["hidden_size"])
     assert facts["config"]["num_hidden_layers"] == 1
-    assert facts["dtypes"]["computed in"] == "float32"
+    assert facts["dtypes"]["trained in"] == "float32"
 
 
 def test_all_attempts_are_one_run_of_wandb_and_it_holds_every_step(observed):

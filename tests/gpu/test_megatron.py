@@ -12,17 +12,17 @@ import agentrl
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
-from agentrl.trainer.megatron.model.kernels import fastest
+from agentrl.trainer.attention import fastest
 from tests.flow.runs import metrics_of
 from tests.flow.test_megatron import HOP_SEARCH
 from tests.gpu.test_sglang import GIVEN, ON_GPU
 from tests.trainer.megatron.launching import END_S, alive
 from tests.trainer.megatron.models import CONFIGS, model_of
 from tests.trainer.megatron.test_equality import PAIRS, check
-from tests.trainer.megatron.test_kernels import SCALE, drawn, per_sequence
 from tests.trainer.megatron.test_megatron_trainer import Breaks, trainer_on
 from tests.trainer.megatron.test_state import learn, published
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.test_kernels import SCALE, drawn, per_sequence
 from tests.trainer.tiny import batch
 
 pytestmark = pytest.mark.gpu

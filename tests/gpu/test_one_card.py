@@ -13,7 +13,8 @@ import torch
 
 import agentrl
 from agentrl.checkpoints.saving import save_model
-from agentrl.observe.gpu_memory import card_bytes, holders
+from agentrl.gpus import present_gpus
+from agentrl.observe.gpu_memory import holders
 from agentrl.run.dry_run import dry_run
 from tests.flow.runs import metrics_of
 from tests.trainer.tiny import tokenizer
@@ -107,5 +108,5 @@ def test_a_run_on_one_card_holds_what_was_predicted(model, tmp_path, mode, agent
     held = {name: f"{size / 2**30:.1f} GiB" for name, size in peak.by_name.items()}
     print(mode, json.dumps(predicted), held, f"{time.monotonic() - began_s:.0f} s", file=sys.stderr)
     assert len([row for row in metrics_of(folder) if "train/loss" in row]) == 3
-    assert peak.most - before <= card_bytes()[0]
+    assert peak.most - before <= present_gpus()[0].memory
     assert peak.most - before == pytest.approx(predicted["peak_bytes"], rel=TOLERANCE)

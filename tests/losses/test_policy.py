@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.losses import (
+    Head,
     Kernel,
     LossInputs,
     LossOutput,
@@ -124,7 +125,7 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
     leaf = torch.tensor(table, requires_grad=True)
     outputs = logprobs_and_entropy(
         leaf[torch.tensor(chosen)],
-        torch.nn.Identity(),
+        Head(torch.eye(vocab, dtype=torch.float64)),
         Targets(torch.tensor(targets), torch.full((number,), temperature, dtype=torch.float64)),
     )
     arrays = [torch.tensor(array) for array in (old, old, advantages, weights)]

@@ -6,13 +6,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from agentrl.losses import Targets, TokenOutputs, logprobs_and_entropy
+from agentrl.losses import Head, Targets, TokenOutputs, logprobs_and_entropy
 
 
 def head(width: int, vocab: int) -> nn.Linear:
     torch.manual_seed(vocab)
     return nn.Linear(width, vocab, bias=False, dtype=torch.float64)
+
+
+def as_they_are(vocab: int, dtype: torch.dtype = torch.float32) -> Head:
+    """A head whose logits are the hidden states."""
+    return Head(torch.eye(vocab, dtype=dtype))
 
 
 def reference(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray):
@@ -30,9 +37,11 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
     temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
     layer = head(3, vocab)
 
-    unchunked = logprobs_and_entropy(states, layer, Targets(targets, temperature))
+    unchunked = logprobs_and_entropy(states, Head(layer.weight), Targets(targets, temperature))
     expected = torch.autograd.grad(unchunked.logp_N.square().sum(), [states, layer.weight])
-    chunked = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
+    chunked = logprobs_and_entropy(
+        states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+    )
     actual = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
 
     logp, entropy = reference(layer(states).detach().numpy(), targets.numpy(), temperature.numpy())
@@ -44,18 +53,15 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-class Counting(nn.Module):
-    """Remembers the most logits it was ever asked for at once."""
+class Counting(TorchDispatchMode):
+    """Remembers the largest tensor that any operation made."""
 
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner
-        self.most = 0
+    most = 0
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        logits = self.inner(states)
-        self.most = max(self.most, logits.numel())
-        return logits
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.most = max([self.most, *(x.numel() for x in tree_leaves(made) if isinstance(x, torch.Tensor))])
+        return made
 
 
 @given(number=st.integers(1, 9), vocab=st.integers(1, 7), max_logits=st.integers(1, 70))
@@ -65,28 +71,36 @@ def test_without_a_gradient_there_is_the_sum_of_squared_probabilities_too(number
     targets, temperature = torch.zeros(number, dtype=torch.int64), torch.full((number,), 0.7).double()
     layer = head(3, vocab)
     with torch.no_grad():
-        outputs = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
+        outputs = logprobs_and_entropy(
+            states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+        )
         pi = np.exp(layer(states).numpy() / 0.7)
     pi /= pi.sum(1, keepdims=True)
     np.testing.assert_allclose(outputs.sum_pi_squared_N, (pi**2).sum(1), atol=1e-12)
-    learning = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
+    learning = logprobs_and_entropy(
+        states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+    )
     assert learning.sum_pi_squared_N is None
 
 
 def test_logits_are_never_all_there_at_once():
-    layer = Counting(head(3, 11))
-    states = torch.randn(100, 3, dtype=torch.float64, requires_grad=True)
-    outputs = logprobs_and_entropy(
-        states, layer, Targets(torch.zeros(100, dtype=torch.int64), torch.ones(100)), max_logits=55
-    )
-    outputs.logp_N.sum().backward()
-    assert layer.most == 55
+    weight = head(2, 300).weight
+    states = torch.randn(100, 2, dtype=torch.float64, requires_grad=True)
+    with Counting() as seen:
+        outputs = logprobs_and_entropy(
+            states,
+            Head(weight),
+            Targets(torch.zeros(100, dtype=torch.int64), torch.ones(100)),
+            max_logits=900,
+        )
+        outputs.logp_N.sum().backward()
+    assert seen.most == 900
 
 
 def test_half_precision_logits_meet_a_softmax_in_full():
     outputs = logprobs_and_entropy(
         torch.randn(4, 3, dtype=torch.bfloat16),
-        nn.Linear(3, 50, dtype=torch.bfloat16),
+        Head(torch.randn(50, 3, dtype=torch.bfloat16)),
         Targets(torch.zeros(4, dtype=torch.int64), torch.ones(4)),
     )
     assert outputs.logp_N.dtype == torch.float32
@@ -95,7 +109,7 @@ def test_half_precision_logits_meet_a_softmax_in_full():
 def test_a_certain_token_has_no_entropy_and_no_infinity():
     states = torch.tensor([[1e4, 0.0]], requires_grad=True)
     outputs: TokenOutputs = logprobs_and_entropy(
-        states, nn.Identity(), Targets(torch.tensor([1]), torch.tensor([1.0]))
+        states, as_they_are(2), Targets(torch.tensor([1]), torch.tensor([1.0]))
     )
     outputs.logp_N.sum().backward()
     assert outputs.logp_N.tolist() == [-1e4]
@@ -114,7 +128,7 @@ def test_asked_for_the_entropy_has_the_same_gradient_in_any_chunks(number, vocab
     gradients = []
     for most in (10_000, max_logits):
         outputs = logprobs_and_entropy(
-            states, layer, Targets(targets, temperature), max_logits=most, entropy_gradient=True
+            states, Head(layer.weight), Targets(targets, temperature), max_logits=most, entropy_gradient=True
         )
         gradients.append(torch.autograd.grad((pull * outputs.entropy_N).sum(), [states, layer.weight]))
     for a, b in zip(*gradients, strict=True):
@@ -130,7 +144,7 @@ def test_the_entropys_gradient_is_that_of_finite_differences(max_logits):
     leaf = torch.tensor(logits, requires_grad=True)
     outputs = logprobs_and_entropy(
         leaf,
-        nn.Identity(),
+        as_they_are(5, torch.float64),
         Targets(torch.tensor(targets), torch.tensor(temperature)),
         max_logits=max_logits,
         entropy_gradient=True,
@@ -145,9 +159,14 @@ def test_the_entropys_gradient_is_that_of_finite_differences(max_logits):
 
 @pytest.mark.parametrize("logits", [[1e4, 0.0, -1e4], [300.0, 0.0, 0.0], [2.0, 1.0, -math.inf]])
 def test_a_forbidden_or_impossible_token_breaks_no_gradient_of_the_entropy(logits):
-    states = torch.tensor([logits], requires_grad=True)
+    # A bias of -inf forbids a token.
+    states = torch.tensor([[max(value, -1e9) for value in logits]], requires_grad=True)
+    bias = torch.tensor([0.0 if value > -math.inf else -math.inf for value in logits])
     outputs = logprobs_and_entropy(
-        states, nn.Identity(), Targets(torch.tensor([0]), torch.tensor([1.0])), entropy_gradient=True
+        states,
+        Head(torch.eye(3), bias),
+        Targets(torch.tensor([0]), torch.tensor([1.0])),
+        entropy_gradient=True,
     )
     (outputs.entropy_N + outputs.logp_N).sum().backward()
     assert outputs.entropy_N.isfinite().all()
@@ -163,7 +182,7 @@ def test_without_gradients_the_entropy_has_none_whatever_was_asked():
     with torch.no_grad():
         outputs = logprobs_and_entropy(
             torch.randn(3, 4, requires_grad=True),
-            nn.Identity(),
+            as_they_are(4),
             Targets(torch.zeros(3, dtype=torch.int64), torch.ones(3)),
             entropy_gradient=True,
         )

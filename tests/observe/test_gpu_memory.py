@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.errors import TrainerError
-from agentrl.observe.gpu_memory import card_bytes, held_text, holders, is_out_of_memory
+from agentrl.observe.gpu_memory import held_text, holders, is_out_of_memory
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.launch.rank import naming_holders
 from agentrl.trainer.torch.plan import WORKER
@@ -26,7 +26,7 @@ def driver(folder, monkeypatch, *, total_gib, held=()):
     program.write_text(
         f"""#!/bin/sh
 case $1 in
---query-gpu=memory.total) echo {total_gib * 1024};;
+--query-gpu=index,uuid,name,memory.total) echo 0, GPU-a, H100, {total_gib * 1024};;
 --query-gpu=uuid) echo GPU-a;;
 --query-compute-apps=*) printf '{apps}';;
 esac
@@ -34,6 +34,7 @@ esac
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def test_ranks_are_named_and_others_as_the_driver_names_them(tmp_path, monkeypatch):
@@ -41,7 +42,6 @@ def test_ranks_are_named_and_others_as_the_driver_names_them(tmp_path, monkeypat
     try:
         held = [(999_999_999, "/usr/bin/python3", 512), (ranks.pids[1], "[Not Found]", 2048)]
         driver(tmp_path, monkeypatch, total_gib=80, held=held)
-        assert card_bytes() == (80 * GIB,)
         first, second = holders()
         assert (first.gpu, first.pid, first.name, first.held) == (0, ranks.pids[1], "rank 1", 2 * GIB)
         assert (second.name, second.held) == ("python3", GIB // 2)
@@ -54,7 +54,7 @@ def test_ranks_are_named_and_others_as_the_driver_names_them(tmp_path, monkeypat
 
 def test_without_a_driver_nothing_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert card_bytes() == ()
+    assert holders() == []
     assert held_text() == ""
 
 

@@ -9,15 +9,17 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
-from agentrl.assembly import cards
+from agentrl import gpus as gpus_module
+from agentrl.assembly import cluster
 from agentrl.assembly.memory import Memory
 from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.gpus import Gpu
-from agentrl.run import dry_run as dry_run_module
 from agentrl.run import dry_run_memory as memory_module
 from agentrl.run.dry_run import dry_run
+from tests.cards import with_cards
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import SHAPE, TINY
@@ -122,7 +124,9 @@ def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(memory_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
+    monkeypatch.setattr(
+        memory_module, "present_gpus", lambda: (Gpu("0", "H100", 80 << 30), Gpu("1", "unknown", 0))
+    )
     memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
     with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
         memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
@@ -162,8 +166,13 @@ def test_arguments_of_servers_are_those_of_the_installed_version(model, monkeypa
 
 
 def test_a_run_for_gpus_is_validated_without_any(model):
-    settings = {"trainer": "megatron", "actor_num_gpus_per_node": 4, "bf16": True, "rollout_num_engines": 2}
+    settings = {"trainer": "megatron", "actor_num_gpus_per_node": 4, "rollout_num_engines": 2}
     report = dry_run(None, served(model, **settings))
+    assert report.sections["model"]["dtypes"] == {
+        "model directory": "float32",
+        "trained in": "bfloat16",
+        "sampled in": "bfloat16",
+    }
     assert report.sections["gpus"] == {"of_the_trainer": 4, "of_servers": 4, "present": []}
     assert report.missing == (
         "SGLang is not installed here, so the arguments of servers were not checked.",
@@ -171,10 +180,41 @@ def test_a_run_for_gpus_is_validated_without_any(model):
         "4 GPUs for its ranks: here they would compute on the CPU.",
     )
     assert report.notes == ()
+    assert report.sections["cards"] == {
+        **{f"GPU {n}": [f"rank {n}"] for n in range(4)},
+        **{f"GPU {n}": ["policy server 0"] for n in (4, 5)},
+        **{f"GPU {n}": ["policy server 1"] for n in (6, 7)},
+    }
     ranks = report.sections["memory"]["trainer, each of 4 ranks"]
     parameters = report.sections["model"]["parameters"]["total"]
     assert ranks["weights_bytes"] == pytest.approx(2 * parameters, rel=0.2)
     assert ranks["optimizer_bytes"] == pytest.approx(3 * parameters, rel=0.2)
+
+
+def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    settings = {"trainer": "megatron", "rollout_num_gpus_per_engine": 1, "sglang_python": PYTHON}
+    report = dry_run(None, served(model, **settings))
+    assert report.sections["gpus"]["present"] == ["NVIDIA H200, 140 GiB"]
+    assert report.sections["cards"] == {"GPU 0": ["rank 0", "policy server 0"]}
+    assert (report.missing, [note[:34] for note in report.notes]) == (
+        (),
+        ["Ranks and servers share GPU 0: the", "Servers and ranks have the same GP"],
+    )
+    assert "--dtype=bfloat16" in report.sections["servers"]["policy, group 1"]
+    turns = dry_run(None, served(model, **settings, colocate=True, sglang={"mem_fraction_static": 0.5}))
+    assert (turns.sections["cards"], turns.notes) == (report.sections["cards"], ())
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in served(model, **settings).items()]
+    main(["train", "--dry-run", *words])
+    assert "GPU 0 rank 0, policy server 0" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(
+        UserError, match="this machine has 1 GPU, and its servers need 2; have more, or lower"
+    ):
+        dry_run(None, served(model, **settings, rollout_num_engines=2))
+    assert not torch.cuda.is_initialized()
 
 
 @pytest.mark.parametrize(
@@ -198,15 +238,13 @@ def test_the_versions_of_the_weights_that_servers_get_are_counted(model, setting
 
 def test_gpus_that_ranks_and_servers_share_are_shared_out(model, tmp_path, monkeypatch):
     driver(tmp_path, monkeypatch, total_gib=80)
-    for module in (cards, dry_run_module):
+    for module in (cluster, gpus_module):
         monkeypatch.setattr(module, "num_gpus", lambda: 1)
-    monkeypatch.setattr(dry_run_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
-    monkeypatch.setattr(memory_module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     chosen = {"trainer": "megatron", "bf16": True, "sglang_python": PYTHON, "rollout_num_gpus_per_engine": 1}
     report = dry_run(None, served(model, **chosen))
     facts, (command,) = report.sections["shared_gpus"], report.sections["servers"].values()
-    assert facts["gpus"] == [0]
+    assert facts["gpus"] == ["0"]
     rank = report.sections["memory"]["trainer, each of 1 ranks"]
     assert facts["rank"]["weights_bytes"] == rank["weights_bytes"]
     assert facts["server"]["total_bytes"] + facts["rank"]["total_bytes"] == facts["peak_bytes"] < 80 << 30
@@ -224,6 +262,10 @@ def test_gpus_of_a_cluster_are_not_those_of_this_machine(model):
     assert report.missing == ("SGLang is not installed here, so the arguments of servers were not checked.",)
     assert report.notes == ()
     assert report.sections["cluster"]["reserves"] == "(4 CPUs, 4 GPUs) + (1 CPU, 2 GPUs)"
+    assert report.sections["cards"] == {
+        **{f"GPU {n} of bundle 0": [f"rank {n}"] for n in range(4)},
+        **{f"GPU {n} of bundle 1": ["policy server 0"] for n in range(2)},
+    }
     own = dry_run(None, served(model, **settings))
     assert "2 GPUs for its servers: this machine has none." in own.missing
 

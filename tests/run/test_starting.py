@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.activity import Activities
-from agentrl.assembly import cards
+from agentrl.assembly import cluster
+from agentrl.assembly.cards import shared_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.checkpoints.saving import save_model
@@ -128,14 +129,15 @@ def test_a_resumed_run_has_no_warm_start_to_wait_for():
 
 @pytest.mark.parametrize(
     ("ranks", "servers", "gpus", "shared"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (2, 4, 8, 2), (1, 0, 1, 0), (1, 1, 0, 0)],
+    [(1, 1, 1, ["0"]), (1, 1, 2, []), (2, 1, 2, ["1"]), (4, 4, 4, ["0", "1", "2", "3"])],
 )
 def test_ranks_wait_for_the_servers_of_their_own_gpu(monkeypatch, ranks, servers, gpus, shared):
-    monkeypatch.setattr(cards, "num_gpus", lambda: gpus)
+    monkeypatch.setattr(cluster, "num_gpus", lambda: gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
     config = config_of(
         engine={"engine": "sglang", "rollout_num_gpus_per_engine": servers},
         trainer={"trainer": "megatron"},
         megatron={"actor_num_gpus_per_node": ranks},
     )
-    assert len(cards.shared_gpus(config)) == shared
-    assert builds_at_once(config, is_resumed=False) is not shared
+    assert [*shared_gpus(config)] == shared
+    assert builds_at_once(config, is_resumed=False) is not bool(shared)

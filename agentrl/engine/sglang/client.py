@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -87,7 +88,7 @@ class SGLangPolicy:
         self._gate = Gate(self.max_concurrency)
         self._admission = Admission(AdaptiveLimit(self.max_concurrency)) if self.adaptive else None
         self._following: asyncio.Task[None] | None = None
-        self._numbers = itertools.count()
+        self._numbers, self._owner = itertools.count(), uuid.uuid4().hex[:20]
         self._backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._pending: dict[str, PendingRequest] = {}
         self._open = asyncio.Event()
@@ -159,7 +160,7 @@ class SGLangPolicy:
             sampling = replace(sampling, top_k=self.vocab_size)
         draft = Draft(sampling, self.decode)
         pending = self._pending[session] = PendingRequest(
-            draft, deadline, next(self._numbers), is_resent=self.resend_lost
+            draft, deadline, next(self._numbers), self._owner, is_resent=self.resend_lost
         )
         self._follow_loads()
         try:

@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
 
 import httpx2
 
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.keepalive import BrokenReplyError, Connections, UnreachableError, header_lines
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.retrying import read_all
 
-_CONNECT_TIMEOUT_S = 5.0
 _CONTROL_TIMEOUT_S = 10.0
-_PATIENT = {"timeout": httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S).as_dict()}
-# Servers close connections that were idle for 5 s: a request sent at that moment would be lost.
-_KEEP_IDLE_S = 2.0
-# A pool scans all its connections whenever it begins or ends a request: with 64 of them that is a quarter of
-# a request's cost. So the connections are spread over several pools. They are httpx2's transports, without
-# its client: cookies, redirects and authentication are not needed, and cost a tenth of a request.
-_LANE_CONNECTIONS = 8
 _MAX_REPLY_BYTES = 256 << 20
 _BUSY = {429, 503}
 # sglang-router responds with 500 where a server dropped the connection.
@@ -33,12 +23,6 @@ _OK = 200
 
 class UntouchedError(EngineUnavailableError):
     """No server has started the request: it may be sent again."""
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    pool: httpx2.AsyncHTTPTransport
-    in_use: int = 0
 
 
 class ServerConnection:
@@ -52,9 +36,9 @@ class ServerConnection:
 
     def __init__(self, address: str, headers: Mapping[str, str]) -> None:
         self._url = _base_of(address)
-        self._headers = {"accept-encoding": "identity", **headers}
-        self._certificates = ssl.create_default_context() if self._url.startswith("https") else False
-        self._lanes: list[_Lane] = []
+        certificates = ssl.create_default_context() if self._url.startswith("https") else None
+        headers = {"accept-encoding": "identity", "content-type": "application/json", **headers}
+        self._connections = Connections(headers, certificates, _MAX_REPLY_BYTES)
         self._is_server = self._behind_router = False
         self.capacity: wire.Capacity | None = None
 
@@ -79,8 +63,8 @@ class ServerConnection:
         Raises:
             UntouchedError: it may be sent again.
         """
-        headers = {"content-type": "application/json", wire.ROUTING_KEY: _header_value(session)}
         url = f"{self._url}/generate"
+        headers = header_lines({wire.ROUTING_KEY: _header_value(session)})
         status, answer = await self._send("POST", url, body, headers)
         if status != _OK:
             raise _refused(url, status, answer)
@@ -130,8 +114,7 @@ class ServerConnection:
 
     async def close(self) -> None:
         """Close the connections."""
-        for lane in self._lanes:
-            await lane.pool.aclose()
+        await self._connections.close()
 
     async def workers(self) -> list[str]:
         """The URLs of the servers: this one, or those behind it, because a router forwards no control calls.
@@ -167,42 +150,19 @@ class ServerConnection:
     ) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send(method, url, body, {"content-type": "application/json"})
+                return await self._send(method, url, body)
         except TimeoutError:
             raise EngineUnavailableError(f"{url} did not answer in {timeout_s:g} s.") from None
 
-    async def _send(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        request = httpx2.Request(
-            method, url, headers={**self._headers, **headers}, content=body, extensions=_PATIENT
-        )
-        lane = self._lane()
-        lane.in_use += 1
+    async def _send(self, method: str, url: str, body: bytes, headers: bytes = b"") -> tuple[int, bytes]:
         try:
-            response = await lane.pool.handle_async_request(request)
-            async with aclosing(response):
-                return response.status_code, await read_all(response.aiter_raw(), _MAX_REPLY_BYTES)
+            return await self._connections.send(method, url, body, headers)
         except ValueError as error:
             raise EngineError(f"{url}: {error}.") from None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise UntouchedError(
-                f"{url} cannot be reached ({_error_text(error)}); is the server up?"
-            ) from error
-        except httpx2.TransportError as error:
-            raise EngineUnavailableError(f"{url} broke off: {_error_text(error)}.") from error
-        finally:
-            lane.in_use -= 1
-
-    def _lane(self) -> _Lane:
-        """The first lane with an unused connection, or a new one."""
-        for lane in self._lanes:
-            if lane.in_use < _LANE_CONNECTIONS:
-                return lane
-        limits = httpx2.Limits(max_keepalive_connections=_LANE_CONNECTIONS, keepalive_expiry=_KEEP_IDLE_S)
-        pool = httpx2.AsyncHTTPTransport(verify=self._certificates, trust_env=False, limits=limits)
-        self._lanes.append(_Lane(pool))
-        return self._lanes[-1]
+        except UnreachableError as error:
+            raise UntouchedError(f"{url} cannot be reached ({error}); is the server up?") from error
+        except BrokenReplyError as error:
+            raise EngineUnavailableError(f"{url} broke off: {error}.") from error
 
 
 def _refused(url: str, status: int, answer: bytes) -> EngineError:
@@ -210,10 +170,6 @@ def _refused(url: str, status: int, answer: bytes) -> EngineError:
     if status in _BUSY:
         return UntouchedError(sentence)
     return EngineUnavailableError(sentence) if status in _BROKEN else EngineError(sentence)
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _header_value(session: str) -> str:

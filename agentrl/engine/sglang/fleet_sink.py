@@ -25,6 +25,11 @@ class FleetSink:
         """See `SGLangSink`."""
         return self._sink.standstill_s
 
+    @property
+    def takes_device_memory(self) -> bool:
+        """See `SGLangSink`."""
+        return self._sink.takes_device_memory
+
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
         """See `SGLangSink.begin`."""

@@ -8,7 +8,6 @@ version.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -170,16 +169,19 @@ _ABORT_ALL_S = 0.02
 class PendingRequest:
     """A call of generate until it returns.
 
-    number: of the call, in order. rid: of the last HTTP request. ticket: True admits the call, False ends its
-    wait. aborted: it is to end with its tokens so far. sent: a server may be processing it. idle: no HTTP
-    request is in flight. interrupted: the last HTTP request is ended to make room in a cache. overdue: no
-    server answered the abort. flight: the deadline of the HTTP request in flight. is_resent: a request that a
-    server has lost is sent again.
+    number: of the call, in order. owner: 20 characters that no other policy has. rid: of the last HTTP
+    request. ticket: True admits the call, False ends its wait. aborted: it is to end with its tokens so far.
+    sent: a server may be processing it. idle: no HTTP request is in flight. interrupted: the last HTTP
+    request is ended to make room in a cache. overdue: no server answered the abort. flight: the deadline of
+    the HTTP request in flight. is_resent: a request that a server has lost is sent again.
     """
 
-    def __init__(self, draft: Draft, deadline: asyncio.Timeout, number: int, *, is_resent: bool) -> None:
+    def __init__(
+        self, draft: Draft, deadline: asyncio.Timeout, number: int, owner: str, *, is_resent: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.draft, self.deadline, self.number = draft, deadline, number
+        self._owner, self._num_sent = owner, 0
         self.rid = ""
         self.ticket: asyncio.Future[bool] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
@@ -195,7 +197,8 @@ class PendingRequest:
     def mark_sent(self) -> None:
         """Record that it is about to be sent, with a new rid."""
         # An abort ends every rid with its prefix: no rid may be a prefix of another.
-        self.rid = uuid.uuid4().hex
+        self.rid = f"{self._owner}{self.number:08x}{self._num_sent:04x}"
+        self._num_sent += 1
         self.sent = True
         self.interrupted = self.overdue = False
         self.idle.clear()

@@ -67,6 +67,11 @@ class SGLangSink:
         self.standstill_s = 0.0
 
     @property
+    def takes_device_memory(self) -> bool:
+        """Whether the transport does."""
+        return self._transport.takes_device_memory
+
+    @property
     def version(self) -> int:
         """The version that was last sent to all servers; 0 before the first."""
         return 0 if self._current is None else self._current.version

@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from agentrl.errors import WorldBrokenError
@@ -19,17 +20,23 @@ from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
 
 _LONGEST = 0x7FFFFFFF
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayers:
-    """Starts players as child processes. size: players that run at once (count)."""
+    """Starts players as child processes. size: players that run at once (count).
+
+    variables: of the environment of each, over those of this process, in order; left out, none.
+    """
 
     size: int
+    variables: Sequence[Mapping[str, str]] = ()
 
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> LocalPlayer:
         """Start a player; see `PlayerLauncher`."""
-        return LocalPlayer(number, plan, log, events)
+        variables = self.variables[number] if self.variables else _NONE
+        return LocalPlayer(number, plan, log, events, variables)
 
 
 class LocalPlayer:
@@ -37,9 +44,16 @@ class LocalPlayer:
 
     machine_is_gone = False
 
-    def __init__(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> None:
+    def __init__(
+        self,
+        number: int,
+        plan: PlayerPlan,
+        log: Path,
+        events: PlayerEvents,
+        variables: Mapping[str, str] = _NONE,
+    ) -> None:
         self.log = log
-        self._child = Child(plan.module, (), log)
+        self._child = Child(plan.module, (), log, variables)
         self.name = f"player {number} (process {self._child.pid})"
         self._pipe = DriverPipe(self._child.pipe, events)
         self._pipe.send_plan(plan.plan)

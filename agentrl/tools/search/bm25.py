@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import re
+import sys
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
-import bm25s
 import numpy as np
 import numpy.typing as npt
 
@@ -16,12 +21,16 @@ from agentrl.tools.search import folder as folders
 from agentrl.tools.search.corpus import Corpus, Watch, unwatched
 from agentrl.tools.search.index import Ranked, check_k
 
+if TYPE_CHECKING:
+    import bm25s
+
 KIND = "bm25"
 _WORD = re.compile(r"\w+")
 _MAX_WORDS_IN_EVERY_PASSAGE = 32
 # numpy adds a chunk without a pause for other threads, such as the one of an event loop: about a millisecond.
 _CHUNK = 1 << 18
 _CACHED_WORDS = 1 << 16
+_LOADING = threading.Lock()
 _Postings: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
@@ -46,7 +55,7 @@ class Bm25Index:
         tokens = [words(corpus.contents[row]) for row in watch(rows, "splitting into words", len(rows))]
         if not any(tokens):
             raise ValueError("an index needs at least one passage with a word in it")
-        retriever = bm25s.BM25()
+        retriever = _library().BM25()
         retriever.index(tokens, show_progress=False)
         self._set(corpus, retriever)
 
@@ -70,7 +79,7 @@ class Bm25Index:
         """
         with folders.Saved.at(folder).reading(KIND) as files:
             corpus = Corpus.saved(files, mmap=mmap)
-            retriever = bm25s.BM25.load(files, mmap=mmap, show_progress=False)
+            retriever = _library().BM25.load(files, mmap=mmap, show_progress=False)
             sizes = retriever.scores["num_docs"], len(retriever.scores["indices"])
             if sizes != (len(corpus), retriever.scores["indptr"][-1]):
                 raise ValueError("postings and passages differ in number")
@@ -169,3 +178,42 @@ class Bm25Index:
         order = near[np.argsort(-scores[near], kind="stable")]
         best_first: list[int] = order[:count].tolist()
         return best_first
+
+
+def _library() -> ModuleType:
+    """bm25s, loaded without JAX.
+
+    Where JAX is installed, bm25s computes something with it when it is imported, for a search that nobody
+    here calls; and JAX takes three quarters of the memory of a card with its first computation.
+    """
+    with _LOADING:
+        if "bm25s" in sys.modules:
+            return import_module("bm25s")
+        with _hidden("jax"):
+            return import_module("bm25s")
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Let no import of this thread find a package, for the block.
+
+    Other threads do, and whoever has imported it keeps it: that is why sys.modules stays as it is.
+    """
+    load, thread = builtins.__import__, threading.get_ident()
+
+    def load_others(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if threading.get_ident() == thread and not level and name.partition(".")[0] == package:
+            raise ImportError(f"{package} is not wanted here")
+        return load(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = load_others
+    try:
+        yield
+    finally:
+        builtins.__import__ = load

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.gpus import variables_of
 from agentrl.processes import Child, ProcessFailure
 
 _RANK = "agentrl.trainer.launch.rank"
@@ -13,13 +15,14 @@ _RANK = "agentrl.trainer.launch.rank"
 class ChildRank:
     """A rank. log: the file for its output; number: of the rank; preloaded: the module with its worker.
 
+    gpus: its own, as in CUDA_VISIBLE_DEVICES; none: it sees those of this process.
     inbox: messages received and not yet returned. num_pending: calls without their final reply. failure: the
     rank's own report of an error; is_closed: its end of the pipe is closed.
     """
 
-    def __init__(self, log: Path, number: int, preloaded: str) -> None:
+    def __init__(self, log: Path, number: int, preloaded: str, gpus: Sequence[str] = ()) -> None:
         self.log = log
-        self._child = Child(_RANK, (str(number), preloaded), log)
+        self._child = Child(_RANK, (str(number), preloaded), log, variables_of(gpus))
         self.pipe, self.pid = self._child.pipe, self._child.pid
         self.inbox: deque[object] = deque()
         self.num_pending = 0

@@ -39,12 +39,15 @@ class Processes:
     """One process for each rank. folder: for their output, rank-0.log and so on.
 
     preloaded: the module with their worker, which they import at once; `begin` sends them the plan.
+    gpus: those of each rank, as in CUDA_VISIBLE_DEVICES; left out, they share those of this process out.
 
     Raises:
         ConfigError: this machine has GPUs, but not one for each rank.
     """
 
-    def __init__(self, world_size: int, folder: Path, *, preloaded: str) -> None:
+    def __init__(
+        self, world_size: int, folder: Path, *, preloaded: str, gpus: Sequence[Sequence[str]] = ()
+    ) -> None:
         if world_size > 1:
             check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,8 @@ class Processes:
         self._store = host_store("127.0.0.1", 0)
         rendezvous = Rendezvous("127.0.0.1", self._store.port, "ranks")
         self._ranks: Sequence[ChildRank] = [
-            ChildRank(folder / f"rank-{number}.log", number, preloaded) for number in range(world_size)
+            ChildRank(folder / f"rank-{number}.log", number, preloaded, own)
+            for number, own in enumerate(gpus or [()] * world_size)
         ]
         self._course.begin(IMPORT)
         for number in range(len(self._ranks)):

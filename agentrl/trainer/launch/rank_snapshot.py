@@ -37,6 +37,8 @@ class RankSnapshot:
     of the rank, from one of Ray.
     """
 
+    device = None
+
     def __init__(
         self,
         rank: RemoteObject,
@@ -59,6 +61,10 @@ class RankSnapshot:
             TrainerError: the rank has gone.
         """
         return cast(R, await self._reply("run_work", pickled(work)))
+
+    async def on_host(self) -> RankSnapshot:
+        """Itself."""
+        return self
 
     async def buckets(self) -> Sequence[Bucket]:
         """Copies of the buckets in this process.

@@ -14,12 +14,13 @@ from torch import Tensor
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled
 from agentrl.trainer.megatron.device import compute_device
-from agentrl.trainer.megatron.local_ranks import LocalRanks
+from agentrl.trainer.megatron.local_ranks import LocalRanks, from_first
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of, torch_dtype
+from agentrl.weights.device import Packed, allocated, layout_of, packed
 
 _Shards = Mapping[Placed, Tensor]
 
@@ -61,6 +62,33 @@ def gathered(
             _write_own(load, network, shards, bytes_B)
         dist.barrier()
     return 0
+
+
+@torch.no_grad()
+def packed_on_device(network: Network, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Packed | None:
+    """Every tensor of the manifest in memory of rank 0's device; every rank calls it, only rank 0 gets it.
+
+    The other ranks send their shards from device to device. None = the device has no such memory.
+    """
+    loads = tuple(_loads(network, manifest, bucket_bytes))
+    shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
+    layout = layout_of([_tensors(load) for load in loads])
+    is_first = dist.get_rank() == 0
+    memory = allocated(compute_device(), layout.num_bytes) if is_first and layout is not None else None
+    if not all(from_first([memory is not None])):
+        return None
+    if memory is None or layout is None:
+        for load in loads:
+            _send(load, network, shards)
+        return None
+    remaining = iter(loads)
+
+    def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+        load = next(remaining)
+        _write_own(load, network, shards, bytes_B)
+        _receive(load, network, range(1, dist.get_world_size()), bytes_B)
+
+    return packed(layout, memory, fill)
 
 
 def _filled(

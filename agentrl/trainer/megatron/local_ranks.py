@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class LocalRanks:
         token = np.frombuffer(os.urandom(8 * _WORDS), np.uint8)
         probe = SharedBuffer(len(token))
         probe.bytes_B.numpy()[:] = token
-        location = _broadcast([*_location_of(probe), *token.view(np.int64).tolist()])
+        location = from_first([*_location_of(probe), *token.view(np.int64).tolist()])
         can_map = self._holds(_Location(*location[:-_WORDS]), location[-_WORDS:])
         near = torch.tensor([can_map], device=compute_device())
         near_by_rank = [torch.empty_like(near) for _ in range(dist.get_world_size())]
@@ -56,7 +57,7 @@ class LocalRanks:
 
     def open(self, buffer: SharedBuffer | None) -> Tensor | None:
         """The bytes of rank 0's buffer; None on a rank that cannot map it. buffer: on rank 0."""
-        location = _Location(*_broadcast(_Location(0, 0, 0, 0) if buffer is None else _location_of(buffer)))
+        location = _Location(*from_first(_Location(0, 0, 0, 0) if buffer is None else _location_of(buffer)))
         if buffer is not None:
             return buffer.bytes_B
         return None if dist.get_rank() in self.far else self._map(location)
@@ -96,7 +97,8 @@ def _location_of(buffer: SharedBuffer) -> _Location:
     return _Location(os.getpid(), buffer.descriptor, buffer.number, len(buffer.bytes_B))
 
 
-def _broadcast(numbers: list[int] | _Location) -> list[int]:
-    location = torch.tensor(numbers, dtype=torch.int64, device=compute_device())
+def from_first(numbers: Sequence[int]) -> list[int]:
+    """The numbers of rank 0, in every rank; all pass as many."""
+    location = torch.tensor([*numbers], dtype=torch.int64, device=compute_device())
     dist.broadcast(location, 0)
     return [int(number) for number in location.tolist()]

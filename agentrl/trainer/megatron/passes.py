@@ -9,13 +9,14 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.model.layers import PackedRow
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, shard_of
@@ -120,11 +121,12 @@ class Passes:
     def _step(self, loss: RowLoss) -> Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]]:
         def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(shards)
+            positions_t = on_device(row.position_ids_t)
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
-                on_device(row.position_ids_t)[None],
+                positions_t[None],
                 None,
-                packed_seq_params=_packed(row),
+                packed_seq_params=PackedRow(Ends.of(row.lengths, compute_device()), positions_t).params(),
             )
 
             def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
@@ -134,20 +136,6 @@ class Passes:
             return states, row_loss
 
         return step
-
-
-def _packed(row: RowShard) -> PackedSeqParams:
-    bounds = torch.tensor(row.bounds, dtype=torch.int32, device=compute_device())
-    packed = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
-        max_seqlen_q=row.longest,
-        max_seqlen_kv=row.longest,
-    )
-    # Every layer needs them on the CPU, and a copy from the GPU would synchronize with it.
-    packed.bounds = row.bounds
-    return packed
 
 
 def _sum_gradients(stages: list[nn.Module], _num_tokens: Tensor | None = None, **kwargs: object) -> None:

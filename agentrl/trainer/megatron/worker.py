@@ -12,17 +12,18 @@ from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
+from agentrl.trainer.attention import fastest
 from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
-from agentrl.trainer.megatron.gather import gathered
+from agentrl.trainer.megatron.gather import gathered, packed_on_device
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
-from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import padded
@@ -38,7 +39,7 @@ from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 _log = logging.getLogger(__name__)
 
 
-class MegatronWorker(Recorder):
+class MegatronWorker(Recorder, DeviceStore):
     """One rank of the trainer; the parallel state must be initialized."""
 
     def __init__(self, plan: MegatronPlan) -> None:
@@ -114,6 +115,15 @@ class MegatronWorker(Recorder):
         with self._memory["old"].parameters_onloaded():
             network = self._passes["old"].network
             return (yield from gathered(network, manifest, self._local_ranks))
+
+    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+        """The policy's weights in memory of rank 0's device; all ranks must call it, only rank 0 has them.
+
+        None = the device has no memory that other processes can map, or too little.
+        """
+        with self._memory["old"].parameters_onloaded():
+            packed = packed_on_device(self._passes["old"].network, manifest, bucket_bytes)
+        return None if packed is None else keep(packed)
 
     def onload(self) -> int | None:
         """Have all networks on the device, unless the layout offloads those that are not in use.

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
-from agentrl.losses import Targets, TokenOutputs, logprobs_and_entropy
-from agentrl.trainer.attention import folds_of
+from agentrl.losses import Head, Targets, TokenOutputs, logprobs_and_entropy, to_device
+from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
@@ -22,40 +22,39 @@ def token_outputs(
     """Logprob and entropy of the row's N predicted tokens. Call it inside `segment_attention`."""
     device = model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        return logprobs_and_entropy(
-            predicting_states(model, row),
-            head_of(model),
-            Targets(
-                torch.from_numpy(row.targets_N).to(device),
-                torch.from_numpy(row.temperature_N).to(device),
-                row.kept_N,
-            ),
-            entropy_gradient=entropy_gradient,
-        )
+        states_ND = predicting_states(model, row)
+    head = head_of(model)
+    dtype = torch.bfloat16 if bf16 else head.weight.dtype
+    return logprobs_and_entropy(
+        states_ND.to(dtype),
+        Head(head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)),
+        Targets(to_device(row.targets_N, device), to_device(row.temperature_N, device), row.kept_N),
+        entropy_gradient=entropy_gradient,
+    )
 
 
 def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
     """[N, width]: the hidden states that predict the row's tokens, each the state of the token before."""
     device = model.device
     states: torch.Tensor = model.base_model(
-        input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
-        position_ids=torch.from_numpy(row.position_ids_T).to(device)[None],
+        input_ids=to_device(row.input_ids_T, device)[None],
+        position_ids=to_device(row.position_ids_T, device)[None],
         use_cache=False,
-        folds=folds_of(row.lengths, device),
+        ends=Ends.of(row.lengths, device),
     ).last_hidden_state[0]
-    return states.index_select(0, torch.from_numpy(row.predictor_N).to(device))
+    return states.index_select(0, to_device(row.predictor_N, device))
 
 
-def head_of(model: PreTrainedModel) -> nn.Module:
+def head_of(model: PreTrainedModel) -> nn.Linear:
     """The layer from hidden states to logits.
 
     Raises:
-        ModelLoadError: the model has none.
+        ModelLoadError: the model has none, or one that is no linear layer.
     """
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Module):
+    if not isinstance(head, nn.Linear):
         raise ModelLoadError(
-            f"{type(model).__name__} has no language-model head; use a causal language model."
+            f"{type(model).__name__} has no linear language-model head; use a causal language model."
         )
     return head
 

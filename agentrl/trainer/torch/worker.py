@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.checkpoints.loading import open_directory
@@ -17,6 +18,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
@@ -31,6 +33,7 @@ from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import bytes_of, size_of
+from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.shared import BufferPool
 
 _STATE = "state.pt"
@@ -48,7 +51,7 @@ class AuxiliaryModels(NamedTuple):
     moves_reference: bool = False
 
 
-class TorchWorker(Recorder):
+class TorchWorker(Recorder, DeviceStore):
     """Trains `model` in place. Dropout is off: the loss compares probabilities with those of an engine.
 
     model: a causal language model in fp32 with full attention. policy: how it learns; a loss whose
@@ -136,6 +139,22 @@ class TorchWorker(Recorder):
                 digests.append(buffer.digests)
                 yield filled
             return sum_digests(digest for future in digests for digest in future.result())
+
+    @torch.no_grad()
+    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+        """The policy's weights in memory of its device; None = others can map none, or too little."""
+        layout = layout_of(list(_loads(manifest, bucket_bytes)))
+        memory = None if layout is None else allocated(self.model.device, layout.num_bytes)
+        if layout is None or memory is None:
+            return None
+        with self.onloaded():
+            weights = dict(named_weights(self.model))
+
+            def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+                for name, tensor in views_in(load, bytes_B):
+                    tensor.copy_(weights[name])
+
+            return keep(packed(layout, memory, fill))
 
     def onloaded(self) -> AbstractContextManager[None]:
         """Have the policy's weights on the device for the block."""

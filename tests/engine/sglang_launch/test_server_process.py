@@ -39,6 +39,7 @@ async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_pat
     assert reported["arguments"]["model_path"] == str(Path("model").absolute())
     assert reported["arguments"]["weight_version"] == "0"
     assert reported["arguments"]["attention_backend"] == "torch_native"
+    assert reported["arguments"]["dtype"] == "float32"
     assert reported["environment"]["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert reported["environment"]["SGLANG_USE_CPU_ENGINE"] == "1"
     assert reported["environment"]["OMP_NUM_THREADS"] == "1"
@@ -79,6 +80,23 @@ async def test_compilers_of_a_server_keep_their_results_for_the_next_run(tmp_pat
     server, _ = await started(tmp_path)
     assert about(server)["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache/agentrl/triton")
     await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dtype"), [({}, "bfloat16"), ({"dtype": "float16"}, "float16"), ({"--dtype": "auto"}, "auto")]
+)
+async def test_a_server_on_a_gpu_computes_in_bfloat16_unless_told_otherwise(tmp_path, chosen, dtype):
+    server, _ = await started(tmp_path, arguments=chosen)
+    assert about(server)["arguments"]["dtype"] == dtype
+    await server.stop()
+
+
+@pytest.mark.parametrize("name", ["dtype", "--dtype"])
+@pytest.mark.parametrize("dtype", ["float32", "float"])
+def test_one_in_fp32_is_refused_on_a_gpu_alone(tmp_path, name, dtype):
+    with pytest.raises(ConfigError, match="CUDA kernels take half precision only; leave its dtype out"):
+        settings(tmp_path, arguments={name: dtype})
+    settings(tmp_path, device="cpu", arguments={name: dtype})
 
 
 @pytest.mark.parametrize("habit", ["", "stubborn"])

@@ -32,8 +32,6 @@ CASES = covering_layouts(kind=tuple(CONFIGS))
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
 CHOSEN = {
-    "bias_activation_fusion": ({}, {"bias_activation_fusion": True}),
-    "bias_dropout_fusion": ({}, {"bias_dropout_fusion": True}),
     "fp32_residual_connection": ({}, {"fp32_residual_connection": True}),
     "clone_scatter_output_in_embedding": (
         {**TP, "sequence_parallel": True},

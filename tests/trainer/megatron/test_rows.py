@@ -47,7 +47,7 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
             assert (row.position_ids_t[row.predictor_n] == micro.position_ids_T[at]).all()
         lengths = np.diff(rows[0].bounds)[: len(micro.lengths)]
         assert all(filled >= length for filled, length in zip(lengths, micro.lengths, strict=True))
-        assert rows[0].longest == np.diff(rows[0].bounds).max()
+        assert rows[0].lengths == tuple(np.diff(rows[0].bounds))
 
 
 @given(masks, st.sampled_from([1, 2]))

@@ -48,10 +48,10 @@ def test_a_field_may_be_added_and_not_contradicted():
         ({"num_layers_in_first_pipeline_stage": 1}, "holds num_layers_in_first_pipeline_stage, which is"),
         (
             {"attention_softmax_in_fp32": True},
-            r".*: it does nothing here, or .* These are: bias_activation_fusion, ",
+            r".*: it does nothing here, or .* These are: fp32_residual_connection, ",
         ),
         ({"foo": 1}, "holds foo, which is not"),
-        ({"bias_dropout_fusion": 1}, "says bias_dropout_fusion = 1; it must be of type bool"),
+        ({"batch_p2p_sync": 1}, "says batch_p2p_sync = 1; it must be of type bool"),
         (
             {"recompute_num_layers": 2},
             "sets recompute_num_layers, but nothing is recomputed; set recompute_granularity, too",

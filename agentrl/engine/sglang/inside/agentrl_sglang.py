@@ -9,6 +9,9 @@ A request is JSON in the bytes of one tensor:
     {"action": "load", "reply": PATH, "file": PATH, "whole": true,
      "tensors": [[name, shape, dtype, offset], ..]}
     {"action": "load_all", "reply": PATH, "files": [[PATH, [[name, shape, dtype, offset], ..]], ..]}
+    {"action": "load_device", "reply": PATH, "whole": true,
+     "memory": {"num_bytes": N, "cuda": HEX, "device": UUID, "path": ""},
+     "parts": [[start, end, content hash, [[name, shape, dtype, offset], ..]], ..]}
     {"action": "read", "reply": PATH, "tensors": [[name, shape, dtype], ..]}
 
 The reply is written to a file of the sender: {"error": null, "tensors": {name: [dtype, CRC-32 of bytes]}}.
@@ -21,10 +24,16 @@ model's layout of the tensor is not supported here.
 `load_all` loads complete tensors of several files, then compares every one in the model with its file, bit
 for bit. Nothing is served meanwhile, and a CRC would take several times as long. Only tensors that cannot be
 compared are in its reply.
+
+`load_device` loads tensors out of the memory of a card, by a handle of CUDA's IPC, or out of shared memory,
+by its path. On the sender's own card they are read where they are; to another one each part is copied first.
+The hash of every part is compared with the sender's, and with `whole` every tensor in the model with the
+sent one. Nothing is unpickled: a handle is 64 bytes, and no more is read than the allocation holds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -32,7 +41,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -48,6 +57,14 @@ _DESCRIPTOR = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused parameters of SGLang, and the checkpoint tensors whose rows they stack."""
 _EXPERTS = ".experts."
+_HANDLE = re.compile(r"[0-9a-f]{128}")
+_DRIVER = "libcuda.so.1"
+_PEER_ACCESS = 1
+_COMPARED = 64 << 20
+"""Numbers that are compared at once (count): each needs a byte."""
+_COLUMNS = 4096
+_CHUNK_BYTES = 64 << 20
+_GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -86,6 +103,11 @@ def load(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
             }
             reply.tensors = _load_all(model, files)
             return
+        if request["action"] == "load_device":
+            parts = [_parse_part(*fields) for fields in request["parts"]]
+            memory = _parse_memory(**request["memory"])
+            reply.tensors = _load_device(model, memory, parts, whole=bool(request["whole"]))
+            return
         sent = [_parse_tensor(*fields) for fields in request["tensors"]]
         locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
         if request["action"] == "load":
@@ -114,6 +136,193 @@ def _load_all(model: Model, files: Mapping[str, Sequence[_SentTensor]]) -> dict[
         elif not torch.equal(_bits(part), _bits(data.to(part.device, part.dtype))):
             raise ValueError(f"the model holds another {name} than was sent")
     return unread
+
+
+class _Memory(NamedTuple):
+    """Memory of a sender: of a card by an IPC handle, or a file in shared memory."""
+
+    num_bytes: int
+    handle: bytes
+    device: str
+    path: str
+
+
+class _Part(NamedTuple):
+    """Some tensors in the sender's memory, from `start` to `end`."""
+
+    start: int
+    end: int
+    content_hash: int
+    tensors: list[_SentTensor]
+
+
+def _load_device(
+    model: Model, memory: _Memory, parts: Sequence[_Part], *, whole: bool
+) -> dict[str, tuple[str, int] | None]:
+    """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
+    for part in parts:
+        if not 0 <= part.start <= part.end <= memory.num_bytes:
+            raise ValueError(f"a part reaches from {part.start} to {part.end} in {memory.num_bytes} bytes")
+    sent = [tensor for part in parts for tensor in part.tensors]
+    locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
+    if whole:
+        locations.check(sent)
+    unread: dict[str, tuple[str, int] | None] = {}
+    device = next(parameter.device for _, parameter in model.named_parameters())
+    with _mapped_memory(memory, device) as (bytes_B, is_near):
+        differs: list[tuple[str, torch.Tensor]] = []
+        for part in parts:
+            part_B = bytes_B[part.start : part.end]
+            if not is_near:
+                # The way from another card is taken once.
+                part_B = part_B.clone()
+            differs.append(("", content_hash(part_B) != part.content_hash))
+            loaded = list(_tensors_in(part_B, part))
+            model.load_weights(loaded)
+            for tensor, (name, data) in zip(part.tensors, loaded, strict=True) if whole else ():
+                place = locations.of(tensor)
+                if place is None:
+                    unread[name] = None
+                else:
+                    differs.append((name, _differs(place, data)))
+        # The device is waited for once; the memory is read until then.
+        flags = torch.stack([flag for _, flag in differs]).tolist() if differs else []
+    for (name, _), flag in zip(differs, flags, strict=True):
+        if flag:
+            what = f"the model holds another {name}" if name else "the memory holds other bytes"
+            raise ValueError(f"{what} than was sent")
+    return unread
+
+
+def _tensors_in(part_B: torch.Tensor, part: _Part) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor in part.tensors:
+        size = tensor.dtype.itemsize
+        for length in tensor.shape:
+            size *= length
+        start = tensor.offset - part.start
+        if start < 0 or start + size > len(part_B) or tensor.offset % tensor.dtype.itemsize:
+            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
+        yield tensor.name, part_B[start : start + size].view(tensor.dtype).view(tensor.shape)
+
+
+def _differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Whether a tensor of the model has other bits than were sent; nothing waits for it."""
+    if not data.dim():
+        place, data = place.view(1), data.view(1)
+    rows = max(1, _COMPARED // max(1, data[0].numel() if len(data) else 1))
+    flag = torch.zeros((), dtype=torch.bool, device=place.device)
+    for mine, sent in zip(place.split(rows), data.split(rows), strict=True) if data.numel() else ():
+        flag |= (_bits(mine) != _bits(sent.to(mine.device, mine.dtype))).any()
+    return flag
+
+
+def content_hash(bytes_B: torch.Tensor) -> torch.Tensor:
+    """The sender's hash of some bytes, computed on their device: see `agentrl.weights.device`."""
+    keys_C, sums = _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=bytes_B.device)) | 1, []
+    for start in range(0, len(bytes_B), _CHUNK_BYTES):
+        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
+        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
+        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
+        if whole < len(chunk_B):
+            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
+            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
+            sums.append((tail_B.view(torch.int32).view(1, _COLUMNS) * keys_C).sum(1))
+    if not sums:
+        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
+    sums_R = torch.cat(sums)
+    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * _MIX
+    return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+@contextmanager
+def _mapped_memory(memory: _Memory, device: torch.device) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The bytes of a sender's memory, for the block, and whether they are this device's own."""
+    if memory.path:
+        yield _file_bytes(memory), True
+        return
+    if device.type != "cuda":
+        raise PermissionError("this server computes on no card, and cannot map the memory of one")
+    properties = torch.cuda.get_device_properties(device)
+    with _driver_context(device) as driver:
+        address, base, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t()
+        handle = _IpcHandle.from_buffer_copy(memory.handle)
+        _check(driver, "cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _PEER_ACCESS)
+        try:
+            ends = ctypes.byref(base), ctypes.byref(size)
+            _check(driver, "cuMemGetAddressRange_v2", *ends, address)
+            if base.value + size.value < address.value + memory.num_bytes:
+                raise ValueError(f"the handle is of {size.value} bytes, not of {memory.num_bytes}")
+            storage = torch._C._construct_storage_from_data_pointer(address.value, device, memory.num_bytes)
+            bytes_B = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+            yield bytes_B, memory.device == str(properties.uuid)
+        finally:
+            torch.cuda.synchronize(device)
+            _check(driver, "cuIpcCloseMemHandle", address)
+
+
+def _file_bytes(memory: _Memory) -> torch.Tensor:
+    descriptor = _open_file(memory.path, os.O_RDONLY)
+    try:
+        data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+    if len(data) < memory.num_bytes:
+        raise ValueError(f"the file has {len(data)} bytes, not {memory.num_bytes}")
+    return torch.frombuffer(data, dtype=torch.uint8, count=memory.num_bytes)
+
+
+class _IpcHandle(ctypes.Structure):
+    """A handle of CUDA's IPC, which the driver takes by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+@contextmanager
+def _driver_context(device: torch.device) -> Iterator[ctypes.CDLL]:
+    """The driver, with the context that torch uses for a device as that of this thread."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise PermissionError(f"{_DRIVER} cannot be loaded: {error}") from error
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver, "cuDeviceGet", ctypes.byref(number), ctypes.c_int(device.index))
+    _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    try:
+        _check(driver, "cuCtxPushCurrent_v2", context)
+        try:
+            yield driver
+        finally:
+            _check(driver, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    finally:
+        _check(driver, "cuDevicePrimaryCtxRelease_v2", number)
+
+
+def _check(driver: ctypes.CDLL, name: str, *arguments: object) -> None:
+    """Call the driver. An error is one of access: the sender then takes another way."""
+    code: int = driver[name](*arguments)
+    if code:
+        raise PermissionError(f"{name} failed with code {code} of CUDA's driver")
+
+
+def _parse_memory(num_bytes: int, cuda: str, device: str, path: str) -> _Memory:
+    if type(num_bytes) is not int or num_bytes < 0 or bool(cuda) == bool(path):
+        raise ValueError("the memory has no size, or not exactly one of a handle and a path")
+    if cuda and not _HANDLE.fullmatch(cuda):
+        raise ValueError("the handle is not 64 bytes in hexadecimal digits")
+    return _Memory(num_bytes, bytes.fromhex(cuda), str(device), str(path))
+
+
+def _parse_part(
+    start: int, end: int, content_hash: int, tensors: Sequence[tuple[str, Sequence[int], str, int]]
+) -> _Part:
+    if any(type(number) is not int for number in (start, end, content_hash)):
+        raise ValueError("a part has a start, an end and a hash, which are integers")
+    return _Part(start, end, content_hash, [_parse_tensor(*fields) for fields in tensors])
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -105,17 +105,23 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Runs servers on this machine, on its loopback address."""
+    """Runs servers on this machine, on its loopback address.
+
+    gpus: those of each server, in order, as in CUDA_VISIBLE_DEVICES; left out, those of its replica.
+    """
 
     host: str = HOST
     router_host: str = HOST
     is_local: bool = True
     key: str | None = None
 
+    def __init__(self, gpus: Sequence[Sequence[str]] = ()) -> None:
+        self._gpus = gpus
+
     def servers(self, replicas: Sequence[ServerReplica]) -> tuple[ServerProcess, ...]:
         """The servers, in order, each with a free port."""
-        ports = free_ports(len(replicas))
+        ports, gpus = free_ports(len(replicas)), self._gpus or [replica.gpus for replica in replicas]
         return tuple(
-            ServerProcess(settings, name=name, port=port, gpus=gpus)
-            for (name, settings, gpus), port in zip(replicas, ports, strict=True)
+            ServerProcess(settings, name=name, port=port, gpus=own)
+            for (name, settings, _), port, own in zip(replicas, ports, gpus, strict=True)
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.cluster.interfaces import interface_variables
-from agentrl.engine.config import Role
+from agentrl.engine.config import CPU_DTYPE, GPU_DTYPE, HALF_ONLY, Role, is_too_wide
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
@@ -28,17 +28,18 @@ _PORT_IS_TAKEN = "EADDRINUSE"
 _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _MOST_GRAPHS = 512
 # A log line for every request costs time and disk space.
-DEFAULTS: Mapping[str, Value] = {"log_level_http": "warning"}
-"""The default arguments of every server."""
+_EVERY: Mapping[str, Value] = {"log_level_http": "warning"}
+GPU_DEFAULTS: Mapping[str, Value] = {**_EVERY, "dtype": GPU_DTYPE}
+"""The default arguments of servers on GPUs."""
 CPU_DEFAULTS: Mapping[str, Value] = {
-    **DEFAULTS,
+    **_EVERY,
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
     "sleep_on_idle": True,
-    "dtype": "float32",
+    "dtype": CPU_DTYPE,
     "mem_fraction_static": 0.3,
     "max_total_tokens": 20_000,
 }
@@ -51,13 +52,17 @@ class ServerSettings:
 
     model: the directory of the model. log_folder: of a log file for each. role: the stages that they run.
     python: the interpreter that SGLang is installed for. python_path: directories that it searches first.
-    arguments: SGLang's own, by their names; DEFAULTS or CPU_DEFAULTS apply to those left out.
+    arguments: SGLang's own, by their names; GPU_DEFAULTS or CPU_DEFAULTS apply to those left
+    out.
     environment: variables, in addition to those of this process.
     first_wait_s: how long a server may take to be healthy (seconds).
     rendezvous_host: where the process group that sends them weights meets; None = on this machine.
     host: the address that they listen at. key: every request but those of their health must have it as
     `Authorization: Bearer KEY`; None = they ask for none.
     max_in_flight: the requests that a server may get at once (count); None = that is not known.
+
+    Raises:
+        ConfigError: they would compute in float32 on GPUs.
     """
 
     model: Path
@@ -90,6 +95,11 @@ class ServerSettings:
         if name is not None and isinstance(limit, int) and not any("cuda_graph" in name for name in chosen):
             sizes[name] = min(limit, _MOST_GRAPHS)
         return sizes
+
+    def __post_init__(self) -> None:
+        """Refuse what no server starts with."""
+        if is_too_wide(self.arguments, on_gpu=self.device == "cuda"):
+            raise ConfigError(HALF_ONLY)
 
     def environment_of(self, gpus: Sequence[str]) -> dict[str, str]:
         """All variables of a server on `gpus`; none: on the GPUs that this process can use."""
@@ -169,7 +179,7 @@ class ServerProcess(Listener):
             ConfigError: the interpreter, or an argument, is invalid.
         """
         available = await installed(self.settings.python, self.settings.environment_of(self.gpus))
-        defaults = CPU_DEFAULTS if self.settings.device == "cpu" else DEFAULTS
+        defaults = CPU_DEFAULTS if self.settings.device == "cpu" else GPU_DEFAULTS
         ours = {
             "--model-path": str(self.settings.model.absolute()),
             "--host": self.host,

@@ -78,6 +78,10 @@ class Transport(Protocol):
         TrainerError: the process with the snapshot has gone.
     """
 
+    @property
+    def takes_device_memory(self) -> bool:
+        """Whether it takes weights in the memory of a device."""
+
     async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
         """Prepare the transport from the process of a snapshot to these servers, while they still serve."""
 

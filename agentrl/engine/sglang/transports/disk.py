@@ -59,6 +59,8 @@ class Disk:
         ConfigError: full_every is above 1 without a mirror.
     """
 
+    takes_device_memory = False
+
     def __init__(
         self,
         folder: Path,

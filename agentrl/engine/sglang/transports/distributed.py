@@ -52,6 +52,8 @@ class Distributed:
     folder: the directory of shared memory files, for reading back.
     """
 
+    takes_device_memory = False
+
     def __init__(
         self,
         *,

@@ -59,6 +59,8 @@ class SharedMemory:
     folder: of the shared memory files. The files of a killed trainer are removed at the next open.
     """
 
+    takes_device_memory = False
+
     def __init__(self, folder: Path = SHARED) -> None:
         self._folder = folder
         self._ranks: dict[Server, int] = {}
@@ -81,6 +83,10 @@ class SharedMemory:
                     f"{server.url} cannot load weights out of shared memory; start it with PYTHONPATH="
                     f"{LOADER_FOLDER} and `--custom-weight-loader {LOADER}`, or use another transport."
                 )
+
+    def ranks_of(self, server: Server) -> int:
+        """The tensor-parallel ranks of a server for which it was opened (count)."""
+        return self._ranks[server]
 
     @asynccontextmanager
     async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:

@@ -1,16 +1,16 @@
-"""Layers in place of Megatron's own, which run on a GPU only: these run on a CPU, too.
+"""Layers in place of Megatron's own, which run on a GPU only, or as one kernel for each operation.
 
 T: tokens of a packed row on this rank. H: heads, D: channels of a head.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import (
     get_context_parallel_group,
@@ -20,22 +20,52 @@ from megatron.core.parallel_state import (
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
+    checkpoint,
     gather_from_sequence_parallel_region,
 )
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import rms_norm, silu
 
+from agentrl.losses import fused, to_device
+from agentrl.trainer.attention import Ends, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Family
-from agentrl.trainer.megatron.model.kernels import Ends, Sides, fastest
 from agentrl.trainer.megatron.model.rows import pieces_of
+
+
+class PackedRow:
+    """The sequences of a row, for every layer.
+
+    ends: of the unsharded row. positions_t: of this rank's tokens, in their sequences.
+    """
+
+    def __init__(self, ends: Ends, positions_t: Tensor) -> None:
+        self.ends = ends
+        self._positions_t = positions_t
+        self._rotation_t2R: Tensor | None = None
+
+    def rotation(self, angles_PR: Tensor) -> Tensor:
+        """Cosine and sine of each token, [t, 2, R]: computed once for all layers. angles: by position."""
+        if self._rotation_t2R is None:
+            angles_tR = angles_PR.index_select(0, self._positions_t)
+            self._rotation_t2R = torch.stack([angles_tR.cos(), angles_tR.sin()], 1)
+        return self._rotation_t2R
+
+    def params(self) -> PackedSeqParams:
+        """The form in which Megatron passes it to the layers."""
+        bounds, longest = self.ends.bounds, self.ends.longest
+        params = PackedSeqParams("thd", bounds, bounds, None, None, longest, longest)
+        params.row = self
+        return params
+
+
+@fused
+def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
+    return weight * normed.to(weight.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -50,78 +80,150 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape, over its last dimension."""
-        normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps)
-        return self.weight * normed.to(hidden.dtype)
+        return _rms_norm(hidden, self.weight, self.eps)
 
 
-class PackedAttention(nn.Module):
+def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
+    """The first R channels of each head, rotated: neighbouring channels (pairs), or those of two halves."""
+    channels = rotation_t2R.shape[-1]
+    turned, rest = heads_tHD[..., :channels], heads_tHD[..., channels:]
+    if pairs:
+        across = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, -1)
+        across = torch.cat((-second, first), -1)
+    cos_t1R, sin_t1R = rotation_t2R.to(turned.dtype).split(1, 1)
+    return torch.cat((turned * cos_t1R + across * sin_t1R, rest), -1)
+
+
+class Norms(NamedTuple):
+    """The norms of queries and keys: a weight for each channel of a head."""
+
+    query_D: Tensor
+    key_D: Tensor
+    eps: float
+
+
+@fused
+def _heads_of(
+    mixed_tGC: Tensor, rotation_t2R: Tensor, norms: Norms | None, channels: int, pairs: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [t, H, D] and keys, and values, [t, G, D]; the heads of a group lie together in C."""
+    per_group = mixed_tGC.shape[-1] - 2 * channels
+    query, key, value = mixed_tGC.split([per_group, channels, channels], -1)
+    query = query.reshape(len(mixed_tGC), -1, channels)
+    if norms is not None:
+        query, key = (
+            weight * rms_norm(heads.float(), (channels,), eps=norms.eps).to(weight.dtype)
+            for weight, heads in ((norms.query_D, query), (norms.key_D, key))
+        )
+    return _rotated(query, rotation_t2R, pairs), _rotated(key, rotation_t2R, pairs), value.contiguous()
+
+
+class Attention(nn.Module):
     """Causal attention inside each sequence of a packed row.
 
-    Under context parallelism every rank has two pieces of each sequence, one from either end (so that all
-    have the same load). Its queries attend to the gathered keys and values of all ranks.
+    What lies between its matrices is two kernels. Megatron's own would read the lengths of the sequences
+    back from the GPU, and rotate anew, in every layer. Under context parallelism every rank has two pieces of
+    each sequence, one from either end (so that all have the same load). Its queries attend to the gathered
+    keys and values of all ranks.
     """
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
         super().__init__()
-        self.config = config
-        self.scale = softmax_scale
-        self.kernel = fastest(compute_device(), config.params_dtype)
+        self._channels = config.kv_channels
+        self._groups = config.num_query_groups // config.tensor_model_parallel_size
+        self._scale = config.softmax_scale
+        self._pairs = config.rotary_interleaved
+        self._eps = config.layernorm_epsilon
+        self._kernel = fastest(compute_device(), config.params_dtype)
+        self._recomputes = (
+            config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
+        )
+        queries = config.num_attention_heads * config.kv_channels
+        self.linear_qkv = ColumnParallelLinear(
+            config.hidden_size,
+            queries + 2 * config.num_query_groups * config.kv_channels,
+            config=config,
+            init_method=config.init_method,
+            bias=config.add_qkv_bias,
+            gather_output=False,
+        )
+        row = NormedRow if family.sandwich else RowParallelLinear
+        self.linear_proj = row(queries, config.hidden_size, config=config, **_row_settings(config))
+        has_norms = bool(family.settings.get("qk_layernorm"))
+        self.q_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
+        self.k_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        _attention_mask: Tensor | None,
+        hidden_states: Tensor,
         *,
-        packed_seq_params: PackedSeqParams | None = None,
+        rotary_pos_emb: Tensor,
+        packed_seq_params: PackedSeqParams,
         **_: object,
-    ) -> Tensor:
-        """[T, H, D] -> [T, H x D]."""
-        if packed_seq_params is None:
-            raise ValueError("attention needs the lengths of the packed sequences")
+    ) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, width] -> [t, 1, width], and no bias."""
+        row: PackedRow = packed_seq_params.row
+        mixed, _no_bias = self.linear_qkv(hidden_states)
+        norms = None
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            norms = Norms(self.q_layernorm.weight, self.k_layernorm.weight, self._eps)
+        heads = _heads_of(
+            mixed.view(len(mixed), self._groups, -1),
+            row.rotation(rotary_pos_emb[:, 0, 0]),
+            norms,
+            self._channels,
+            self._pairs,
+        )
+        attend = partial(self._attended, row.ends)
+        attended = checkpoint(attend, False, *heads) if self._recomputes and self.training else attend(*heads)
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(attended.view(len(attended), 1, -1))
+        return output
+
+    def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[t, H, D] -> [t, H, D]."""
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
         if ranks == 1:
-            ends = Ends(packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q)
-            return self.kernel.attend(query, key, value, Sides(ends, ends), self.scale).flatten(1)
-        sides, indices = _context_sides(packed_seq_params.bounds, ranks, rank, query.device)
+            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scale)
+        sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
         key, value = (
             gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
                 0, indices
             )
             for x in (key, value)
         )
-        return self.kernel.attend(query, key, value, sides, self.scale).flatten(1)
+        return self._kernel.attend(query, key, value, sides, self._scale)
 
 
 # All layers of a model, and both passes, use the same rows.
 @lru_cache(maxsize=64)
 def _context_sides(
-    bounds: tuple[int, ...], ranks: int, rank: int, device: torch.device
+    lengths: tuple[int, ...], ranks: int, rank: int, device: torch.device
 ) -> tuple[Sides, Tensor]:
     """The sides of a context rank's queries, piece by piece, and the indices of their keys when gathered.
 
     A piece attends to all pieces before it, and to itself.
     """
-    queries, keys, indices = [0], [0], []
-    for start, stop in pairwise(bounds):
-        size = (stop - start) // (2 * ranks)
+    queries: list[int] = []
+    keys: list[int] = []
+    indices = []
+    total, start = sum(lengths), 0
+    for length in lengths:
+        size = length // (2 * ranks)
         # From the order of the sequence to that of the gathered ranks, each with its own part of the row.
-        positions = np.concatenate([pieces_of(stop - start, ranks, other) for other in range(ranks)])
-        gathered = np.repeat(np.arange(ranks) * bounds[-1] // ranks, 2 * size)
+        positions = np.concatenate([pieces_of(length, ranks, other) for other in range(ranks)])
+        gathered = np.repeat(np.arange(ranks) * total // ranks, 2 * size)
         gathered += start // ranks + np.tile(np.arange(2 * size), ranks)
         index_of = np.empty_like(gathered)
         index_of[positions] = gathered
         for piece in (rank, 2 * ranks - 1 - rank):
-            queries.append(queries[-1] + size)
-            keys.append(keys[-1] + (piece + 1) * size)
+            queries.append(size)
+            keys.append((piece + 1) * size)
             indices.append(index_of[: (piece + 1) * size])
-    sides = Sides(*(_ends(ends, device) for ends in (queries, keys)))
-    return sides, torch.from_numpy(np.concatenate(indices)).to(device)
-
-
-def _ends(bounds: list[int], device: torch.device) -> Ends:
-    return Ends(torch.tensor(bounds, dtype=torch.int32, device=device), int(np.diff(bounds).max()))
+        start += length
+    sides = Sides(Ends.of(queries, device), Ends.of(keys, device))
+    return sides, to_device(np.concatenate(indices), device)
 
 
 class NormedRow(nn.Module):
@@ -140,30 +242,74 @@ class NormedRow(nn.Module):
         return self.norm(output), None
 
 
+def _row_settings(config: TransformerConfig) -> dict[str, object]:
+    return {
+        "init_method": config.output_layer_init_method,
+        "bias": False,
+        "input_is_parallel": True,
+        "skip_bias_add": True,
+        "is_expert": False,
+    }
+
+
+@fused
+def _gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return silu(gate) * up
+
+
+class GatedMLP(nn.Module):
+    """A feed-forward block: silu(gate) x up, as one kernel, between two matrices."""
+
+    row: type = RowParallelLinear
+
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
+        super().__init__()
+        self.linear_fc1 = ColumnParallelLinear(
+            config.hidden_size,
+            2 * config.ffn_hidden_size,
+            config=config,
+            init_method=config.init_method,
+            bias=False,
+            gather_output=False,
+        )
+        self.linear_fc2 = self.row(
+            config.ffn_hidden_size, config.hidden_size, config=config, **_row_settings(config)
+        )
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, width] -> [t, 1, width], and no bias."""
+        gate_up, _no_bias = self.linear_fc1(hidden_states)
+        output: tuple[Tensor, Tensor | None] = self.linear_fc2(_gated(gate_up))
+        return output
+
+
+class NormedMLP(GatedMLP):
+    """One whose output is normalised before it is added to the residual."""
+
+    row = NormedRow
+
+
+def _residual_added(_is_training: bool, _is_fused: bool) -> Callable[..., Tensor]:
+    """Megatron's form of it; its own also drops out a share of 0, with a kernel and a mask for it."""
+    return _added
+
+
+def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dropout: float) -> Tensor:
+    output, _no_bias = output_with_bias
+    return residual.to(output.dtype) + output
+
+
 def layer_spec(family: Family) -> ModuleSpec:
     """One layer of a family."""
-    row = NormedRow if family.sandwich else RowParallelLinear
-    norm = RMSNorm if family.settings.get("qk_layernorm") else IdentityOp
-    attention = ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=PackedAttention,
-            linear_proj=row,
-            q_layernorm=norm,
-            k_layernorm=norm,
-        ),
-    )
-    mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=row))
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
+            self_attention=ModuleSpec(module=Attention, params={"family": family}),
+            self_attn_bda=_residual_added,
             pre_mlp_layernorm=RMSNorm,
-            mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
+            mlp=NormedMLP if family.sandwich else GatedMLP,
+            mlp_bda=_residual_added,
         ),
     )

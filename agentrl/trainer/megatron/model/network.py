@@ -14,12 +14,13 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from agentrl.losses import Head
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.layers import RMSNorm, layer_spec
 from agentrl.trainer.megatron.model.shape import Shape, overridden
-from agentrl.trainer.megatron.model.vocabulary import Head
+from agentrl.trainer.megatron.model.vocabulary import head_shard
 
 Read = Callable[[str], Tensor]
 """A tensor of a checkpoint, by its Hugging Face name."""
@@ -88,7 +89,7 @@ class Network:
         weight: Tensor = (
             last.shared_embedding_or_output_weight() if self.shape.tied else last.output_layer.weight
         )
-        return Head(weight, self.shape.vocab)
+        return head_shard(weight, self.shape.vocab)
 
     @property
     def value_weight(self) -> Tensor:

@@ -16,11 +16,11 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 from torch.nn.functional import linear
 
-from agentrl.losses import Targets, TokenOutputs
+from agentrl.losses import Targets, TokenOutputs, logprobs_and_entropy, to_device
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rows import RowShard
-from agentrl.trainer.megatron.model.vocabulary import parallel_logprobs
+from agentrl.trainer.megatron.model.vocabulary import head_ranks
 
 OutputFunction = Callable[[Network, RowShard, Tensor], TokenOutputs]
 """A network's outputs at a row's N tokens. States: [1, t, width]; under sequence parallelism a part of t."""
@@ -37,7 +37,7 @@ def logprobs_of(
     else:
         hidden = copy_to_tensor_model_parallel_region(hidden)
     micro = row.micro_batch
-    outputs = parallel_logprobs(
+    outputs = logprobs_and_entropy(
         hidden.index_select(0, on_device(row.predictor_n)),
         network.head,
         Targets(
@@ -45,6 +45,7 @@ def logprobs_of(
             on_device(micro.temperature_N[row.chosen_n]),
             None if micro.kept_N is None else micro.kept_N.take(row.chosen_n),
         ),
+        ranks=head_ranks(),
         entropy_gradient=entropy_gradient,
     )
     squares_n = outputs.sum_pi_squared_N
@@ -70,7 +71,7 @@ def values_of(network: Network, row: RowShard, states: Tensor) -> TokenOutputs:
 
 def on_device(array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
     """The array on the device of this rank."""
-    return torch.from_numpy(array).to(compute_device())
+    return to_device(array, compute_device())
 
 
 def _of_all_ranks(values_n: Tensor, network: Network, row: RowShard) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,9 +49,9 @@ class RowShard:
     predictor_n: Int64Array
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence, with padding."""
-        return int(np.diff(self.bounds).max())
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence of the unsharded row, with padding."""
+        return tuple(stop - start for start, stop in pairwise(self.bounds))
 
 
 def pieces_of(length: int, ranks: int, rank: int) -> Int64Array:

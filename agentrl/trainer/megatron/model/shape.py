@@ -14,8 +14,6 @@ from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON
 
 OPEN: Mapping[str, type] = {
-    "bias_activation_fusion": bool,
-    "bias_dropout_fusion": bool,
     "fp32_residual_connection": bool,
     "clone_scatter_output_in_embedding": bool,
     "recompute_method": str,

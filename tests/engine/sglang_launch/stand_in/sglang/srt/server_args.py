@@ -16,6 +16,7 @@ class ServerArgs:
         parser.add_argument("--admin-api-key")
         parser.add_argument("--device", default="")
         parser.add_argument("--weight-version", default="default")
+        parser.add_argument("--dtype", default="auto")
         parser.add_argument("--mem-fraction-static", type=float)
         parser.add_argument("--tp-size", "--tensor-parallel-size", type=int)
         parser.add_argument("--attention-backend", choices=["torch_native", "triton"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.megatron.model.kernels import Ends, Sides, by_length, fastest
+from agentrl.trainer.attention import Ends, Sides, by_length, fastest
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)
@@ -19,20 +19,20 @@ SCALE = 0.2
 LOOKS = pytest.mark.parametrize("looks_back", [False, True])
 
 
-def ends_of(lengths, device):
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    return Ends(bounds.to(device), max(lengths))
-
-
 def drawn(dtype=torch.float32, device="cpu", *, looks_back=False):
     """Query, key and value of a row whose heads share keys and values in pairs, and its sides."""
     generator = torch.Generator().manual_seed(3)
-    queries = keys = ends_of(LENGTHS, device)
+    queries = keys = Ends.of(LENGTHS, torch.device(device))
     if looks_back:
-        keys = ends_of([own + before for own, before in zip(LENGTHS, BEFORE, strict=True)], device)
+        lengths = [own + before for own, before in zip(LENGTHS, BEFORE, strict=True)]
+        keys = Ends.of(lengths, torch.device(device))
     shapes = [(int(ends.bounds[-1]), n, 16) for ends, n in ((queries, 4), (keys, 2), (keys, 2))]
     row = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
     return *row, Sides(queries, keys)
+
+
+def sides_of(*bounds):
+    return Sides(*(Ends(each, tuple(each.diff().tolist())) for each in bounds))
 
 
 def per_sequence(query, key, value, sides, scale):
@@ -69,8 +69,8 @@ def test_torchs_own_is_given_the_sequences(monkeypatch, looks_back):
     def attend(query, key, value, *places, scale, window_size, enable_gqa):
         bounds, key_bounds, longest, longest_key = places
         assert (window_size, enable_gqa) == ((-1, 0), True)
-        sides = Sides(Ends(bounds, longest), Ends(key_bounds, longest_key))
-        assert [ends.longest for ends in sides] == ([7, 11] if looks_back else [7, 7])
+        sides = sides_of(bounds, key_bounds)
+        assert [longest, longest_key] == ([7, 11] if looks_back else [7, 7])
         return per_sequence(query, key, value, sides, scale).to(query.dtype)
 
     monkeypatch.setattr(varlen, "varlen_attn", attend)
@@ -89,12 +89,13 @@ def test_one_that_cannot_share_keys_is_left_alone(monkeypatch):
 
 
 FLASH_ATTN = """
-from tests.trainer.megatron.test_kernels import Ends, Sides, per_sequence
+from tests.trainer.test_kernels import per_sequence, sides_of
 __version__ = '9.8'
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                            dropout_p=0.0, softmax_scale=None, causal=False):
     assert causal and dropout_p == 0.0
-    sides = Sides(Ends(cu_seqlens_q, max_seqlen_q), Ends(cu_seqlens_k, max_seqlen_k))
+    sides = sides_of(cu_seqlens_q, cu_seqlens_k)
+    assert (max_seqlen_q, max_seqlen_k) == (sides.queries.longest, sides.keys.longest)
     return per_sequence(q, k, v, sides, softmax_scale).to(q.dtype)
 """
 

@@ -1,0 +1,174 @@
+"""Weights in the memory of a device, which other processes map: how they are laid out, and their checksum.
+
+Nothing of it leaves the device but one number a bucket. XXH3, the hash of `checksum`, is none that a device
+computes; `content_hash` is made of multiplications and sums of integers, which give the same 64 bits on a CPU
+and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl.protocols import DeviceHandle, DevicePart, DeviceWeights, TensorSpec
+from agentrl.weights.codec import non_finite, size_of, torch_dtype
+from agentrl.weights.cuda import CudaError, CudaMemory
+
+Fill = Callable[[Sequence[TensorSpec], Tensor], None]
+"""Writes tensors end to end into uint8 memory of their size."""
+
+_RESERVED_BYTES = 1 << 30
+"""What weights for other processes leave free on a GPU, for whatever is computed next."""
+
+_ALIGNMENT = 256
+_COLUMNS = 4096
+_CHUNK_BYTES = 64 << 20
+_GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
+"""The 64 bits 0x9E3779B97F4A7C15 and 0xD6E8FEB86659FD93, as signed numbers."""
+_LOW = 0xFFFFFFFF
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device that other processes can map. bytes_B: uint8, on the device."""
+
+    bytes_B: Tensor
+    handle: DeviceHandle
+
+    def free(self) -> None:
+        """Give it back."""
+
+
+class Layout(NamedTuple):
+    """Buckets in one piece of memory: the tensors of each, where each begins, and the size of all."""
+
+    loads: Sequence[tuple[TensorSpec, ...]]
+    starts: Sequence[int]
+    num_bytes: int
+
+
+class Packed(NamedTuple):
+    """Weights in the memory of a device of this process. not_finite: see `Snapshot`."""
+
+    memory: DeviceMemory
+    weights: DeviceWeights
+    not_finite: str | None
+
+
+def allocated(device: torch.device, num_bytes: int) -> DeviceMemory | None:
+    """Memory of a GPU; None = the device is none, makes no handles, or would have too little left."""
+    if device.type != "cuda":
+        return None
+    if torch.cuda.mem_get_info(device)[0] < num_bytes + _RESERVED_BYTES:
+        # What torch keeps and no tensor uses.
+        torch.cuda.empty_cache()
+    try:
+        if torch.cuda.mem_get_info(device)[0] < num_bytes + _RESERVED_BYTES:
+            raise MemoryError(f"the GPU has no {num_bytes / 1e9:.1f} GB to spare")
+        return CudaMemory(device, num_bytes)
+    except (MemoryError, CudaError, OSError) as error:
+        _log.warning("weights go through the host's memory, not from card to card: %s", error)
+        return None
+
+
+def layout_of(loads: Sequence[tuple[TensorSpec, ...]]) -> Layout | None:
+    """Where buckets go; None = a tensor would not be aligned to its dtype."""
+    starts, end = [], 0
+    for load in loads:
+        starts.append(end)
+        for spec in load:
+            if end % torch_dtype(spec.dtype).itemsize:
+                return None
+            end += size_of(spec)
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT
+    return Layout(loads, starts, end)
+
+
+def packed(layout: Layout, memory: DeviceMemory, fill: Fill) -> Packed:
+    """Fill the memory, look for numbers that are not finite, and compute the checksums, all on the device."""
+    spans = [
+        memory.bytes_B[start : start + sum(map(size_of, load))]
+        for load, start in zip(layout.loads, layout.starts, strict=True)
+    ]
+    hashes, extremes = [], []
+    for load, span_B in zip(layout.loads, spans, strict=True):
+        fill(load, span_B)
+        hashes.append(content_hash(span_B))
+        extremes += [torch.stack(tensor.aminmax()).double() for tensor in _floats(load, span_B)]
+    # The device is waited for once.
+    numbers = torch.stack(hashes).tolist() if hashes else []
+    parts = tuple(map(DevicePart, layout.loads, layout.starts, numbers))
+    is_finite = not extremes or bool(torch.stack(extremes).isfinite().all())
+    named = (
+        pair for load, span_B in zip(layout.loads, spans, strict=True) for pair in views_in(load, span_B)
+    )
+    return Packed(memory, DeviceWeights(memory.handle, parts), None if is_finite else non_finite(named))
+
+
+def views_in(load: Sequence[TensorSpec], bytes_B: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that lie end to end in some bytes, as views, by name."""
+    start = 0
+    for spec in load:
+        flat_B = bytes_B[start : start + size_of(spec)]
+        yield spec.name, flat_B.view(torch_dtype(spec.dtype)).view(spec.shape)
+        start += size_of(spec)
+
+
+def device_checksum(parts: Sequence[DevicePart]) -> int:
+    """64 bits over name, dtype, shape and bytes of all tensors, and over their order."""
+    rows = [[[[*spec] for spec in part.tensors], part.content_hash] for part in parts]
+    return int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=8).digest(), "little")
+
+
+def content_hash(bytes_B: Tensor) -> Tensor:
+    """A signed 64-bit number over the bytes, on their device, for which nothing waits. bytes_B: contiguous.
+
+    The words w[r, c] of 32 bits, signed, lie in rows of 4096, with zeros at the end; modulo 2^64:
+
+        sum over r of mix(GOLDEN x (r + 1) + sum over c of key[c] x w[r, c])
+
+    No key is even, so a changed word changes the sum of its row, and `mix` is a bijection.
+    """
+    keys_C, sums = _keys(bytes_B.device), []
+    for start in range(0, len(bytes_B), _CHUNK_BYTES):
+        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
+        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
+        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
+        if whole < len(chunk_B):
+            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
+            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
+            sums.append((tail_B.view(1, -1).view(torch.int32) * keys_C).sum(1))
+    if not sums:
+        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
+    sums_R = torch.cat(sums)
+    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A bijection of 64 bits after which each bit depends on many."""
+    for _ in range(2):
+        x = (x ^ ((x >> 32) & _LOW)) * _MIX
+    return x ^ ((x >> 32) & _LOW)
+
+
+@cache
+def _keys(device: torch.device) -> Tensor:
+    """Odd numbers of 64 bits, one a column."""
+    return _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=device)) | 1
+
+
+def _floats(load: Sequence[TensorSpec], span_B: Tensor) -> Iterator[Tensor]:
+    """The floating-point numbers of a bucket: in one view, where all have one type."""
+    dtypes = {torch_dtype(spec.dtype) for spec in load}
+    pairs = views_in(load, span_B) if len(dtypes) > 1 else [("", span_B.view(dtype)) for dtype in dtypes]
+    for _, tensor in pairs:
+        if tensor.is_floating_point() and tensor.numel():
+            # torch has no minimum of the types of one byte.
+            yield tensor.half() if tensor.itemsize == 1 else tensor

@@ -1,0 +1,23 @@
+"""A machine with GPUs, as far as its driver's program says: for tests on machines without any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+H200_MIB = 143_771
+
+
+def with_cards(folder: Path, number: int, *, calls: Path | None = None) -> str:
+    """A PATH on which `nvidia-smi` lists `number` cards; each call adds a line to the file `calls`."""
+    folder.mkdir(exist_ok=True)
+    rows = "\n".join(f"{n}, {uuid_of(n)}, NVIDIA H200, {H200_MIB}" for n in range(number))
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho \"$@\" >> {calls or '/dev/null'}\ncat <<'END'\n{rows}\nEND\n")
+    program.chmod(0o755)
+    return os.pathsep.join((str(folder), os.environ["PATH"]))
+
+
+def uuid_of(number: int) -> str:
+    """The UUID of a card."""
+    return f"GPU-{number:08x}-d72c-4106-c12f-20bd9faed9f6"
