@@ -158,9 +158,13 @@ def shared_card(
     Raises:
         ConfigError: both do not fit on one.
     """
+    present = present_gpus()
+    if not present:
+        # The run is for another machine.
+        return None
     of_policy = () if config.cluster.cluster != "local" else local_places(config).fleets.get(POLICY, ())
     shared = tuple(gpu for gpu in shared_gpus(config) if any(gpu in gpus for gpus in of_policy))
-    total = min((gpu.memory for gpu in present_gpus() if gpu.id in shared), default=0)
+    total = min((gpu.memory for gpu in present if gpu.id in shared), default=0)
     if not total:
         return None
     takes_turns = _takes_turns(config)

@@ -202,9 +202,11 @@ def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
     assert report.sections["cards"] == {"GPU 0": ["rank 0", "policy server 0"]}
     assert (report.missing, [note[:34] for note in report.notes]) == (
         (),
-        ["Ranks and servers share GPU 0: the", "Servers and ranks have the same GP"],
+        ["Ranks and servers share GPU 0: the"],
     )
     assert "--dtype=bfloat16" in report.sections["servers"]["policy, group 1"]
+    given = report.sections["shared_gpus"]["arguments_of_the_server"]["mem_fraction_static"]
+    assert f"--mem-fraction-static={given}" in report.sections["servers"]["policy, group 1"]
     turns = dry_run(None, served(model, **settings, colocate=True, sglang={"mem_fraction_static": 0.5}))
     assert (turns.sections["cards"], turns.notes) == (report.sections["cards"], ())
     words = [f"--{key.replace('_', '-')}={value}" for key, value in served(model, **settings).items()]
