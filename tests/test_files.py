@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from agentrl.errors import DiskError
-from agentrl.files import disk_errors, write_text
+from agentrl.files import compiler_caches, disk_errors, private_cache, write_text
 from tests.disks import file_size_limit
 
 
@@ -58,3 +58,26 @@ def test_an_error_of_a_connection_passes_through(tmp_path):
         port = free.getsockname()[1]
     with pytest.raises(ConnectionRefusedError), disk_errors(tmp_path, "mend it"):
         socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_cache_is_this_users_alone_or_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = private_cache("triton")
+    assert folder == tmp_path / "cache/agentrl/triton"
+    folder.chmod(0o777)
+    assert private_cache("triton") == folder
+    assert folder.stat().st_mode & 0o077 == 0
+    # A link leads to a folder that somebody else may write to.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cache/agentrl/inductor").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "cache/agentrl/tvm-ffi").write_text("")
+    assert private_cache("inductor") is None
+    assert private_cache("tvm-ffi") is None
+    assert compiler_caches({}) == {"TRITON_CACHE_DIR": str(folder)}
+    assert compiler_caches({"TRITON_CACHE_DIR": "mine"}) == {}
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compiler_caches({}) == {}

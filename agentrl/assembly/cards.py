@@ -1,11 +1,103 @@
-"""Which GPUs of a run are used by a rank of its trainer and by a server, too."""
+"""The GPUs that a rank of the trainer and a server share: what each side takes, and what the server is given.
+
+    total  =  rank: weights, gradients, optimizer, activations, logits, runtime
+           +  server: weights, cache, activations, logits, runtime
+           +  spare
+
+A server of SGLang sizes its cache by what is free before and after it loads its weights:
+
+    cache = free after - free before x (1 - mem_fraction_static), at most max_total_tokens
+
+So both are given, where the user has given neither. max_total_tokens is what is left beside the rank at its
+peak; mem_fraction_static is as large as a start beside that peak needs, so that neither the order of the
+starts nor a restart in the middle of the run changes the cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
-from agentrl.assembly.cluster import local_places
+from transformers import PreTrainedConfig
+
+from agentrl.assembly.cluster import POLICY, local_places
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.memory import (
+    BF16,
+    FP32,
+    Memory,
+    Networks,
+    Sizes,
+    megatron_memory,
+    torch_memory,
+)
+from agentrl.checkpoints.source import open_config
+from agentrl.checkpoints.tensors import num_parameters
+from agentrl.errors import ConfigError
+from agentrl.gpus import present_gpus
+from agentrl.losses.tokens import max_logits_on
+from agentrl.types import JSON
+from agentrl.view.scores import size_text
+
+CONTEXT_BYTES = 640 * 2**20
+"""CUDA's context of one process, with the workspaces of cuBLAS and NCCL."""
+_GRAPH_BYTES = 2 * 2**20
+"""A CUDA graph of one more request of a batch, as SGLang itself reckons."""
+_PREFILL_TOKENS = 8192
+_MOST_GRAPHS = 512
+_SPARE = 0.05
+"""Of a GPU: what allocators round up, and pieces that are free but too small."""
+_LIMITS = ("mem_fraction_static", "max_total_tokens")
+_DIGITS = 1000
+
+
+class Card(NamedTuple):
+    """GPUs of a rank and a server. total: of each; rank, server: at their peaks (bytes).
+
+    gpus: as CUDA_VISIBLE_DEVICES names them. takes_turns: each has freed all but its runtime in the other's
+    turn. tokens: of the server's cache. arguments: of the server that follow from this; {} = the user has
+    given such.
+    """
+
+    gpus: Collection[str]
+    total: int
+    rank: Memory
+    server: Memory
+    takes_turns: bool
+    tokens: int
+    arguments: Mapping[str, int | float]
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at once (bytes)."""
+        if not self.takes_turns:
+            return self.rank.total + self.server.total
+        resting = self.rank.runtime, self.server.runtime
+        return max(self.rank.total + resting[1], self.server.total + resting[0])
+
+    def lines(self) -> Iterator[str]:
+        """What each side will hold, in a sentence for the start of a run."""
+        gpus = f"{'GPU' if len(self.gpus) == 1 else 'each of GPUs'} {', '.join(self.gpus)}"
+        how = "in turns" if self.takes_turns else "at once"
+        yield (
+            f"{gpus} ({size_text(self.total)}) has a rank and a server {how}: the rank takes up to "
+            f"{_parts_text(self.rank)}; the server {_parts_text(self.server)}, a cache of {self.tokens:,} "
+            f"tokens; {size_text(self.peak)} at most."
+        )
+
+    def facts(self) -> dict[str, JSON]:
+        """The same for the dry run; keys that end in `_bytes` are bytes."""
+        return {
+            "gpus": [*self.gpus],
+            "rank": _facts_of(self.rank),
+            "server": _facts_of(self.server),
+            "takes_turns": self.takes_turns,
+            "cache_tokens": self.tokens,
+            "arguments_of_the_server": dict(self.arguments),
+            "peak_bytes": self.peak,
+            "total_bytes": self.total,
+        }
 
 
 def shared_gpus(config: RunConfig) -> Collection[str]:
@@ -17,3 +109,138 @@ def shared_gpus(config: RunConfig) -> Collection[str]:
         ConfigError: there are too few GPUs for the run.
     """
     return () if config.cluster.cluster != "local" else local_places(config).gpus.shared
+
+
+def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
+    """The networks of the run's trainer."""
+    algorithm = config.algorithm
+    frozen = [
+        open_config(Path(directory)) if directory is not None else policy
+        for directory, is_used in (
+            (algorithm.ref_load, algorithm.has_reference),
+            (algorithm.opd.teacher_load, algorithm.use_opd),
+        )
+        if is_used
+    ]
+    return Networks(policy, algorithm.advantage_estimator == "ppo", frozen)
+
+
+def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None) -> Memory:
+    """One rank of the run's trainer. max_tokens: of an episode; None = there is no limit."""
+    networks, tokens = networks_of(config, policy), max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
+    if config.trainer.trainer == "megatron":
+        return megatron_memory(networks, config.megatron, config.trainer, tokens)
+    return torch_memory(networks, config.trainer, tokens)
+
+
+def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> Memory:
+    """A server on one of its `gpus`, in bfloat16. in_flight: requests at once; tokens: of the cache."""
+    sizes, batch = Sizes.of(policy), min(in_flight, _MOST_GRAPHS)
+    # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it.
+    layer = 3 * sizes.ffn // gpus + 4 * sizes.hidden + (2 * sizes.query + 2 * sizes.key) // gpus
+    return Memory(
+        weights=BF16 * num_parameters(policy) // gpus,
+        activations=BF16 * _PREFILL_TOKENS * layer,
+        kv_cache=tokens * _cache_bytes(policy, gpus),
+        # Logits, probabilities, and one copy that is sorted or drawn from.
+        logits=3 * FP32 * in_flight * sizes.vocab,
+        runtime=CONTEXT_BYTES + _GRAPH_BYTES * batch,
+    )
+
+
+def shared_card(
+    config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, in_flight: int
+) -> Card | None:
+    """The GPUs that ranks and servers of the run share; None = there is none, or its memory is not known.
+
+    max_tokens: of an episode; None = there is no limit. in_flight: requests at once (count).
+
+    Raises:
+        ConfigError: both do not fit on one.
+    """
+    present = present_gpus()
+    if not present:
+        # The run is for another machine.
+        return None
+    of_policy = () if config.cluster.cluster != "local" else local_places(config).fleets.get(POLICY, ())
+    shared = tuple(gpu for gpu in shared_gpus(config) if any(gpu in gpus for gpus in of_policy))
+    total = min((gpu.memory for gpu in present if gpu.id in shared), default=0)
+    if not total:
+        return None
+    takes_turns = _takes_turns(config)
+    rank = rank_on_card(config, policy, max_tokens, total)
+    gpus = max(config.engine.gpus_of(config.engine.groups[0]), 1)
+    server = server_memory(policy, gpus, in_flight, 0)
+    each, chosen = _cache_bytes(policy, gpus), _chosen(config)
+    resting = rank.runtime if takes_turns else rank.total
+    # Weights and cache: what SGLang calls static.
+    static = int(total * (1 - _SPARE)) - resting - (server.total - server.weights)
+    if chosen:
+        fraction = chosen.get("mem_fraction_static", 1.0)
+        tokens = int((fraction * (total - CONTEXT_BYTES) - server.weights) // each)
+        tokens = int(min(tokens, chosen.get("max_total_tokens", tokens)))
+        arguments: dict[str, int | float] = {}
+    else:
+        tokens = (static - server.weights) // each
+        others = server.activations + server.logits + _GRAPH_BYTES * min(in_flight, _MOST_GRAPHS)
+        fraction = int(_DIGITS * static / (static + others)) / _DIGITS if static > 0 else 0.0
+        arguments = {"max_total_tokens": tokens, "mem_fraction_static": fraction}
+    held = server._replace(kv_cache=max(tokens, 0) * each)
+    card = Card(shared, total, rank, held, takes_turns, tokens, arguments)
+    _check(card, config.engine.max_context_len or max_tokens or 1)
+    return card
+
+
+def rank_on_card(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, total: int) -> Memory:
+    """A rank of Megatron on a GPU of so many bytes: the chunks of its head are larger than on a CPU."""
+    memory, sizes = trainer_memory(config, policy, max_tokens), Sizes.of(policy)
+    tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.megatron
+    rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
+    number = BF16 if config.trainer.bf16 else FP32
+    chunk = min(-(-tokens // ranks.context_parallel_size) * rows, max_logits_on(total))
+    # Logits and their gradient; and the head's own gradient: a sum in fp32, a share of it, and the result.
+    head = 2 * number * chunk + (FP32 + 2 * number) * rows * sizes.hidden
+    return memory._replace(logits=head, runtime=CONTEXT_BYTES)
+
+
+def _check(card: Card, least_tokens: int) -> None:
+    rank, server = card.rank, card.server._replace(kv_cache=0)
+    fits = rank.total + card.server.runtime <= card.total
+    if card.tokens >= least_tokens and fits and (card.arguments or card.peak <= card.total):
+        return
+    turns = "" if card.takes_turns else "colocate = true, by which they take turns, "
+    raise ConfigError(
+        f"a rank takes up to {_parts_text(rank)} of a GPU, a server on the same one {_parts_text(server)} "
+        f"and a cache of {least_tokens:,} tokens for one episode; the GPU has {size_text(card.total)}: lower "
+        f"max_tokens_per_gpu or mem_fraction_static, or set {turns}recompute_granularity = full, or take "
+        "more GPUs."
+    )
+
+
+def _takes_turns(config: RunConfig) -> bool:
+    """Whether each side frees its memory in the other's turn: one that keeps it, keeps that of its peak."""
+    return config.trainer.offloads_rollout and config.trainer.offloads_train
+
+
+def _chosen(config: RunConfig) -> dict[str, float]:
+    """The limits that the user has given to the policy's servers."""
+    given = [config.engine.sglang, *(group.sglang for group in config.engine.groups)]
+    values = {name.replace("-", "_"): value for arguments in given for name, value in arguments.items()}
+    return {name: float(str(values[name])) for name in _LIMITS if name in values}
+
+
+def _cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
+    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head."""
+    fields = policy.get_text_config().to_dict()
+    heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
+    return Sizes.of(policy).cache_bytes(BF16) // min(gpus, heads)
+
+
+def _parts_text(memory: Memory) -> str:
+    parts = {name.replace("_", " "): size for name, size in memory._asdict().items() if size}
+    return f"{size_text(memory.total)} ({', '.join(f'{name} {size_text(n)}' for name, n in parts.items())})"
+
+
+def _facts_of(memory: Memory) -> dict[str, JSON]:
+    parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
+    return {**parts, "total_bytes": memory.total}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -58,6 +58,7 @@ class FleetPlan:
     model: the folder of the model that is served first. folder: for logs, and for weights in transfer.
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
     trained: whether it receives new weights. releases: whether their memory is released between two batches.
+    max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration.
     launcher: has a place for each server; None = on this machine, with the GPUs that this process can use.
     title: before the names of servers, in the status of the run.
     """
@@ -70,6 +71,8 @@ class FleetPlan:
     decode: Decode | None = None
     trained: bool = True
     releases: bool = False
+    max_in_flight: int | None = None
+    arguments: Mapping[str, Value] = field(default_factory=dict)
     launcher: Launcher | None = None
     title: str = ""
 
@@ -154,10 +157,11 @@ class FleetPlan:
             log_folder=self.folder,
             role=group.worker_type,
             device="cuda" if gpus else "cpu",
-            arguments={**own, **_values(config.arguments_of(group))},
+            arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
             python_path=(LOADER_FOLDER,),
             first_wait_s=config.rollout_health_check_first_wait,
+            max_in_flight=self.max_in_flight,
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:

@@ -3,6 +3,8 @@
     weights, gradients, optimizer    what the trainers allocate, to the byte (torch) or to the padding of
                                      Megatron's buffers
     activations                      an estimate: what one row keeps for its backward pass, see `_layer_bytes`
+    logits                           an estimate: those of a chunk, and the gradient of the head
+    runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
     kv_cache                         what the embedded engine allocates
     published                        versions of the weights that servers have, or are sent
 
@@ -47,6 +49,8 @@ class Memory(NamedTuple):
     activations: int = 0
     kv_cache: int = 0
     published: int = 0
+    logits: int = 0
+    runtime: int = 0
 
     @property
     def total(self) -> int:
@@ -54,9 +58,14 @@ class Memory(NamedTuple):
         return sum(self)
 
     @property
+    def known(self) -> Memory:
+        """The parts that are no estimates."""
+        return self._replace(activations=0, logits=0, runtime=0)
+
+    @property
     def exact(self) -> int:
-        """All parts but the activations, which are an estimate."""
-        return self.total - self.activations
+        """All parts that are no estimates."""
+        return self.known.total
 
     def plus(self, other: Memory) -> Memory:
         """The sum, part by part."""
@@ -120,7 +129,7 @@ def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> Mem
     sizes = Sizes.of(networks.policy)
     outer, inner = _layer_bytes(sizes, half=False)
     row = tokens * (sizes.layers * (outer + inner) + outer // 2)
-    return memory.plus(Memory(weights=frozen, activations=row + _head_bytes(sizes, tokens, 1)))
+    return memory.plus(Memory(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
 
 
 def megatron_memory(
@@ -172,7 +181,7 @@ def check_machine(what: str, memory: Memory, remedy: str) -> None:
     available = machine_memory()
     if memory.exact <= available:
         return
-    sizes = {name.replace("_", " "): size for name, size in memory._replace(activations=0)._asdict().items()}
+    sizes = {name.replace("_", " "): size for name, size in memory.known._asdict().items()}
     parts = " and ".join(f"{size_text(size)} of {name}" for name, size in sizes.items() if size)
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
@@ -219,7 +228,7 @@ def rank_memory(
     ]
     if layout.offload:
         parts = [max(parts, key=lambda memory: memory.total)]
-    memory = Memory(activations=_activations(Sizes.of(networks.policy), layout, trainer.bf16, tokens, rank))
+    memory = _of_rows(Sizes.of(networks.policy), layout, trainer.bf16, tokens, rank)
     for part in parts:
         memory = memory.plus(part)
     return memory
@@ -285,8 +294,8 @@ def _shards(shape: Shape, config: PreTrainedConfig, tensor_ranks: int) -> Iterat
         yield placed, placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0].numel()
 
 
-def _activations(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> int:
-    """Of the rows that are in flight on a pipeline rank: one for each rank from it to the last."""
+def _of_rows(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> Memory:
+    """Activations and logits of a pipeline rank's rows in flight: one for each rank from it to the last."""
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     own_tokens = -(-tokens // layout.context_parallel_size)
     outer, inner = _layer_bytes(sizes, half=bf16)
@@ -299,7 +308,7 @@ def _activations(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, 
     else:
         row = layers * layer
     head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0
-    return own_tokens * row + head
+    return Memory(activations=own_tokens * row, logits=head)
 
 
 def _padded(number: int, multiple: int) -> int:

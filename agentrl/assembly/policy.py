@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.engine.sglang.launch import Launcher
+from agentrl.engine.sglang.launch import Launcher, Value
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
@@ -42,7 +43,7 @@ class EngineSetup(NamedTuple):
 
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. process, threads: the embedded engine's process, and its threads (count); without a process it
-    decodes in this one. launcher, title: see `FleetPlan`.
+    decodes in this one. max_in_flight, arguments, launcher, title: see `FleetPlan`.
     """
 
     folder: Path
@@ -51,6 +52,8 @@ class EngineSetup(NamedTuple):
     releases: bool = False
     process: EngineProcess | None = None
     threads: int = 1
+    max_in_flight: int | None = None
+    arguments: Mapping[str, Value] = MappingProxyType({})
     launcher: Launcher | None = None
     title: str = ""
 
@@ -104,6 +107,8 @@ def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> 
         decode=source.decode,
         on_event=setup.on_event,
         releases=setup.releases,
+        max_in_flight=setup.max_in_flight,
+        arguments=setup.arguments,
         launcher=setup.launcher,
         title=setup.title,
     )

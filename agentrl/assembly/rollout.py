@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar, cast
 from agentrl.algorithms.contract import check_buffer_filter, check_group_filter, check_rollout_filter
 from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_context
 from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.functions import Trying, checked, function_at
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, play
@@ -98,6 +99,24 @@ def producer_settings(config: RolloutConfig, *, num_batches: int) -> ProducerSet
         config.async_buffer_size,
         max_num_gen_batches=config.max_num_gen_batches,
     )
+
+
+def most_in_flight(config: RunConfig, *, num_agents: int) -> int:
+    """The most requests that a run sends to the policy's servers at once: any of them may get all (count).
+
+    num_agents: of an episode, which may act at the same time.
+    """
+    rollout, evals, players = config.rollout, config.eval, max(config.num_players, 1)
+    # Each player has its share of the slots, rounded up.
+    slots = -(-config.engine.max_slots // players) * players
+    if config.env.custom_generate_function_path is not None:
+        return slots
+    groups = staleness_policy(rollout).capacity + (rollout.over_sampling_batch_size or 0)
+    sets = len(evals.eval_prompt_data) if isinstance(evals.eval_prompt_data, dict) else 1
+    # One more of each is greedy: of a group where the estimator compares with it, of an evaluation always.
+    played = groups * (rollout.n_samples_per_prompt + 1)
+    evaluated = sets * evals.eval_episodes * (evals.n_samples_per_eval_prompt + 1) * config.evaluates
+    return min(slots, (played + evaluated) * num_agents)
 
 
 def staleness_policy(config: RolloutConfig) -> StalenessPolicy:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import FleetPlan, model_plan
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.launch import Value
 from agentrl.gpus import own_gpus
 
 _FROM_MODEL = "--model-path"
@@ -28,16 +29,27 @@ class ServerCheck(NamedTuple):
     missing: tuple[str, ...] = ()
 
 
-async def check_servers(config: RunConfig, model: Path) -> ServerCheck:
+async def check_servers(
+    config: RunConfig, model: Path, *, in_flight: int | None = None, arguments: Mapping[str, Value] = {}
+) -> ServerCheck:
     """Check the arguments of the servers that a run starts against the installed SGLang.
 
     On a machine without GPUs, SGLang may be missing where the servers need GPUs. model: the policy's.
+    in_flight, arguments: of its servers, as of `FleetPlan`.
 
     Raises:
         ConfigError: an argument does not exist, a model is missing, or SGLang is not installed.
     """
     engine = config.engine
-    plans = dict(_plans(config, model))
+    policy = FleetPlan(
+        model=model,
+        config=engine,
+        folder=Path(),
+        on_event=_ignore,
+        max_in_flight=in_flight,
+        arguments=arguments,
+    )
+    plans = dict(_plans(config, policy))
     if not plans or config.rollout.replay is not None:
         return ServerCheck()
     required = sum(
@@ -56,11 +68,10 @@ async def check_servers(config: RunConfig, model: Path) -> ServerCheck:
     return ServerCheck(required, commands)
 
 
-def _plans(config: RunConfig, model: Path) -> Iterator[tuple[str, FleetPlan]]:
-    """The plans of all servers that the run starts, by the names of their models."""
+def _plans(config: RunConfig, policy: FleetPlan) -> Iterator[tuple[str, FleetPlan]]:
+    """The plans of all servers that the run starts, by the names of their models. policy: its own."""
     engine, folder = config.engine, Path()
     if engine.engine == "sglang" and engine.sglang_url is None:
-        policy = FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore)
         yield "policy", policy
         if config.has_eval_engine:
             yield "evaluations", policy

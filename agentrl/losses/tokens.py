@@ -98,7 +98,12 @@ def max_logits_of(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return MAX_LOGITS_OF_CPU
-    return int(torch.cuda.get_device_properties(device).total_memory) // _BYTES_A_LOGIT
+    return max_logits_on(int(torch.cuda.get_device_properties(device).total_memory))
+
+
+def max_logits_on(gpu_bytes: int) -> int:
+    """The logits that are held at once on a GPU with so much memory (count)."""
+    return gpu_bytes // _BYTES_A_LOGIT
 
 
 def without_cut(logits_NV: Tensor, kept_N: Extra | None, first: int = 0) -> Tensor:

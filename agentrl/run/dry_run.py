@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from agentrl.assembly.cards import shared_card
 from agentrl.assembly.cluster import (
     LocalPlaces,
     card_facts,
@@ -32,6 +33,7 @@ from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.rollout import most_in_flight
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource
@@ -121,7 +123,11 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         Replay.of(config, vocab_size=source.vocab_size, on_event=notes.append)
         _check_model(source, config)
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
-    servers = await check_servers(config, source.directory.absolute())
+    in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
+    card = shared_card(config, source.config, env.limits.max_tokens, in_flight)
+    limits = {} if card is None else card.arguments
+    directory = source.directory.absolute()
+    servers = await check_servers(config, directory, in_flight=in_flight, arguments=limits)
     memory = memory_by_process(config, source, env)
     check_fits(memory, is_elsewhere=is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
@@ -130,6 +136,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "prompts": {**_counts(data), **prompts},
         "model": _model_facts(config, source),
         "memory": {name: parts_of(part) for name, part in memory.items()},
+        "shared_gpus": {} if card is None else card.facts(),
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config),
         "gpus": _gpu_facts(config, servers),
@@ -272,13 +279,12 @@ def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 
 
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
-    """Notes where servers and ranks have the same GPUs: why, and that the servers' share is not set."""
-    shares = config.trainer.colocate
+    """Notes where servers and ranks have the same GPUs: why; on Ray that the servers' share is not set."""
     if config.cluster.cluster == "local":
-        gpus = planned_gpus(config)
-        shares = bool(gpus.shared)
-        if (notice := LocalPlaces(gpus, {}, config.trainer.colocate).notice) is not None:
-            yield notice
+        notice = LocalPlaces(planned_gpus(config), {}, config.trainer.colocate).notice
+        yield from () if notice is None else (notice,)
+    # Without Ray the run gives the servers what the ranks leave.
+    shares = config.cluster.cluster == "ray" and config.trainer.colocate
     has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
     if config.trainer.trainer == "megatron" and servers.num_gpus and shares and not has_share:
         yield (

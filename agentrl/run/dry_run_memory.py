@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
+from agentrl.assembly.cards import trainer_memory
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
     Memory,
-    Networks,
     embedded_memory,
     machine_memory,
-    megatron_memory,
     published_memory,
-    torch_memory,
 )
-from agentrl.checkpoints.source import ModelSource, open_config
+from agentrl.checkpoints.source import ModelSource
 from agentrl.cluster.ray.session import cluster_address
 from agentrl.envs import AnyEnv
 from agentrl.errors import ConfigError
@@ -30,23 +27,10 @@ PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in
 
 def memory_by_process(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Memory]:
     """The memory of each kind of process, by a name with their number."""
-    algorithm, engine = config.algorithm, config.engine
-    frozen = [
-        open_config(Path(directory)) if directory is not None else source.config
-        for directory, is_used in (
-            (algorithm.ref_load, algorithm.has_reference),
-            (algorithm.opd.teacher_load, algorithm.use_opd),
-        )
-        if is_used
-    ]
-    networks = Networks(source.config, algorithm.advantage_estimator == "ppo", frozen)
-    tokens = max(config.trainer.max_tokens_per_gpu, env.limits.max_tokens or 0)
-    memory = {}
-    if config.trainer.trainer == "megatron":
-        name = f"trainer, each of {config.megatron.world_size} ranks"
-        memory[name] = megatron_memory(networks, config.megatron, config.trainer, tokens)
-    else:
-        memory["trainer"] = torch_memory(networks, config.trainer, tokens)
+    engine = config.engine
+    of_megatron = f"trainer, each of {config.megatron.world_size} ranks"
+    name = of_megatron if config.trainer.trainer == "megatron" else "trainer"
+    memory = {name: trainer_memory(config, source.config, env.limits.max_tokens)}
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
         memory["embedded engine"] = embedded_memory(

@@ -75,7 +75,7 @@ def test_the_torch_trainer_takes_what_the_formula_gives(kind, optimizer):
     config, model = settings(optimizer=optimizer), MODELS[kind]()
     worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels())
     expected = torch_memory(Networks(model.config), config, tokens=16)
-    assert allocated(worker, [model]) == expected._replace(activations=0)
+    assert allocated(worker, [model]) == expected.known
 
 
 def test_a_critic_and_a_reference_are_counted():
@@ -84,7 +84,7 @@ def test_a_critic_and_a_reference_are_counted():
     auxiliary = AuxiliaryModels(critic=critic, ref=reference)
     worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), auxiliary)
     expected = torch_memory(Networks(model.config, True, [reference.config]), config, tokens=16)
-    assert allocated(worker, [model, critic.network, reference]) == expected._replace(activations=0)
+    assert allocated(worker, [model, critic.network, reference]) == expected.known
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,8 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps(make):
         worker.update(batch(masks=[[0] + [1] * 191]))
     for parameter in model.parameters():
         storages.pop(parameter.untyped_storage().data_ptr(), None)
-    estimate = torch_memory(Networks(model.config), settings(), tokens=192).activations
+    memory = torch_memory(Networks(model.config), settings(), tokens=192)
+    estimate = memory.activations + memory.logits
     assert 0.8 < sum(storages.values()) / estimate < 1.25
 
 
@@ -166,7 +167,7 @@ def test_slots_that_cannot_fit_are_refused_with_the_memory_that_they_ask_for():
 def test_the_trainer_of_a_model_is_counted_whole(monkeypatch):
     config = Qwen3Config(**WIDE)
     memory = learned_memory(config, settings())
-    assert memory == torch_memory(Networks(config), settings(), tokens=16)._replace(activations=0)
+    assert memory == torch_memory(Networks(config), settings(), tokens=16).known
     monkeypatch.setattr(module, "machine_memory", lambda: memory.exact)
     check_machine("the trainer", memory._replace(activations=10**9), "wait")
     monkeypatch.setattr(module, "machine_memory", lambda: memory.exact - 1)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl import gpus as gpus_module
+from agentrl.assembly import cluster
 from agentrl.assembly.memory import Memory
 from agentrl.cli import main
 from agentrl.errors import UserError
@@ -21,6 +23,7 @@ from tests.cards import with_cards
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import SHAPE, TINY
+from tests.observe.test_gpu_memory import driver
 
 PROMPTS = str(Path(__file__).parents[1] / "flow" / "prompts.jsonl")
 BANDIT = {**TINY, "env": "tests.flow.worlds:Bandit"}
@@ -199,9 +202,11 @@ def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
     assert report.sections["cards"] == {"GPU 0": ["rank 0", "policy server 0"]}
     assert (report.missing, [note[:34] for note in report.notes]) == (
         (),
-        ["Ranks and servers share GPU 0: the", "Servers and ranks have the same GP"],
+        ["Ranks and servers share GPU 0: the"],
     )
     assert "--dtype=bfloat16" in report.sections["servers"]["policy, group 1"]
+    given = report.sections["shared_gpus"]["arguments_of_the_server"]["mem_fraction_static"]
+    assert f"--mem-fraction-static={given}" in report.sections["servers"]["policy, group 1"]
     turns = dry_run(None, served(model, **settings, colocate=True, sglang={"mem_fraction_static": 0.5}))
     assert (turns.sections["cards"], turns.notes) == (report.sections["cards"], ())
     words = [f"--{key.replace('_', '-')}={value}" for key, value in served(model, **settings).items()]
@@ -231,6 +236,26 @@ def test_the_versions_of_the_weights_that_servers_get_are_counted(model, setting
     assert memory[memory_module.PUBLISHED]["published_bytes"] == versions * size
     found = memory.get(memory_module.DELTAS, {"published_bytes": None})["published_bytes"]
     assert found == (of_deltas and of_deltas * size)
+
+
+def test_gpus_that_ranks_and_servers_share_are_shared_out(model, tmp_path, monkeypatch):
+    driver(tmp_path, monkeypatch, total_gib=80)
+    for module in (cluster, gpus_module):
+        monkeypatch.setattr(module, "num_gpus", lambda: 1)
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    chosen = {"trainer": "megatron", "bf16": True, "sglang_python": PYTHON, "rollout_num_gpus_per_engine": 1}
+    report = dry_run(None, served(model, **chosen))
+    facts, (command,) = report.sections["shared_gpus"], report.sections["servers"].values()
+    assert facts["gpus"] == ["0"]
+    rank = report.sections["memory"]["trainer, each of 1 ranks"]
+    assert facts["rank"]["weights_bytes"] == rank["weights_bytes"]
+    assert facts["server"]["total_bytes"] + facts["rank"]["total_bytes"] == facts["peak_bytes"] < 80 << 30
+    fraction = facts["arguments_of_the_server"]["mem_fraction_static"]
+    assert f"--mem-fraction-static={fraction}" in command
+    set_by_hand = dry_run(None, served(model, **chosen, sglang={"mem_fraction_static": 0.25}))
+    assert set_by_hand.sections["shared_gpus"]["arguments_of_the_server"] == {}
+    (command,) = set_by_hand.sections["servers"].values()
+    assert "--mem-fraction-static=0.25" in command
 
 
 def test_gpus_of_a_cluster_are_not_those_of_this_machine(model):

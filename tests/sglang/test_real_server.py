@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.engine.sglang.launch.phases import StartLog
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError, TeacherError
 from agentrl.protocols import Sampling
@@ -34,6 +35,9 @@ LONG = 3000
 async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_path):
     async with sglang_fleet(tmp_path, 1, context_len=4096) as fleet:
         port = fleet.processes[0].port
+        phases = StartLog(fleet.processes[0].log, 0).new_phases()
+        assert phases[:3] == ["joining the other GPUs", "loading weights", "allocating the cache"]
+        assert "warming up" in phases
         assert len(pids_at(port)) >= 3, "the server, its scheduler, its detokenizer"
 
         sampled = {}

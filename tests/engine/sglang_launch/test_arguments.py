@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from agentrl.engine.sglang.launch import ServerProcess, ServerSettings, from_flags
+from agentrl.engine.sglang.launch import ServerProcess, ServerSettings, arguments, from_flags
 from agentrl.engine.sglang.launch.arguments import Arguments, installed
 from agentrl.errors import ConfigError
 from tests.engine.serving import sglang_python
@@ -105,6 +107,33 @@ async def test_without_sglang_the_interpreter_is_named(tmp_path: Path) -> None:
         await ServerProcess(settings(tmp_path, python_path=())).start()
     with pytest.raises(ConfigError, match="cannot be run"):
         await ServerProcess(settings(tmp_path, python=tmp_path / "nothing")).start()
+
+
+async def test_an_answer_is_kept_for_later_runs_until_sglang_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(STAND_IN, tmp_path / "installed")
+    code = tmp_path / "installed/sglang/srt/server_args.py"
+    imports = tmp_path / "imports"
+    imports.touch()
+    code.write_text(f"{code.read_text()}\nopen({str(imports)!r}, 'a').write('x')\n")
+    environment = settings(tmp_path, python_path=(tmp_path / "installed",)).environment_of(())
+
+    async def asked() -> Arguments:
+        arguments._cache.clear()
+        return await installed(Path(sys.executable), environment)
+
+    first = await asked()
+    assert await asked() == first
+    assert imports.read_text() == "x"
+    code.write_text(code.read_text().replace('"--tp-size"', '"--tensor-size"'))
+    changed = await asked()
+    assert imports.read_text() == "xx"
+    assert first.has("tp_size")
+    assert not changed.has("tp_size")
+    # What is kept there is as private as code that is run.
+    folder = tmp_path / "cache/agentrl/sglang-arguments"
+    assert len(list(folder.iterdir())) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)} == {0o700}
 
 
 @pytest.mark.full

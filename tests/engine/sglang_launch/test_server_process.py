@@ -50,6 +50,39 @@ async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ({}, (48, 48)),
+        ({"max_running_requests": 12}, (12, 12)),
+        ({"max-running-requests": 5000}, (5000, 512)),
+        ({"cuda_graph_bs": [1, 2]}, (48, None)),
+        ({"disable_cuda_graph": True}, (48, None)),
+    ],
+)
+async def test_a_server_on_a_gpu_is_as_large_as_the_run_needs_or_as_told(tmp_path, arguments, sizes):
+    server = ServerProcess(settings(tmp_path, arguments=arguments, max_in_flight=48))
+    await server.start()
+    reported = about(server)["arguments"]
+    await server.stop()
+    assert (reported["max_running_requests"], reported["cuda_graph_max_bs"]) == sizes
+
+
+async def test_other_servers_are_of_sglangs_sizes(tmp_path):
+    for changes in ({"device": "cpu", "max_in_flight": 48}, {}):
+        server = ServerProcess(settings(tmp_path, **changes))
+        command = " ".join(await server.command())
+        assert "cuda-graph-max-bs" not in command
+        assert "max-running-requests" not in command
+
+
+async def test_compilers_of_a_server_keep_their_results_for_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server, _ = await started(tmp_path)
+    assert about(server)["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache/agentrl/triton")
+    await server.stop()
+
+
+@pytest.mark.parametrize(
     ("chosen", "dtype"), [({}, "bfloat16"), ({"dtype": "float16"}, "float16"), ({"--dtype": "auto"}, "auto")]
 )
 async def test_a_server_on_a_gpu_computes_in_bfloat16_unless_told_otherwise(tmp_path, chosen, dtype):

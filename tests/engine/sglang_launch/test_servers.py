@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import httpx2
@@ -177,3 +180,29 @@ async def test_the_router_adds_and_removes_servers(tmp_path: Path, monkeypatch: 
         finally:
             await before.stop()
         assert before.returncode == 0
+
+
+async def test_each_phase_of_a_start_is_told_as_it_begins_and_how_long_it_took(tmp_path):
+    # A log that an earlier start has left says nothing about this one.
+    (tmp_path / "server-0.log").write_text("Capture target decode CUDA graph begin.\n")
+    entered, events = [], []
+
+    def enter(server, phase):
+        entered.append((server.name, phase, time.monotonic()))
+
+    replicas = ServerReplicas(settings(tmp_path, "slow"))
+    async with Servers(replicas, on_event=events.append, entered=enter) as launched:
+        up_s = time.monotonic()
+        names, phases, begins = zip(*entered, strict=True)
+        assert set(names) == {"server-0"}
+        assert phases == (
+            *("importing", "joining the other GPUs", "loading weights", "allocating the cache"),
+            *("capturing CUDA graphs", "warming up"),
+        )
+        # Each lasts half a second: a phase is told while it lasts, not when all are over.
+        assert up_s - begins[-1] > 0.4
+        assert all(later - earlier > 0.25 for earlier, later in pairwise(begins))
+        sentence = next(event for event in events if event.startswith(f"server-0 is up at {launched.url}"))
+    durations = dict(re.findall(r"(?:, |: )([a-z A-Z]+) ([0-9.]+) s", sentence))
+    assert tuple(durations) == phases
+    assert sum(map(float, durations.values())) == pytest.approx(up_s - begins[0], abs=0.6)

@@ -1,6 +1,9 @@
-"""What a rank allocates for a network that learns."""
+"""What a rank allocates for a network that learns, and what it keeps for its backward pass."""
 
 from __future__ import annotations
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -27,6 +30,34 @@ def allocated(layout: MegatronConfig, _rank: int, kind: str, bf16: bool) -> tupl
     optimizer = sum(mean.nbytes for part in parts for mean in part.moments.values())
     optimizer += sum(part.main.nbytes for part in parts if part.is_copy)
     return storages(learner.passes.tensors()), storages(learner.passes.gradients()), optimizer
+
+
+def kept(layout: MegatronConfig, _rank: int, config: Qwen3Config, bf16: bool, tokens: int) -> int:
+    """Runs in a rank: bytes that autograd keeps of one row of so many tokens, besides parameters."""
+    from agentrl.trainer.megatron.learner import MegatronLearner
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.outputs import logprobs_of
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    network = Network(shape_of(model.config), layout, bf16=bf16)
+    network.load(model.state_dict().__getitem__)
+    learning = Learning(PolicyLoss(), settings(bf16=bf16, max_tokens_per_gpu=tokens), 10)
+    learner = MegatronLearner(network, logprobs_of, learning)
+    train_batch = batch(masks=[[0] + [1] * (tokens - 1)])
+    sizes: dict[int, int] = {}
+    tensors = []
+
+    def pack(tensor):
+        tensors.append(tensor)
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        learner.learn(share_of(layout, train_batch.samples), train_batch)
+    for parameter in learner.passes.tensors():
+        sizes.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(sizes.values())
 
 
 def storages(tensors) -> int:

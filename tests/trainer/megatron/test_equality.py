@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from agentrl.assembly.memory import Networks, rank_memory
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
-from tests.trainer.megatron.allocating import allocated
+from tests.trainer.megatron.allocating import allocated, kept
 from tests.trainer.megatron.equality import oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
 from tests.trainer.megatron.models import CONFIGS, model_of
@@ -175,3 +176,19 @@ def test_ranks_allocate_what_the_formula_gives(pair, name):
         # Of a buffer that ranks share, the padding belongs to no parameter.
         padding = 12 * 64 * 60 if layout.shares_the_optimizer else 0
         assert expected.optimizer - padding <= optimizer <= expected.optimizer
+
+
+# Wide enough that what a layer keeps outweighs what a row keeps once.
+WIDE = {"vocab_size": 300, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("sizes", [TP, {**TP, "sequence_parallel": True}], ids=["TP2", "TP2+SP"])
+def test_ranks_keep_near_what_the_formula_gives_for_the_backward_pass(pair, sizes, bf16):
+    layout, tokens = MegatronConfig(actor_num_gpus_per_node=2, **sizes), 192
+    config = Qwen3Config(**WIDE, **HEADS, pad_token_id=None)
+    memory = rank_memory(Networks(config), layout, settings(bf16=bf16), tokens, 0)
+    for kept_bytes in pair.run(kept, layout, config, bf16, tokens):
+        print(sizes, bf16, kept_bytes, memory)
+        assert 0.8 < kept_bytes / (memory.activations + memory.logits) < 1.25

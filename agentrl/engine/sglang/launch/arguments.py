@@ -84,6 +84,10 @@ class Arguments(BaseModel):
                 selected.setdefault(default, (name, value))
         return [part for argument, pair in selected.items() for part in _format(argument, *pair)]
 
+    def has(self, name: str) -> bool:
+        """Whether this version has an argument."""
+        return any(_option(name) in argument.options for argument in self.arguments)
+
     def _argument_of(self, name: str, by_option: Mapping[str, Argument]) -> Argument:
         argument = by_option.get(_option(name))
         if argument is None:

@@ -25,11 +25,11 @@ _POLL_S = 0.2
 
 
 class StartLog:
-    """The part of a log that a server writes from now on."""
+    """A log, from a byte on; start: None = what is written from now on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int | None = None) -> None:
         self._path = path
-        self._read = _size(path)
+        self._read = _size(path) if start is None else start
         self._rest = b""
 
     def new_phases(self) -> list[str]:

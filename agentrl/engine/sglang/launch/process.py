@@ -12,10 +12,11 @@ from typing import Literal
 from agentrl.cluster.interfaces import interface_variables
 from agentrl.engine.config import CPU_DTYPE, GPU_DTYPE, HALF_ONLY, Role, is_too_wide
 from agentrl.engine.sglang import inside
-from agentrl.engine.sglang.launch.arguments import Value, installed
+from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.files import compiler_caches
+from agentrl.observe.gpu_memory import held_text, is_out_of_memory
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0
@@ -23,6 +24,9 @@ _KEY_VARIABLE, _KEY_MODULE = "AGENTRL_SERVER_KEY", "agentrl_sglang_key"
 _KEY_FOLDER = Path(inside.__file__).parent
 _LAST_PORT = 65_535 - PORT_OFFSET
 _PORT_IS_TAKEN = "EADDRINUSE"
+# The names of one argument in SGLang's versions, the newest first.
+_GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
+_MOST_GRAPHS = 512
 # A log line for every request costs time and disk space.
 _EVERY: Mapping[str, Value] = {"log_level_http": "warning"}
 GPU_DEFAULTS: Mapping[str, Value] = {**_EVERY, "dtype": GPU_DTYPE}
@@ -55,6 +59,7 @@ class ServerSettings:
     rendezvous_host: where the process group that sends them weights meets; None = on this machine.
     host: the address that they listen at. key: every request but those of their health must have it as
     `Authorization: Bearer KEY`; None = they ask for none.
+    max_in_flight: the requests that a server may get at once (count); None = that is not known.
 
     Raises:
         ConfigError: they would compute in float32 on GPUs.
@@ -72,6 +77,24 @@ class ServerSettings:
     rendezvous_host: str | None = None
     host: str = HOST
     key: str | None = field(default=None, repr=False)
+    max_in_flight: int | None = None
+
+    def sizes(self, available: Arguments) -> dict[str, Value]:
+        """How many requests a server on a GPU runs, and has CUDA graphs for, where `arguments` do not say so.
+
+        Without these SGLang takes numbers of its own for the GPU: more graphs than can be used cost seconds
+        of each start and memory, and larger batches than have graphs are slow.
+        """
+        number = self.max_in_flight
+        if number is None or self.device == "cpu" or self.role == "prefill":
+            return {}
+        chosen = {name.removeprefix("--").replace("-", "_"): value for name, value in self.arguments.items()}
+        limit = chosen.get("max_running_requests", number)
+        sizes: dict[str, Value] = {"max_running_requests": number}
+        name = next(filter(available.has, _GRAPH_SIZES), None)
+        if name is not None and isinstance(limit, int) and not any("cuda_graph" in name for name in chosen):
+            sizes[name] = min(limit, _MOST_GRAPHS)
+        return sizes
 
     def __post_init__(self) -> None:
         """Refuse what no server starts with."""
@@ -169,6 +192,7 @@ class ServerProcess(Listener):
         if self.bootstrap_port is not None:
             ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
         command_line = [part for pair in ours.items() for part in pair]
+        defaults = {**defaults, **self.settings.sizes(available)}
         command_line += available.command_line(self.settings.arguments, defaults)
         module = "sglang.launch_server" if self.key is None else _KEY_MODULE
         return [str(self.settings.python.absolute()), "-m", module, *command_line]
@@ -186,7 +210,12 @@ class ServerProcess(Listener):
         command = await self.command()
         try:
             await self._start_once(command)
-        except EngineUnavailableError:
+        except EngineUnavailableError as error:
+            if is_out_of_memory(self.log_tail()) and (held := held_text()):
+                raise EngineUnavailableError(
+                    f"{self.name} found too little memory on its GPU ({held}); lower what others take there "
+                    f"(max_tokens_per_gpu of ranks), or set mem_fraction_static; {self.log_tail()}"
+                ) from error
             # SGLang chooses further ports seconds before it binds them, among those of outgoing connections.
             if _PORT_IS_TAKEN not in self.log_tail():
                 raise

@@ -2,7 +2,8 @@
 
 --habit ends: prints three lines and ends with code 3. hangs: is never healthy. stubborn: ignores SIGTERM, and
 so do its children. meets FOLDER N: is healthy when N servers have started with the same folder. collides
-FOLDER N: the first N that start with the folder find a port taken, as SGLang says it, and are killed.
+FOLDER N: the first N that start with the folder find a port taken, as SGLang says it, and are killed. slow:
+says what it does, as SGLang does, half a second each.
 GET /about returns its arguments, some of its environment, and the pids of all its processes.
 """
 
@@ -14,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -26,7 +28,16 @@ TIDY = "import os, sys; open(os.environ['TIDIED'], 'w').write(sys.stdin.read() +
 TAKEN = """torch.distributed.DistNetworkError: The socket has failed to listen on any local network address.
 port: 43645, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
 Received sigquit from a child process. It usually means the child failed."""
+LINES = (
+    "[2026-01-01 10:00:00] Init torch distributed begin.",
+    "[2026-01-01 10:00:01] Load weight begin. avail mem=21.34 GB",
+    "Multi-thread loading shards:   0% Completed | 0/1\rMulti-thread loading shards: 100% Completed | 1/1",
+    "[2026-01-01 10:00:02] Load weight end. elapsed=0.02 s, type=Qwen3ForCausalLM",
+    "[2026-01-01 10:00:03] Capture target decode CUDA graph begin. backend=full, bs=[1, 2]",
+    "[2026-01-01 10:00:04] Tree cache initialized: source=default impl=RadixCache",
+)
 REPORTED_VARIABLES = (
+    "TRITON_CACHE_DIR",
     "CUDA_VISIBLE_DEVICES",
     "SGLANG_USE_CPU_ENGINE",
     "OMP_NUM_THREADS",
@@ -50,6 +61,11 @@ def main() -> None:
         Path(details[0], str(os.getpid())).touch()
         print(TAKEN, file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+    if habit == "slow":
+        for line in LINES:
+            time.sleep(0.5)
+            print(line, file=sys.stderr, flush=True)
+        time.sleep(0.5)
     if habit == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "TIDIED" in os.environ:
