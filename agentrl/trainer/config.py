@@ -69,6 +69,11 @@ class TrainerConfig(Section):
     the CPU it returns unused memory); left out, as colocate."""
 
     @property
+    def published_dtype(self) -> str:
+        """The dtype of the weights that an engine gets."""
+        return "bfloat16" if self.trainer == "megatron" and self.bf16 else "float32"
+
+    @property
     def offloads_rollout(self) -> bool:
         """`offload_rollout`, derived where it was left out."""
         return self.colocate if self.offload_rollout is None else self.offload_rollout

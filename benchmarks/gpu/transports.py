@@ -109,6 +109,7 @@ async def _joined(bench: Bench, target: Target) -> Fleet:
         model=target.model,
         config=config,
         folder=target.folder,
+        dtype="float32" if bench.spec.device == "cpu" else "bfloat16",
         on_event=bench.note,
         vocab_size=shape_of(bench.spec.shape, tiny=bench.spec.tiny).vocab,
     )
