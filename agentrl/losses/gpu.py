@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from subprocess import SubprocessError
 from typing import ParamSpec, TypeVar
@@ -48,12 +48,18 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         assert isinstance(first, Tensor), "the first argument is a tensor"
         if first.device.type == "cpu" or not compiles(first.device):
             return function(*args, **kwargs)
-        for argument in args:
-            if isinstance(argument, Tensor) and argument.ndim and len(argument) == len(first):
-                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        mark_tokens(args)
         return compiled()(*args, **kwargs)
 
     return call
+
+
+def mark_tokens(args: Sequence[object]) -> None:
+    """Let the compiler know that all tensors as long as the first one may have another length next time."""
+    tensors = [argument for argument in args if isinstance(argument, Tensor) and argument.ndim]
+    for tensor in tensors:
+        if len(tensor) == len(tensors[0]):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 @lru_cache(maxsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -86,7 +87,7 @@ def waits_of_torch(layers: int, loss: str):
     with Waits() as places:
         learner._backward(train_batch, inputs)
     # The sums of the step, once.
-    return places - {"tolist at agentrl.trainer.torch.learner:_backward": 1}
+    return places - Counter({"tolist at agentrl.trainer.torch.learner:_backward": 1})
 
 
 def test_no_pass_of_the_torch_trainer_waits_for_the_card():
@@ -120,7 +121,7 @@ def test_a_wait_is_noticed():
     y = Reads.apply(nn.Parameter(x)).sum()
     with Waits() as places:
         y.backward()
-    assert any("item" in place for place in places)
+    assert any("_local_scalar_dense" in place for place in places)
     targets = Targets(torch.zeros(4, dtype=torch.int64), torch.ones(4))
     with Waits() as places:
         logprobs_and_entropy(torch.randn(4, 2, requires_grad=True), Head(torch.randn(3, 2)), targets)

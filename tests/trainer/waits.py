@@ -22,6 +22,7 @@ _READS = {
     torch.Tensor.__array__,
 }
 _BY_VALUE = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2")
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -60,13 +61,17 @@ class _ByValue(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name
-        # An index of a mask has as many elements as the mask has of True.
-        by_mask = name in ("aten::index", "aten::index_put", "aten::index_put_") and any(
-            isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in tree_leaves(args[1])
-        )
-        if name in _BY_VALUE or by_mask:
+        if name in _BY_VALUE or (name in _INDEXING and _counts_a_mask(*args)):
             self.places[f"{name} at {place()}"] += 1
         return func(*args, **(kwargs or {}))
+
+
+def _counts_a_mask(_self: torch.Tensor, indices, value: torch.Tensor | None = None, *_: object) -> bool:
+    """An index of a mask has as many elements as the mask has of True; torch fills one number in without."""
+    is_filled = value is not None and value.numel() == 1
+    return not is_filled and any(
+        isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in tree_leaves(indices)
+    )
 
 
 def place() -> str:

@@ -41,16 +41,22 @@ class Passes:
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
+        layout = self.network.layout
+        # While the last row goes back through the first layers, gradients of the last ones are summed.
+        overlaps = layout.data_parallel_size * layout.context_parallel_size > 1
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
-            overlap_grad_reduce=False,
-            use_distributed_optimizer=self.network.layout.shares_the_optimizer,
+            overlap_grad_reduce=overlaps,
+            use_distributed_optimizer=layout.shares_the_optimizer,
         )
         self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
         ]
         config.finalize_model_grads_func = _sum_gradients
+        if overlaps:
+            silent = [stage.no_sync for stage in self.stages]
+            config.no_sync_func = silent if len(silent) > 1 else silent[0]
 
     def learn(self, rows: Sequence[MicroBatch], loss: RowLoss) -> list[Mapping[str, Tensor]]:
         """Accumulate the gradient of the sum of all losses in the parameters' main_grad.
