@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import Places, fleet_of_model, title_of
+from agentrl.assembly.cluster import fleet_of_model, title_of
+from agentrl.assembly.places import Places
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.cluster.interfaces import address_to
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup

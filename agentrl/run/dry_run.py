@@ -16,21 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from agentrl.assembly.cluster import (
-    LocalPlaces,
-    card_facts,
-    check_machines,
-    cluster_facts,
-    is_for_gpus,
-    planned_gpus,
-    with_precision,
-)
+from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
+from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_precision
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
