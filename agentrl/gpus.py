@@ -14,6 +14,8 @@ from typing import NamedTuple
 from agentrl.errors import ConfigError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = {VARIABLE: ""}
+"""The variables of a process that computes on the CPU: nothing in it can touch a card."""
 _GPU = re.compile(r"\d+|(GPU|MIG)-\S+")
 _PROGRAM = "nvidia-smi"
 _QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cluster import POLICY, local_places
+from agentrl.assembly.cluster import POLICY
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
     BF16,
@@ -32,6 +32,7 @@ from agentrl.assembly.memory import (
     megatron_memory,
     torch_memory,
 )
+from agentrl.assembly.places import local_places
 from agentrl.checkpoints.source import open_config
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.errors import ConfigError

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.activity import current_activities
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import Places, fleet_of_model, title_of
+from agentrl.assembly.cluster import fleet_of_model, title_of
+from agentrl.assembly.places import Places
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.cluster.interfaces import address_to
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup

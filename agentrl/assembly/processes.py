@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.assembly.cluster import EVALUATIONS, Places, title_of
+from agentrl.assembly.cluster import EVALUATIONS, title_of
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.places import Places
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 

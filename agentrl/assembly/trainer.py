@@ -10,10 +10,10 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cluster import LocalPlaces, Places
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
+from agentrl.assembly.places import LocalPlaces, Places
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require

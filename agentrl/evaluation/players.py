@@ -59,8 +59,9 @@ async def model_players(
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
-    from agentrl.assembly.cluster import POLICY, local_servers
+    from agentrl.assembly.cluster import POLICY
     from agentrl.assembly.model import threads_for
+    from agentrl.assembly.places import local_servers
     from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
 
@@ -103,8 +104,8 @@ async def local_models(
         yield {}
         return
     require("serving models next to the scored one", *TRAINING)
-    from agentrl.assembly.cluster import local_servers
     from agentrl.assembly.fleet import served_models
+    from agentrl.assembly.places import local_servers
 
     places = cluster or local_servers(config.engine, config.cluster)
     with _engine_folder(config) as folder:

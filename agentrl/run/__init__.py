@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import Places, local_places, run_cluster
+from agentrl.assembly.cluster import run_cluster
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
+from agentrl.assembly.places import Places, local_places
 from agentrl.assembly.processes import run_processes
 from agentrl.collector import rare_collections
 from agentrl.engine.config import EngineConfig

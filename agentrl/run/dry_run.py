@@ -17,21 +17,14 @@ from pathlib import Path
 from statistics import median
 
 from agentrl.assembly.cards import shared_card
-from agentrl.assembly.cluster import (
-    LocalPlaces,
-    card_facts,
-    check_machines,
-    cluster_facts,
-    is_for_gpus,
-    planned_gpus,
-    with_devices,
-)
+from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
+from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.rollout import most_in_flight
 from agentrl.assembly.servers import ServerCheck, check_servers

@@ -14,12 +14,13 @@ from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
 from agentrl.assembly.cards import shared_card
-from agentrl.assembly.cluster import EVALUATIONS, POLICY, Places, title_of
+from agentrl.assembly.cluster import EVALUATIONS, POLICY, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
+from agentrl.assembly.places import Places
 from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
 from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.cluster import Places
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.places import Places
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find

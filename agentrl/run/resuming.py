@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.assembly.cluster import check_machines, ranks_have_gpus, with_devices
+from agentrl.assembly.cluster import check_machines, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
+from agentrl.assembly.places import with_devices
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError

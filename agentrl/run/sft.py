@@ -8,9 +8,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from agentrl.assembly.cluster import local_places, run_cluster
+from agentrl.assembly.cluster import run_cluster
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
+from agentrl.assembly.places import local_places
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.collector import rare_collections

@@ -88,8 +88,8 @@ def _warm_start(job: Job) -> str:
 
 async def _reinforce(job: Job) -> str:
     """RL without a warm start, with weights delayed by the arm's lag; returns the environment's id."""
-    from agentrl.assembly.cluster import local_places
     from agentrl.assembly.load import load_config
+    from agentrl.assembly.places import local_places
     from agentrl.assembly.processes import run_processes
     from agentrl.config import write_toml
     from agentrl.run.checkpoints import Begun

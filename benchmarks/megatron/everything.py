@@ -13,6 +13,7 @@ import torch
 
 from agentrl.errors import UserError, did_you_mean
 from agentrl.extras import require
+from agentrl.gpus import present_gpus
 from agentrl.types import JSON
 from benchmarks.engines.context import ResultRow
 from benchmarks.machine import machine
@@ -96,7 +97,7 @@ async def _bench(context: MegatronContext, names: Sequence[str]) -> dict[str, JS
 
 def _gpu_settings(gpu: GpuSettings) -> JSON:
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else gpu.device,
+        "device": next((card.name for card in present_gpus()), gpu.device),
         "models": {model.name: model.make_config().to_diff_dict() for model in gpu.models},
         "lengths": [*gpu.lengths],
         "row_tokens": gpu.row_tokens,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.assembly.cluster import POLICY, fleet_of_model, local_places, local_servers
+from agentrl.assembly.cluster import POLICY, fleet_of_model
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.load import load_config
+from agentrl.assembly.places import local_places, local_servers
 from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica

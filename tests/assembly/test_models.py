@@ -14,8 +14,8 @@ import pytest
 
 import agentrl
 from agentrl.assembly.addresses import with_addresses
-from agentrl.assembly.cluster import local_servers
 from agentrl.assembly.fleet import served_models
+from agentrl.assembly.places import local_servers
 from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError, UserError

@@ -157,6 +157,16 @@ async def test_many_versions_arrive_intact_in_reused_memory(process: EngineProce
     await subject.engine.close()
 
 
+async def test_it_sees_no_card_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    process = EngineProcess(tmp_path / "engine")
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        process.end()
+    assert [line for line in environment if line.startswith(b"CUDA")] == [b"CUDA_VISIBLE_DEVICES="]
+
+
 async def test_what_cannot_be_opened_is_a_sentence_and_the_process_goes_on(
     process: EngineProcess, folder: Path
 ) -> None:

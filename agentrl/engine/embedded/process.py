@@ -15,6 +15,7 @@ from agentrl.activity import ENDED, LOADS, RESTS, SERVES, current_activities
 from agentrl.clocks import Waits
 from agentrl.engine.embedded import messages
 from agentrl.errors import EngineDiedError, EngineError
+from agentrl.gpus import NO_GPU
 from agentrl.processes import Child, ProcessFailure
 from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.types import Completion
@@ -40,7 +41,7 @@ class EngineProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._log = folder / "engine.log"
-        self._child = Child(_MODULE, (), self._log)
+        self._child = Child(_MODULE, (), self._log, NO_GPU)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: list[messages.Numbered] = []
         self._waiting: dict[int, asyncio.Future[object]] = {}

@@ -49,6 +49,13 @@ async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_pat
     await server.stop()
 
 
+async def test_a_server_on_the_cpu_sees_no_card(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    server, _ = await started(tmp_path, device="cpu")
+    assert about(server)["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+    await server.stop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sizes"),
     [

@@ -16,6 +16,7 @@ from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.files import compiler_caches
+from agentrl.gpus import NO_GPU, VARIABLE
 from agentrl.observe.gpu_memory import held_text, is_out_of_memory
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
@@ -102,7 +103,7 @@ class ServerSettings:
             raise ConfigError(HALF_ONLY)
 
     def environment_of(self, gpus: Sequence[str]) -> dict[str, str]:
-        """All variables of a server on `gpus`; none: on the GPUs that this process can use."""
+        """All variables of a server on `gpus`; none: on the GPUs that this process can use, or on the CPU."""
         # Servers use no Ray, and its token is a secret.
         variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         # The working directory of this process must not provide modules to servers.
@@ -112,10 +113,11 @@ class ServerSettings:
         if self.device == "cpu":
             variables["SGLANG_USE_CPU_ENGINE"] = "1"
             variables.setdefault("OMP_NUM_THREADS", "1")
+            variables |= NO_GPU
         if self.rendezvous_host is not None:
             variables = {**interface_variables(self.rendezvous_host), **variables}
         if gpus:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            variables[VARIABLE] = ",".join(gpus)
         python_path = self.python_path if self.key is None else (*self.python_path, _KEY_FOLDER)
         folders = [str(folder.absolute()) for folder in python_path]
         folders += filter(None, [variables.get("PYTHONPATH")])
