@@ -2,7 +2,7 @@
 
 Nothing of it leaves the device but one number a bucket. XXH3, the hash of `checksum`, is none that a device
 computes; `content_hash` is made of multiplications and sums of integers, which give the same 64 bits on a CPU
-and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang.py`).
+and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
 """
 
 from __future__ import annotations

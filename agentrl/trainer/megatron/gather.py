@@ -44,8 +44,8 @@ def gathered(
     """Every tensor of the manifest, in its order; every rank calls it, and only rank 0 yields buckets.
 
     A bucket holds unsharded parameters, of `bucket_bytes` together at most; a larger one has a bucket of its
-    own. On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and all
-    ranks on GPUs, send theirs, one at a time, and rank 0 writes them. Besides its own parameters, no rank
+    own. On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and
+    all ranks on GPUs, send theirs, one at a time, and rank 0 writes them. Besides its own parameters, no rank
     holds more than a shard and rank 0's buckets.
 
     Returns:
