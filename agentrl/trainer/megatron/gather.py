@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
 
@@ -66,30 +67,39 @@ def gathered(
 
 
 @torch.no_grad()
-def packed_on_device(network: Network, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Packed | None:
+def packed_on_device(
+    network: Network,
+    manifest: Sequence[TensorSpec],
+    bucket_bytes: int,
+    onloaded: Callable[[], AbstractContextManager[None]],
+) -> Packed | None:
     """Every tensor of the manifest in memory of rank 0's device; every rank calls it, only rank 0 gets it.
 
-    The other ranks send their shards from device to device. None = the device has no such memory.
+    The other ranks send their shards from device to device. onloaded: has the parameters there for its block.
+
+    Returns:
+        None on the other ranks, and where the device has no such memory.
     """
     loads = tuple(_loads(network, manifest, bucket_bytes))
-    shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
     layout = layout_of([_tensors(load) for load in loads])
     is_first = dist.get_rank() == 0
     memory = allocated(compute_device(), layout.num_bytes) if is_first and layout is not None else None
     if not all(from_first([memory is not None])):
         return None
-    if memory is None or layout is None:
-        for load in loads:
-            _send(load, network, shards)
-        return None
-    remaining = iter(loads)
+    with onloaded():
+        shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
+        if memory is None or layout is None:
+            for load in loads:
+                _send(load, network, shards)
+            return None
+        remaining = iter(loads)
 
-    def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
-        load = next(remaining)
-        _write_own(load, network, shards, bytes_B)
-        _receive(load, network, range(1, dist.get_world_size()), bytes_B)
+        def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+            load = next(remaining)
+            _write_own(load, network, shards, bytes_B)
+            _receive(load, network, range(1, dist.get_world_size()), bytes_B)
 
-    return packed(layout, memory, fill)
+        return packed(layout, memory, fill)
 
 
 def _filled(

@@ -11,10 +11,10 @@ import torch
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DRIVER = "libcuda.so.1"
 _PEER_ACCESS = ctypes.c_uint(1)
-_COMPARED = 64 << 20
+_COMPARED = 16 << 20
 """Numbers that are compared at once (count): each needs a byte."""
 _COLUMNS = 4096
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 32 << 20
 _GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
 
 
