@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import signal
@@ -16,14 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import DivergedError, EngineError, TrainerError
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import SnapshotSink
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.weights import checksum, named_weights, unpack
-from agentrl.weights.codec import size_of
-from agentrl.weights.device import device_checksum, views_in
-from tests.engine.devices import of_device
+from agentrl.weights.device import device_checksum
+from tests.engine.devices import MappingSink, mapped, of_device
 from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.test_publish import LAYOUTS, saved, shared_files
 from tests.trainer.tiny import batch, settings
@@ -66,39 +63,6 @@ def trainer_on_devices(model: Path, layout: str, plan=DevicePlan):
         yield trainer
     finally:
         trainer.ranks.close()
-
-
-class MappingSink(SnapshotSink):
-    """Keeps the last snapshot, as the sink of servers does. does: called with each, before it is kept."""
-
-    takes_device_memory = True
-
-    def __init__(self):
-        self.snapshot, self.does = None, lambda snapshot: None
-
-    def begin(self, manifest, version):
-        raise AssertionError("nothing passes through the driver")
-
-    async def load(self, snapshot, version):
-        self.does(snapshot)
-        before, self.snapshot = self.snapshot, snapshot
-        if before is not None:
-            before.free()
-
-    def holds(self, snapshot):
-        return self.snapshot is snapshot
-
-
-def mapped(snapshot):
-    """What another process finds in the memory of a handle, by name."""
-    path, tensors = snapshot.device.handle.path, {}
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    bytes_B = torch.frombuffer(memory, dtype=torch.uint8)
-    for part in snapshot.device.parts:
-        span_B = bytes_B[part.start : part.start + sum(map(size_of, part.tensors))]
-        tensors |= dict(views_in(part.tensors, span_B))
-    return tensors
 
 
 def buffers_of(pid: int) -> set[str]:
