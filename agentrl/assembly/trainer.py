@@ -27,7 +27,8 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.trainer.plan import Learning, Plan
-from agentrl.trainer.ranks import Ranks, RankTrainer
+from agentrl.trainer.ranks import RankTrainer
+from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch import plan as torch_plan
 from agentrl.types import ScoreRole
 

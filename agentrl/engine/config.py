@@ -143,9 +143,9 @@ class EngineConfig(Section):
     num_gpus_per_engine, sglang). An environment's argument "sglang_models.NAME" becomes the address."""
 
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None = None
-    """Transport of new weights to the servers: shared memory (tensor), a process group (distributed), a
-    directory with complete checkpoints, or one with deltas. Left out, shared memory, or a process group where
-    a server is on another machine."""
+    """Transport of new weights to the servers: memory of this machine (tensor), which is that of the card
+    where rank 0 of the trainer has one; a process group (distributed); a directory with complete checkpoints,
+    or one with deltas. Left out, tensor, or a process group where a server is on another machine."""
 
     rollout_health_check_interval: Seconds = 10.0
     """Interval between two health checks of a server (seconds)."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -20,7 +18,6 @@ from agentrl.losses import extras_used
 from agentrl.protocols import (
     Bucket,
     PublishReport,
-    Snapshot,
     SnapshotSink,
     StepReport,
     TensorSpec,
@@ -28,10 +25,9 @@ from agentrl.protocols import (
 )
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
-from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
-from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.snapshots import Ranks, Snapshots
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.weights.codec import non_finite, size_of, views
 
@@ -42,42 +38,6 @@ _MAX_BUCKETS = 256  # of a snapshot
 _POLL_S = 0.1
 _NUM_STATISTICS = 2
 """Entropy, and the sum of squared probabilities."""
-
-
-class Ranks(Protocol):
-    """The ranks of a plan, in processes of their own or in this one. Its calls block."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes, in the order of the ranks."""
-
-    @property
-    def where(self) -> list[str]:
-        """Their processes and machines, in the order of the ranks; it does not wait to know them."""
-
-    def imported(self) -> None:
-        """Wait until every rank has imported its worker; nothing is on a GPU yet. Raises as `call`."""
-
-    def begin(self, plan: RankPlan) -> None:
-        """Send every rank a plan; the worker of the previous plan is closed. Raises as `RankTrainer`."""
-
-    def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of every rank's `Worker`; the replies, in the order of the ranks."""
-
-    def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
-        """Buckets of rank 0, one at a time, to their end; returns what the method of rank 0 returned."""
-
-    def snapshot(self, method: str, *args: object) -> Snapshot:
-        """All buckets that `stream` would give, whose checksum the method of rank 0 returns."""
-
-    async def run(self, function: Callable[..., R], *args: object) -> R:
-        """Run a function that makes such calls, off the event loop where the ranks are processes."""
-
-    def end(self) -> None:
-        """End all ranks at once, in the middle of a call, too; any thread may call this."""
-
-    def close(self) -> None:
-        """End all ranks."""
 
 
 class RankTrainer:
@@ -100,6 +60,7 @@ class RankTrainer:
         self._bucket_bytes = bucket_bytes
         self._streaming = asyncio.Lock()
         self._is_offloaded = False
+        self._snapshots = Snapshots(ranks, self._streaming)
         ranks.begin(plan)
         self._manifest = cast(tuple[TensorSpec, ...], ranks.call("manifest")[0])
 
@@ -207,7 +168,8 @@ class RankTrainer:
         num_bytes = sum(map(size_of, self._manifest))
         # Each has a descriptor, and a process has few of these.
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        snapshot = await self._snapshot(bucket_bytes, on_device=target.takes_device_memory)
+        take = self._snapshots.take(self._manifest, bucket_bytes, on_device=target.takes_device_memory)
+        snapshot = await take
         try:
             _check_finite(snapshot.not_finite)
             await target.load(snapshot, version)
@@ -215,42 +177,8 @@ class RankTrainer:
             # A call that is cancelled may have reached its end.
             if not target.holds(snapshot):
                 snapshot.free()
-            await self._give_back(snapshot)
+            await self._snapshots.give_back(snapshot, keeps_memory=not self._is_offloaded)
         return num_bytes
-
-    async def _snapshot(self, bucket_bytes: int, *, on_device: bool) -> Snapshot:
-        """The current weights: in memory of rank 0's device, if that may be and it has such."""
-        async with self._streaming:
-            if on_device:
-                method = "weights_on_device"
-                facts = (await self.ranks.run(self.ranks.call, method, self._manifest, bucket_bytes))[0]
-                if isinstance(facts, DeviceFacts):
-                    copy = partial(self._copied, bucket_bytes)
-                    return DeviceSnapshot(
-                        facts, process=self.ranks.where[0], copy=copy, freed=_freed_of(self.ranks)
-                    )
-            return await self.ranks.run(self.ranks.snapshot, "weights", self._manifest, bucket_bytes)
-
-    async def _copied(self, bucket_bytes: int, number: int) -> Snapshot:
-        """A version on the device of rank 0, copied to the host's memory."""
-        async with self._streaming:
-            return await self.ranks.run(self.ranks.snapshot, "copied_weights", number, bucket_bytes)
-
-    async def _give_back(self, snapshot: Snapshot) -> None:
-        """Have rank 0 free the versions on its device that nobody needs.
-
-        Where the trainer has given its memory away, this one moves to the host's, too.
-        """
-        async with self._streaming:
-            freed = _freed_of(self.ranks)
-            if freed:
-                numbers, freed[:] = tuple(freed), []
-                await self.ranks.run(self.ranks.call, "free_weights", numbers)
-                if isinstance(snapshot, DeviceSnapshot) and snapshot.number in numbers:
-                    return
-            if self._is_offloaded and isinstance(snapshot, DeviceSnapshot):
-                snapshot.device = None
-                await self.ranks.run(self.ranks.call, "settle_weights", snapshot.number)
 
     async def _send(self, target: WeightSink, version: int) -> int:
         """Stream all buckets to the sink; returns their bytes."""
@@ -393,14 +321,6 @@ class RankTrainer:
             for index, values in reply.items():
                 scored[index][:, scored_tokens(samples[index], role)] = values
         return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
-
-
-_freed: WeakKeyDictionary[Ranks, list[int]] = WeakKeyDictionary()
-"""Versions on the device of rank 0 that nobody needs. A snapshot may outlive the trainer of its plan."""
-
-
-def _freed_of(ranks: Ranks) -> list[int]:
-    return _freed.setdefault(ranks, [])
 
 
 def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) -> tuple[FloatArray, ...]:

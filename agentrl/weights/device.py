@@ -2,7 +2,7 @@
 
 Nothing of it leaves the device but one number a bucket. XXH3, the hash of `checksum`, is none that a device
 computes; `content_hash` is made of multiplications and sums of integers, which give the same 64 bits on a CPU
-and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang.py`).
+and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESERVED_BYTES = 1 << 30
 
 _ALIGNMENT = 256
 _COLUMNS = 4096
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 32 << 20
 _GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
 """The 64 bits 0x9E3779B97F4A7C15 and 0xD6E8FEB86659FD93, as signed numbers."""
 _LOW = 0xFFFFFFFF

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import torch
 
-from agentrl.protocols import DeviceHandle, TensorSpec
+from agentrl.protocols import DeviceHandle, SnapshotSink, TensorSpec
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
 from agentrl.weights import checksum, pack_buckets
+from agentrl.weights.codec import size_of
 from agentrl.weights.device import Packed, layout_of, packed, views_in
 from agentrl.weights.shared import SharedBuffer
 from agentrl.weights.snapshot import LocalSnapshot
@@ -22,13 +24,13 @@ class FileMemory:
     """What `allocated` makes on a card. It is not zero at first, as there."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._buffer = SharedBuffer(max(num_bytes, 1))
+        self._buffer: SharedBuffer | None = SharedBuffer(max(num_bytes, 1))
         self.bytes_B = self._buffer.bytes_B[:num_bytes].fill_(0xA5)
         self.handle = DeviceHandle(num_bytes, path=self._buffer.path)
 
     def free(self) -> None:
         self.bytes_B = self.bytes_B.new_empty(0)
-        del self._buffer
+        self._buffer = None
 
 
 def of_device(_: torch.device, num_bytes: int) -> FileMemory:
@@ -73,3 +75,36 @@ class Snapshot(DeviceSnapshot):
     def free(self) -> None:
         super().free()
         self.packed.memory.free()
+
+
+class MappingSink(SnapshotSink):
+    """Keeps the last snapshot, as the sink of servers does. does: called with each, before it is kept."""
+
+    takes_device_memory = True
+
+    def __init__(self):
+        self.snapshot, self.does = None, lambda snapshot: None
+
+    def begin(self, manifest, version):
+        raise AssertionError("nothing passes through the driver")
+
+    async def load(self, snapshot, version):
+        self.does(snapshot)
+        before, self.snapshot = self.snapshot, snapshot
+        if before is not None:
+            before.free()
+
+    def holds(self, snapshot):
+        return self.snapshot is snapshot
+
+
+def mapped(snapshot):
+    """What another process finds in the memory of a handle, by name."""
+    path, tensors = snapshot.device.handle.path, {}
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    bytes_B = torch.frombuffer(memory, dtype=torch.uint8)
+    for part in snapshot.device.parts:
+        span_B = bytes_B[part.start : part.start + sum(map(size_of, part.tensors))]
+        tensors |= dict(views_in(part.tensors, span_B))
+    return tensors

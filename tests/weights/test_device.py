@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from agentrl.engine.sglang.inside import agentrl_sglang
+from agentrl.engine.sglang.inside.agentrl_sglang import device as inside
 from agentrl.protocols import DevicePart, TensorSpec
 from agentrl.weights import cuda
 from agentrl.weights.device import allocated, content_hash, device_checksum, layout_of, packed
@@ -47,11 +47,11 @@ def test_the_hash_is_its_formula_here_and_in_a_server(size, monkeypatch):
     data = random.Random(size).randbytes(size)
     hashed = int(content_hash(tensor_of(data)))
     assert hashed % BITS == by_hand(data)
-    assert int(agentrl_sglang.content_hash(tensor_of(data))) == hashed
-    for module in ("agentrl.weights.device", "agentrl.engine.sglang.inside.agentrl_sglang"):
+    assert int(inside.content_hash(tensor_of(data))) == hashed
+    for module in ("agentrl.weights.device", "agentrl.engine.sglang.inside.agentrl_sglang.device"):
         # However the bytes are cut into chunks of whole rows.
         monkeypatch.setattr(f"{module}._CHUNK_BYTES", ROW)
-    assert int(content_hash(tensor_of(data))) == int(agentrl_sglang.content_hash(tensor_of(data))) == hashed
+    assert int(content_hash(tensor_of(data))) == int(inside.content_hash(tensor_of(data))) == hashed
 
 
 def test_the_hash_tells_apart_what_differs_a_little():

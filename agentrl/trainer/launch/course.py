@@ -11,7 +11,13 @@ from agentrl.activity import ENDED, PROCESS, Doing, Span, current_activities
 from agentrl.observe.clock import PeerClock
 from agentrl.trainer.launch.calls import BEGIN, IMPORT, Reply
 
-_TITLES: Final = {IMPORT: "importing", BEGIN: "build", "weights": "gather"}
+_TITLES: Final = {
+    IMPORT: "importing",
+    BEGIN: "build",
+    "weights": "gather",
+    "weights_on_device": "gather",
+    "copied_weights": "copy weights",
+}
 """Names of calls, where those of the methods say too little."""
 _SHORTEST_S: Final = 1e-3
 _FOR_A_CALL, _FOR_OTHERS = "a call", "the other ranks"

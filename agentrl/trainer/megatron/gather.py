@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from agentrl.trainer.megatron.model.rules import Run
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of, torch_dtype
 from agentrl.weights.device import Packed, allocated, layout_of, packed
+from agentrl.weights.host_copy import HostCopy
 
 _Shards = Mapping[Placed, Tensor]
 
@@ -43,9 +45,9 @@ def gathered(
     """Every tensor of the manifest, in its order; every rank calls it, and only rank 0 yields buckets.
 
     A bucket holds unsharded parameters, of `bucket_bytes` together at most; a larger one has a bucket of its
-    own. Every rank on the machine of rank 0 writes its shards into the bucket; the other ranks send theirs,
-    one at a time, and rank 0 writes them. Besides its own parameters, no rank holds more than a shard and
-    rank 0's buckets.
+    own. On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and
+    all ranks on GPUs, send theirs, one at a time, and rank 0 writes them. Besides its own parameters, no rank
+    holds more than a shard and rank 0's buckets.
 
     Returns:
         the checksum of all tensors; 0 on the other ranks.
@@ -65,30 +67,39 @@ def gathered(
 
 
 @torch.no_grad()
-def packed_on_device(network: Network, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Packed | None:
+def packed_on_device(
+    network: Network,
+    manifest: Sequence[TensorSpec],
+    bucket_bytes: int,
+    onloaded: Callable[[], AbstractContextManager[None]],
+) -> Packed | None:
     """Every tensor of the manifest in memory of rank 0's device; every rank calls it, only rank 0 gets it.
 
-    The other ranks send their shards from device to device. None = the device has no such memory.
+    The other ranks send their shards from device to device. onloaded: has the parameters there for its block.
+
+    Returns:
+        None on the other ranks, and where the device has no such memory.
     """
     loads = tuple(_loads(network, manifest, bucket_bytes))
-    shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
     layout = layout_of([_tensors(load) for load in loads])
     is_first = dist.get_rank() == 0
     memory = allocated(compute_device(), layout.num_bytes) if is_first and layout is not None else None
     if not all(from_first([memory is not None])):
         return None
-    if memory is None or layout is None:
-        for load in loads:
-            _send(load, network, shards)
-        return None
-    remaining = iter(loads)
+    with onloaded():
+        shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
+        if memory is None or layout is None:
+            for load in loads:
+                _send(load, network, shards)
+            return None
+        remaining = iter(loads)
 
-    def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
-        load = next(remaining)
-        _write_own(load, network, shards, bytes_B)
-        _receive(load, network, range(1, dist.get_world_size()), bytes_B)
+        def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+            load = next(remaining)
+            _write_own(load, network, shards, bytes_B)
+            _receive(load, network, range(1, dist.get_world_size()), bytes_B)
 
-    return packed(layout, memory, fill)
+        return packed(layout, memory, fill)
 
 
 def _filled(
@@ -96,15 +107,25 @@ def _filled(
 ) -> Generator[Filled, None, int]:
     """On rank 0: the buckets, and their checksum."""
     digests: list[Future[list[int]]] = []
+    host_copy = HostCopy()
     # Checksums run in threads, so that this one fills the next buffer.
     with ThreadPoolExecutor(AHEAD) as pool:
         for load in loads:
             buffer, tensors = local_ranks.pool.take(_size(load)), _tensors(load)
             local_ranks.open(buffer)
-            _write_own(load, network, shards, buffer.bytes_B)
-            _receive(load, network, local_ranks.far, buffer.bytes_B)
+            host_B = buffer.bytes_B[: _size(load)]
+            # On a GPU the bucket is packed there: one copy for all of it, in place of one for each tensor.
+            bytes_B = (
+                host_B
+                if compute_device().type == "cpu"
+                else host_B.new_empty(len(host_B), device=compute_device())
+            )
+            _write_own(load, network, shards, bytes_B)
+            _receive(load, network, local_ranks.far, bytes_B)
+            if bytes_B is not host_B:
+                host_copy.copy(bytes_B, host_B)
             dist.barrier()
-            buffer.digests = pool.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
+            buffer.digests = pool.submit(digests_of, Bucket(tensors, host_B.numpy()))
             digests.append(buffer.digests)
             yield Filled(tensors, buffer, local_ranks.pool)
         return sum_digests(digest for future in digests for digest in future.result())

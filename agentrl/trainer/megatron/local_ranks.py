@@ -1,4 +1,4 @@
-"""Ranks that write into a buffer of rank 0 directly: those on its machine that may open its descriptors.
+"""Ranks that write into a buffer of rank 0 directly: on CPUs, those that may open its descriptors.
 
 All calls are collectives of all ranks. A buffer has no name; it is opened under /proc/PID/fd of the process
 that made it, and the kernel frees it when no process maps it any more, also after a kill.
@@ -49,7 +49,10 @@ class LocalRanks:
         probe = SharedBuffer(len(token))
         probe.bytes_B.numpy()[:] = token
         location = from_first([*_location_of(probe), *token.view(np.int64).tolist()])
-        can_map = self._holds(_Location(*location[:-_WORDS]), location[-_WORDS:])
+        # From one GPU to another is the shorter way.
+        can_map = compute_device().type == "cpu" and self._holds(
+            _Location(*location[:-_WORDS]), location[-_WORDS:]
+        )
         near = torch.tensor([can_map], device=compute_device())
         near_by_rank = [torch.empty_like(near) for _ in range(dist.get_world_size())]
         dist.all_gather(near_by_rank, near)

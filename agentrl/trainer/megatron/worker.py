@@ -123,8 +123,8 @@ class MegatronWorker(Recorder, DeviceStore):
 
         None = the device has no memory that other processes can map, or too little.
         """
-        with self._memory["old"].parameters_onloaded():
-            packed = packed_on_device(self._passes["old"].network, manifest, bucket_bytes)
+        network, onloaded = self._passes["old"].network, self._memory["old"].parameters_onloaded
+        packed = packed_on_device(network, manifest, bucket_bytes, onloaded)
         return None if packed is None else keep(packed)
 
     def onload(self) -> int | None:

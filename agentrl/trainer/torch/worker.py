@@ -33,8 +33,9 @@ from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import bytes_of, size_of
+from agentrl.weights.codec import size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
+from agentrl.weights.host_copy import HostCopy
 from agentrl.weights.shared import BufferPool
 
 _STATE = "state.pt"
@@ -133,14 +134,15 @@ class TorchWorker(Recorder, DeviceStore):
         digests: list[Future[list[int]]] = []
         # Checksums run in threads, so that this one fills the next buffer.
         with self.onloaded(), ThreadPoolExecutor(AHEAD) as threads:
-            tensors = dict(named_weights(self.model))
+            tensors, host_copy = dict(named_weights(self.model)), HostCopy()
             for load in _loads(manifest, bucket_bytes):
                 buffer = self._pool.take(sum(map(size_of, load)))
                 filled = Filled(load, buffer, self._pool)
-                bytes_B, offset = buffer.bytes_B.numpy(), 0
+                offset = 0
                 for spec in load:
-                    bytes_B[offset : offset + size_of(spec)] = bytes_of(tensors[spec.name])
-                    offset += size_of(spec)
+                    source_B = tensors[spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
+                    host_copy.copy(source_B, buffer.bytes_B[offset : offset + len(source_B)])
+                    offset += len(source_B)
                 buffer.digests = threads.submit(digests_of, bucket_of(filled))
                 digests.append(buffer.digests)
                 yield filled

@@ -1,4 +1,4 @@
-"""The sender's side of `inside/agentrl_sglang.py`: requests to the loader in a scheduler, and its replies."""
+"""The sender's side of `inside/agentrl_sglang`: requests to the loader in a scheduler, and its replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrl.weights.codec import slices, torch_dtype
 
 LOADER = "agentrl_sglang.load"
 """The value of `--custom-weight-loader`."""
-LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
+LOADER_FOLDER = Path(agentrl_sglang.__file__).parents[1]
 """The directory that has to be on the server's PYTHONPATH."""
 
 SHARED = Path("/dev/shm")

@@ -33,7 +33,6 @@ sent one. Nothing is unpickled: a handle is 64 bytes, and no more is read than t
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -47,6 +46,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from .device import bits, content_hash, differs, mapped_card
+
 PREFIX = "agentrl-weights-"
 """The prefix of the names of a sender's files. No others are opened."""
 
@@ -58,14 +59,6 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Fused parameters of SGLang, and the checkpoint tensors whose rows they stack."""
 _EXPERTS = ".experts."
 _HANDLE = re.compile(r"[0-9a-f]{128}")
-_DRIVER = "libcuda.so.1"
-_PEER_ACCESS = 1
-_COMPARED = 64 << 20
-"""Numbers that are compared at once (count): each needs a byte."""
-_COLUMNS = 4096
-_CHUNK_BYTES = 64 << 20
-_GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Model(Protocol):
@@ -133,7 +126,7 @@ def _load_all(model: Model, files: Mapping[str, Sequence[_SentTensor]]) -> dict[
         part = locations.of(tensor)
         if part is None:
             unread[name] = None
-        elif not torch.equal(_bits(part), _bits(data.to(part.device, part.dtype))):
+        elif not torch.equal(bits(part), bits(data.to(part.device, part.dtype))):
             raise ValueError(f"the model holds another {name} than was sent")
     return unread
 
@@ -179,10 +172,10 @@ def _load_device(
                 if place is None:
                     unread[name] = None
                 else:
-                    flags.append((f"the model holds another {name}", _differs(place, data)))
+                    flags.append((f"the model holds another {name}", differs(place, data)))
         # The device is waited for once, while the memory is mapped.
-        differs = torch.stack([flag for _, flag in flags]).tolist() if flags else []
-    wrong = next((what for (what, _), differing in zip(flags, differs, strict=True) if differing), None)
+        found = torch.stack([flag for _, flag in flags]).tolist() if flags else []
+    wrong = next((what for (what, _), is_wrong in zip(flags, found, strict=True) if is_wrong), None)
     if wrong is not None:
         raise ValueError(f"{wrong} than was sent")
     return unread
@@ -224,64 +217,14 @@ def _tensors_in(part_B: torch.Tensor, part: _Part) -> Iterator[tuple[str, torch.
         yield tensor.name, flat_B.view(tensor.dtype).view(tensor.shape)
 
 
-def _differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """Whether a tensor of the model has other bits than were sent; nothing waits for it."""
-    if not data.dim():
-        place, data = place.view(1), data.view(1)
-    rows = max(1, _COMPARED // max(1, data[0].numel() if len(data) else 1))
-    flag = torch.zeros((), dtype=torch.bool, device=place.device)
-    for mine, sent in zip(place.split(rows), data.split(rows), strict=True) if data.numel() else ():
-        flag |= (_bits(mine) != _bits(sent.to(mine.device, mine.dtype))).any()
-    return flag
-
-
-def content_hash(bytes_B: torch.Tensor) -> torch.Tensor:
-    """The sender's hash of some bytes, computed on their device: see `agentrl.weights.device`."""
-    keys_C, sums = _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=bytes_B.device)) | 1, []
-    for start in range(0, len(bytes_B), _CHUNK_BYTES):
-        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
-        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
-        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
-        if whole < len(chunk_B):
-            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
-            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
-            sums.append((tail_B.view(torch.int32).view(1, _COLUMNS) * keys_C).sum(1))
-    if not sums:
-        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
-    sums_R = torch.cat(sums)
-    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
-
-
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(2):
-        x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * _MIX
-    return x ^ ((x >> 32) & 0xFFFFFFFF)
-
-
 @contextmanager
 def _mapped_memory(memory: _Memory, device: torch.device) -> Iterator[tuple[torch.Tensor, bool]]:
     """The bytes of a sender's memory, for the block, and whether they are this device's own."""
     if memory.path:
         yield _file_bytes(memory), True
         return
-    if device.type != "cuda":
-        raise PermissionError("this server computes on no card, and cannot map the memory of one")
-    properties = torch.cuda.get_device_properties(device)
-    with _driver_context(device) as driver:
-        address, base, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t()
-        handle = _IpcHandle.from_buffer_copy(memory.handle)
-        _check(driver, "cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _PEER_ACCESS)
-        try:
-            ends = ctypes.byref(base), ctypes.byref(size)
-            _check(driver, "cuMemGetAddressRange_v2", *ends, address)
-            if base.value + size.value < address.value + memory.num_bytes:
-                raise ValueError(f"the handle is of {size.value} bytes, not of {memory.num_bytes}")
-            storage = torch._C._construct_storage_from_data_pointer(address.value, device, memory.num_bytes)
-            bytes_B = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-            yield bytes_B, memory.device == str(properties.uuid)
-        finally:
-            torch.cuda.synchronize(device)
-            _check(driver, "cuIpcCloseMemHandle", address)
+    with mapped_card(memory.handle, memory.num_bytes, device) as bytes_B:
+        yield bytes_B, memory.device == str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _file_bytes(memory: _Memory) -> torch.Tensor:
@@ -293,39 +236,6 @@ def _file_bytes(memory: _Memory) -> torch.Tensor:
     if len(data) < memory.num_bytes:
         raise ValueError(f"the file has {len(data)} bytes, not {memory.num_bytes}")
     return torch.frombuffer(data, dtype=torch.uint8, count=memory.num_bytes)
-
-
-class _IpcHandle(ctypes.Structure):
-    """A handle of CUDA's IPC, which the driver takes by value."""
-
-    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
-
-
-@contextmanager
-def _driver_context(device: torch.device) -> Iterator[ctypes.CDLL]:
-    """The driver, with the context that torch uses for a device as that of this thread."""
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError as error:
-        raise PermissionError(f"{_DRIVER} cannot be loaded: {error}") from error
-    number, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(driver, "cuDeviceGet", ctypes.byref(number), ctypes.c_int(device.index))
-    _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-    try:
-        _check(driver, "cuCtxPushCurrent_v2", context)
-        try:
-            yield driver
-        finally:
-            _check(driver, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-    finally:
-        _check(driver, "cuDevicePrimaryCtxRelease_v2", number)
-
-
-def _check(driver: ctypes.CDLL, name: str, *arguments: object) -> None:
-    """Call the driver. An error is one of access: the sender then takes another way."""
-    code: int = driver[name](*arguments)
-    if code:
-        raise PermissionError(f"{name} failed with code {code} of CUDA's driver")
 
 
 def _parse_memory(num_bytes: int, cuda: str, device: str, path: str) -> _Memory:
@@ -342,11 +252,6 @@ def _parse_part(
     if any(type(number) is not int for number in (start, end, content_hash)):
         raise ValueError("a part has a start, an end and a hash, which are integers")
     return _Part(start, end, content_hash, [_parse_tensor(*fields) for fields in tensors])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers: a NaN equals itself, and 0 does not equal -0."""
-    return tensor.view(_INTEGERS[tensor.itemsize])
 
 
 class _ReplyFile:

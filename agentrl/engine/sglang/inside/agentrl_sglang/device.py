@@ -1,0 +1,116 @@
+"""The memory of a card in a scheduler: mapped by a handle of CUDA's IPC, hashed and compared where it is."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DRIVER = "libcuda.so.1"
+_PEER_ACCESS = ctypes.c_uint(1)
+_COMPARED = 16 << 20
+"""Numbers that are compared at once (count): each needs a byte."""
+_COLUMNS = 4096
+_CHUNK_BYTES = 32 << 20
+_GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers: a NaN equals itself, and 0 does not equal -0."""
+    return tensor.view(INTEGERS[tensor.itemsize])
+
+
+def differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Whether a tensor of the model has other bits than were sent; nothing waits for it."""
+    if not data.dim():
+        place, data = place.view(1), data.view(1)
+    rows = max(1, _COMPARED // max(1, data[0].numel() if len(data) else 1))
+    flag = torch.zeros((), dtype=torch.bool, device=place.device)
+    for mine, sent in zip(place.split(rows), data.split(rows), strict=True) if data.numel() else ():
+        flag |= (bits(mine) != bits(sent.to(mine.device, mine.dtype))).any()
+    return flag
+
+
+def content_hash(bytes_B: torch.Tensor) -> torch.Tensor:
+    """The sender's hash of some bytes, computed on their device: see `agentrl.weights.device`."""
+    keys_C, sums = _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=bytes_B.device)) | 1, []
+    for start in range(0, len(bytes_B), _CHUNK_BYTES):
+        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
+        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
+        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
+        if whole < len(chunk_B):
+            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
+            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
+            sums.append((tail_B.view(torch.int32).view(1, _COLUMNS) * keys_C).sum(1))
+    if not sums:
+        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
+    sums_R = torch.cat(sums)
+    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * _MIX
+    return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+@contextmanager
+def mapped_card(handle: bytes, num_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """The memory of a card, or of another one that this card reaches, as uint8, until the end of the block.
+
+    Raises:
+        PermissionError: it cannot be mapped; the sender then takes another way.
+        ValueError: it is smaller.
+    """
+    if device.type != "cuda":
+        raise PermissionError("this server computes on no card, and cannot map the memory of one")
+    with _driver_context(device) as driver:
+        address, base, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t()
+        by_value = _IpcHandle.from_buffer_copy(handle)
+        _check(driver, "cuIpcOpenMemHandle_v2", ctypes.byref(address), by_value, _PEER_ACCESS)
+        try:
+            ends = ctypes.byref(base), ctypes.byref(size)
+            _check(driver, "cuMemGetAddressRange_v2", *ends, address)
+            if base.value + size.value < address.value + num_bytes:
+                raise ValueError(f"the handle is of {size.value} bytes, not of {num_bytes}")
+            storage = torch._C._construct_storage_from_data_pointer(address.value, device, num_bytes)
+            yield torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        finally:
+            torch.cuda.synchronize(device)
+            _check(driver, "cuIpcCloseMemHandle", address)
+
+
+class _IpcHandle(ctypes.Structure):
+    """A handle of CUDA's IPC, which the driver takes by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+@contextmanager
+def _driver_context(device: torch.device) -> Iterator[ctypes.CDLL]:
+    """The driver, with the context that torch uses for a device as that of this thread."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise PermissionError(f"{_DRIVER} cannot be loaded: {error}") from error
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver, "cuDeviceGet", ctypes.byref(number), ctypes.c_int(device.index))
+    _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    try:
+        _check(driver, "cuCtxPushCurrent_v2", context)
+        try:
+            yield driver
+        finally:
+            _check(driver, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    finally:
+        _check(driver, "cuDevicePrimaryCtxRelease_v2", number)
+
+
+def _check(driver: ctypes.CDLL, name: str, *arguments: object) -> None:
+    """Call the driver. An error is one of access: the sender then takes another way."""
+    code: int = driver[name](*arguments)
+    if code:
+        raise PermissionError(f"{name} failed with code {code} of CUDA's driver")
