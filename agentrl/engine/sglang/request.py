@@ -169,11 +169,11 @@ _ABORT_ALL_S = 0.02
 class PendingRequest:
     """A call of generate until it returns.
 
-    number: of the call, in order. owner: 20 characters that no other policy has. rid: of the last HTTP request. ticket: True admits the call, False ends its
-    wait. aborted: it is to end with its tokens so far. sent: a server may be processing it. idle: no HTTP
-    request is in flight. interrupted: the last HTTP request is ended to make room in a cache. overdue: no
-    server answered the abort. flight: the deadline of the HTTP request in flight. is_resent: a request that a
-    server has lost is sent again.
+    number: of the call, in order. owner: 20 characters that no other policy has. rid: of the last HTTP
+    request. ticket: True admits the call, False ends its wait. aborted: it is to end with its tokens so far.
+    sent: a server may be processing it. idle: no HTTP request is in flight. interrupted: the last HTTP
+    request is ended to make room in a cache. overdue: no server answered the abort. flight: the deadline of
+    the HTTP request in flight. is_resent: a request that a server has lost is sent again.
     """
 
     def __init__(
