@@ -43,7 +43,6 @@ _PLAIN: Final = {
     "deterministic": "The cost of deterministic inference: tokens a second with it and without it.",
     "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
     "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
-    "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
@@ -68,6 +67,19 @@ def _add(name: str, help: str) -> None:
 
 for _name, _help in _PLAIN.items():
     _add(_name, _help)
+
+
+@cli.command("generator")
+@click.option("--url", metavar="URL", help="Of a server that runs already: measure beside it, and no more.")
+@_JSON
+def generator_command(url: str | None, as_json: bool) -> None:
+    """Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.
+
+    Also the CPU time of a request to a server, and the throughput against that of a plain client.
+    """
+    from benchmarks.generator import bench_generator
+
+    _print(bench_generator(url=url), as_json)
 
 
 class _Quickstart(Section):

@@ -18,7 +18,7 @@ from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bounded import TokenRenderer
-from agentrl.rendering.cached import cached_if_short
+from agentrl.rendering.cached import cached_encode
 from agentrl.rendering.messages import MarkupEscaper, escaped, plain_text
 from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.types import Message, Observation
@@ -37,7 +37,7 @@ class InlineRenderer(TokenRenderer):
         # Tags are parsed as tags also where they are no single tokens.
         self._escape = MarkupEscaper(tokenizer, (opening(tags.result), closing(tags.result)))
         # Prompts and results recur: siblings share prompts, searches return the same documents.
-        self._encode = cached_if_short(self._encode_once)
+        self._encode = cached_encode(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
         self._escape_outside_tags = lru_cache(64)(self._find_markup)
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bounded import TokenRenderer
-from agentrl.rendering.cached import cached_if_short
+from agentrl.rendering.cached import cached_encode
 from agentrl.rendering.messages import as_chat, read_call, tools_as_chat, unreadable_call, verbatim
 from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
 from agentrl.tools.json_text import read_json
@@ -41,7 +41,7 @@ class TemplateRenderer(TokenRenderer):
         vocabulary = tokenizer.get_added_vocab()
         self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
         self._keeps_reasoning = lru_cache(64)(self._probe_reasoning)
-        self._encode = cached_if_short(self._encode_once)
+        self._encode = cached_encode(self._encode_once)
 
     def __reduce__(self) -> tuple[type[TemplateRenderer], tuple[PreTrainedTokenizerBase]]:
         """The arguments for pickles."""

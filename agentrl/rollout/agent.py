@@ -149,7 +149,8 @@ class TokenAgent:
     async def _sampled(self, turn: _Turn, sampling: Sampling, session_id: str) -> Completion:
         """The completion of a turn, of which some tokens may have been sampled before."""
         if not self._is_stopping:
-            sampling = replace(sampling, continues=turn.sampled)
+            if turn.sampled is not None:
+                sampling = replace(sampling, continues=turn.sampled)
             with requesting():
                 prefix = self._conversation.prefix
                 completion = await self._policy.generate(prefix, sampling, session=session_id)

@@ -25,6 +25,7 @@ _CONNECT_TIMEOUT_S = 5.0
 # Servers close connections that were idle for 5 s: a request sent at that moment would be lost.
 _KEEP_IDLE_S = 2.0
 _MAX_HEAD_BYTES = 64 << 10
+_MAX_CHUNKS = 100_000  # of a few bytes each, they hold the event loop for longer than a large body
 _MAX_LENGTH_DIGITS = 15
 _WITHOUT_BODY = {204, 304}
 _INTERIM, _SWITCHING = range(100, 200), 101
@@ -116,12 +117,15 @@ class ReplyReader:
         return Reply(status, body)
 
     def _chunks(self) -> Generator[None, None, bytes]:
-        body = bytearray()
+        body, number = bytearray(), 0
         while size := self._bounded((yield from self._until(b"\r\n", "line")).partition(b";")[0], 16):
             self._check(len(body) + size)
             body += yield from self._exactly(size)
             if (yield from self._until(b"\r\n", "line")):
                 raise BrokenReplyError("a chunk of the reply is longer than it says")
+            number += 1
+            if number > _MAX_CHUNKS:
+                raise BrokenReplyError(f"the reply is longer than {_MAX_CHUNKS:,} chunks")
         length = 0
         # Fields may follow the last chunk, and an empty line does; nothing of them is used.
         while field := (yield from self._until(b"\r\n", "line")):
