@@ -1,8 +1,9 @@
-"""A machine with GPUs, as far as its driver's program says: for tests on machines without any."""
+"""What the driver's program says of GPUs: of those that are there, and of some that are not."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 H200_MIB = 143_771
@@ -21,3 +22,10 @@ def with_cards(folder: Path, number: int, *, calls: Path | None = None) -> str:
 def uuid_of(number: int) -> str:
     """The UUID of a card."""
     return f"GPU-{number:08x}-d72c-4106-c12f-20bd9faed9f6"
+
+
+def free_memory() -> int:
+    """The free memory of the first card that is there (bytes), without the help of CUDA."""
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(listed.split()[0]) << 20

@@ -416,11 +416,20 @@ def is_for_gpus(config: RunConfig) -> bool:
     return ranks_have_gpus(config) or config.trainer.bf16 or any(server.gpus for server in servers)
 
 
-def with_precision(config: C, *, bf16: bool) -> C:
-    """The run with bf16 as it acts, where that was left out."""
-    if config.trainer.was_set("bf16") or "bf16" in config.inactive or not bf16:
+def with_devices(config: C, devices: Mapping[str, int | bool]) -> C:
+    """The run with the settings of its trainer that follow from its devices, where they were left out.
+
+    devices: `ON_GPUS`, or those of the same run before.
+    """
+    trainer = config.trainer
+    left_out = {
+        name: value
+        for name, value in devices.items()
+        if not trainer.was_set(name) and name not in config.inactive and value != getattr(trainer, name)
+    }
+    if not left_out:
         return config
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"bf16": True})})
+    return config.model_copy(update={"trainer": trainer.model_copy(update=left_out)})
 
 
 def planned_gpus(config: RunConfig) -> LocalGpus:

@@ -58,7 +58,8 @@ class FleetPlan:
     model: the folder of the model that is served first. folder: for logs, and for weights in transfer.
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
     trained: whether it receives new weights. releases: whether their memory is released between two batches.
-    max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration.
+    max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration. dtype: of all
+    versions that are sent.
     launcher: has a place for each server; None = on this machine, with the GPUs that this process can use.
     title: before the names of servers, in the status of the run.
     """
@@ -73,6 +74,7 @@ class FleetPlan:
     releases: bool = False
     max_in_flight: int | None = None
     arguments: Mapping[str, Value] = field(default_factory=dict)
+    dtype: str = "float32"
     launcher: Launcher | None = None
     title: str = ""
 
@@ -129,7 +131,7 @@ class FleetPlan:
             await policy.close()
             raise ConfigError(str(error)) from error
         try:
-            await deliver_directory(self.model, fleet.sink, 0)
+            await deliver_directory(self.model, fleet.sink, 0, dtype=self.dtype)
         except EngineError as error:
             await fleet.close()
             raise ConfigError(str(error)) from error

@@ -43,7 +43,8 @@ class EngineSetup(NamedTuple):
 
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. process, threads: the embedded engine's process, and its threads (count); without a process it
-    decodes in this one. max_in_flight, arguments, launcher, title: see `FleetPlan`.
+    decodes in this one. max_in_flight, arguments, dtype, launcher, title: see
+    `FleetPlan`.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class EngineSetup(NamedTuple):
     threads: int = 1
     max_in_flight: int | None = None
     arguments: Mapping[str, Value] = MappingProxyType({})
+    dtype: str = "float32"
     launcher: Launcher | None = None
     title: str = ""
 
@@ -109,6 +111,7 @@ def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> 
         releases=setup.releases,
         max_in_flight=setup.max_in_flight,
         arguments=setup.arguments,
+        dtype=setup.dtype,
         launcher=setup.launcher,
         title=setup.title,
     )

@@ -24,7 +24,7 @@ from agentrl.assembly.cluster import (
     cluster_facts,
     is_for_gpus,
     planned_gpus,
-    with_precision,
+    with_devices,
 )
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
@@ -56,6 +56,7 @@ from agentrl.run.parts import algorithm_of, filters_of, scoring_of
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
+from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON, Task
 
 _MEASURED = 64
@@ -92,7 +93,7 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
         # It writes nothing where a run resumes.
         config = start_of(run, settings, resume=resume).config
     else:
-        config = with_precision(config, bf16=is_for_gpus(config))
+        config = with_devices(config, ON_GPUS if is_for_gpus(config) else {})
         folder.check_free(config)
     check_machines(config, os.environ)
     return run_until_signal(_validated(config, folder))

@@ -46,7 +46,7 @@ def _published(config: RunConfig, source: ModelSource) -> dict[str, Memory]:
     engine = config.engine
     if engine.engine != "sglang" or config.rollout.replay is not None or not num_ranks(config):
         return {}
-    is_half = config.trainer.trainer == "megatron" and config.trainer.bf16
+    is_half = config.trainer.published_dtype == "bfloat16"
     # Each fleet has one, and one more is sent.
     version = published_memory(source.config, bf16=is_half)
     memory = {PUBLISHED: version.times(2 + config.has_eval_engine)}

@@ -228,6 +228,7 @@ async def engines_of(
         launcher=processes.places.launcher(POLICY),
         max_in_flight=in_flight,
         arguments={} if card is None else card.arguments,
+        dtype=config.trainer.published_dtype,
     )
     engine = await build_engine(source, config.engine, env.limits, setup)
     if not (evaluates and config.has_eval_engine):

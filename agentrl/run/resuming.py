@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.assembly.cluster import check_machines, ranks_have_gpus, with_precision
+from agentrl.assembly.cluster import check_machines, ranks_have_gpus, with_devices
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.cluster.config import ClusterConfig
@@ -32,6 +32,7 @@ from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
 from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
+from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -127,10 +128,12 @@ def start_of(
             )
         earlier = read_run(folder.path, kind)
         # What was decided when it began stays, on whatever machine it resumes.
-        config = with_precision(config, bf16=earlier.trainer.bf16)
+        decided = {name: getattr(earlier.trainer, name) for name in ON_GPUS}
+        config = with_devices(config, decided)
         return RunStart(config, folder, True, _changes(earlier, config, folder.path))
     folder.check_free(config)
-    return RunStart(with_precision(config, bf16=ranks_have_gpus(config)), folder, False, {})
+    devices = ON_GPUS if ranks_have_gpus(config) else {}
+    return RunStart(with_devices(config, devices), folder, False, {})
 
 
 def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:

@@ -205,6 +205,8 @@ class TrainingRun:
             with self.records.console.stage(TRAINER, 1) as bar, self.records.monitor.starting(bar):
                 trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
             progress.trainer = colocation.trainer = trainer
+            if (kernels := await trainer.kernels()) is not None:
+                self.records.console.line(kernels)
             if origin is not None:
                 await trainer.load_state(origin.trainer)
         if origin is None and self.critic_data is not None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentrl.losses import to_device
+from agentrl.losses import compiles, to_device
 
 _log = logging.getLogger(__name__)
 _SHORTEST = 0.8
@@ -83,15 +83,19 @@ def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
     return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
 
 
-def advice(device: torch.device, kernel: Kernel) -> str | None:
-    """What would make attention faster on a GPU; None = nothing that is known."""
-    if device.type != "cuda" or kernel.name.startswith("flash-attn 3"):
+def kernels_in_words(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The attention of a GPU, whether other kernels are compiled, and what would be faster; None = a CPU."""
+    if device.type != "cuda":
         return None
+    kernel = fastest(device, dtype)
+    parts = [f"kernels of the trainer: attention by {kernel.name}"]
     if kernel.attend is by_length:
-        return "bf16 = true, on a GPU of 2020 or newer, gives FlashAttention, which is several times as fast"
-    if torch.cuda.get_device_capability(device) == _HOPPER:
-        return "flash-attn 3 (the package flash_attn_3) would be faster on this GPU"
-    return None
+        parts.append("FlashAttention (bf16 = true, a GPU of 2020 or newer) would be several times as fast")
+    elif torch.cuda.get_device_capability(device) == _HOPPER and "flash-attn 3" not in kernel.name:
+        parts.append("flash-attn 3 would be faster on this GPU")
+    if not compiles(device):
+        parts.append("the others are not compiled: install Triton and a C compiler")
+    return "; ".join(parts) + "."
 
 
 def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,6 +16,9 @@ EVERY_VERSION = (
     "update_weights_interval, or offload_rollout = false."
 )
 """Why an interval of updates is refused."""
+
+ON_GPUS: Final[Mapping[str, int | bool]] = {"bf16": True, "max_tokens_per_gpu": 8192}
+"""What is left out, where ranks compute on GPUs: short rows keep a GPU waiting for the next kernel."""
 
 Rate = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -54,7 +58,8 @@ class TrainerConfig(Section):
     """Largest norm of the whole gradient; a longer one is scaled down to it."""
     max_tokens_per_gpu: Annotated[int, Field(ge=1)] = 1024
     """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
-    gradient; a longer sample goes through by itself."""
+    gradient; a longer sample goes through by itself. Left out, a run decides when it begins, as for bf16:
+    8192 where ranks get GPUs."""
     bf16: bool = False
     """Multiply matrices in bfloat16; gradients are added up and the optimizer steps in fp32. Megatron
     publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
@@ -67,6 +72,11 @@ class TrainerConfig(Section):
     offload_train: bool | None = None
     """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
     the CPU it returns unused memory); left out, as colocate."""
+
+    @property
+    def published_dtype(self) -> str:
+        """The dtype of the weights that an engine gets."""
+        return "bfloat16" if self.trainer == "megatron" and self.bf16 else "float32"
 
     @property
     def offloads_rollout(self) -> bool:

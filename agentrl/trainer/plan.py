@@ -64,6 +64,9 @@ class Worker(Protocol):
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, in the order of `weights`."""
 
+    def kernels(self) -> str | None:
+        """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
+
     def score(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
     ) -> dict[int, FloatArray]:

@@ -108,6 +108,14 @@ class RankTrainer:
         """The trainer, once every rank has its model; raises what the constructor raises."""
         return await ranks.run(cls, ranks, plan)
 
+    async def kernels(self) -> str | None:
+        """What the ranks compute with on GPUs, in a sentence; None = on the CPU.
+
+        Raises:
+            TrainerError: a rank failed.
+        """
+        return cast(str | None, (await self.ranks.run(self.ranks.call, "kernels"))[0])
+
     async def score(
         self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",), *, statistics: bool = False
     ) -> Scores:

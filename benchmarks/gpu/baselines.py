@@ -80,11 +80,15 @@ def save(path: Path, card: str, figures: Mapping[str, float], facts: Mapping[str
     write_text(path, json.dumps(held, indent=2) + "\n")
 
 
+def _is_lower_better(name: str) -> bool:
+    return name.endswith(_LOWER_IS_BETTER) and not name.endswith("_per_s")
+
+
 def _is_worse(name: str, value: float, best: float) -> bool:
-    if name.endswith(_LOWER_IS_BETTER):
+    if _is_lower_better(name):
         return value > best * (1 + TOLERANCE)
     return value < best * (1 - TOLERANCE)
 
 
 def _is_better(name: str, value: float, best: float) -> bool:
-    return value < best if name.endswith(_LOWER_IS_BETTER) else value > best
+    return value < best if _is_lower_better(name) else value > best

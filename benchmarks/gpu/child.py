@@ -96,15 +96,15 @@ class Child:
             self.error = f"ended after {within_s:.0f} s, with what it had measured"
             await self.kill()
 
-    async def stop(self) -> None:
-        """Ask it to end, and kill it where it does not."""
+    async def stop(self, within_s: float = _END_S) -> None:
+        """Ask a server to end, and kill it where it does not within these seconds; kill another job."""
         if self._process is None or self._reading is None:
             return
         assert self._process.stdin is not None, "a job has a pipe to its stdin"
         self._process.stdin.close()
         if self.spec.kind == "server" and self.told.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._reading), _END_S)
+                await asyncio.wait_for(asyncio.shield(self._reading), within_s)
         await self.kill()
 
     async def kill(self) -> None:

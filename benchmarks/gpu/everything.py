@@ -66,7 +66,7 @@ class Bench:
         helpers = self._helpers(jobs)
         async with AsyncExitStack() as stack:
             for child in (hardware, *helpers, *children):
-                stack.push_async_callback(child.stop)
+                stack.push_async_callback(child.stop, _END_S)
             for child in (hardware, *helpers, *children[: self._ahead(len(helpers))]):
                 await child.start()
             starting = asyncio.create_task(self._start_servers(hardware, helpers))
@@ -197,6 +197,8 @@ class Bench:
     def _row(self, spec: Spec, row: dict[str, JSON]) -> None:
         row = {"part": spec.kind, **row, "at_s": round(time.monotonic() - self._began, 1)}
         self.rows.append(row)
+        if "error" in row:
+            self.failed.append(f"{spec.name}, {row['name']}: {row['error']}")
         self.on_row(row)
 
     def _note(self, spec: Spec, sentence: str) -> None:

@@ -33,10 +33,10 @@ class _Bounds(NamedTuple):
 class Peer:
     """A causal language model of transformers and its optimizer on one device.
 
-    rows: tokens of a micro-batch. recompute: layers in the backward pass.
+    row_tokens: of a micro-batch. recompute: layers in the backward pass. rows: the packed batch.
     """
 
-    def __init__(self, path: Path, batch: TrainBatch, rows: int, device: str, recompute: bool) -> None:
+    def __init__(self, path: Path, batch: TrainBatch, row_tokens: int, device: str, recompute: bool) -> None:
         self._device = torch.device(device)
         self._bounds: _Bounds | None = None
         self.attention = (
@@ -53,18 +53,18 @@ class Peer:
         self._optimizer = torch.optim.AdamW(
             self._mains, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=device == "cuda"
         )
-        self._rows = micro_batches(batch.samples, [s.loss_mask for s in batch.samples], rows)
+        self.rows = micro_batches(batch.samples, [s.loss_mask for s in batch.samples], row_tokens)
         self._credit = [
             (
                 torch.from_numpy(row.gather(batch.credit.advantages)),
                 torch.from_numpy(row.gather(batch.credit.weights)),
             )
-            for row in self._rows
+            for row in self.rows
         ]
 
     def update(self) -> float:
         """One optimizer step; the norm of the gradient."""
-        for row, (advantages, weights) in zip(self._rows, self._credit, strict=True):
+        for row, (advantages, weights) in zip(self.rows, self._credit, strict=True):
             logp = self._logprobs(row)
             ratio = torch.exp(logp - logp.detach())
             loss = -(advantages.to(self._device) * ratio * weights.to(self._device)).sum()
@@ -81,11 +81,11 @@ class Peer:
         return float(norm)
 
     @torch.no_grad()
-    def score(self) -> None:
-        """The logprobs of all rows."""
-        for row in self._rows:
-            self._logprobs(row)
+    def score(self) -> list[Tensor]:
+        """The logprobs of all rows, each [N]."""
+        logprobs = [self._logprobs(row) for row in self.rows]
         card.synchronize()
+        return logprobs
 
     def _logprobs(self, row: MicroBatch) -> Tensor:
         """[N]: of the row's predicted tokens, in chunks whose logits the backward pass computes again."""

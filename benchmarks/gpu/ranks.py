@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +20,6 @@ from agentrl.types import JSON
 
 _STEPS = 1_000_000
 _ATTENTION = re.compile(r"attention: (.*)")
-_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class Ranks:
@@ -30,8 +28,6 @@ class Ranks:
     def __init__(self, count: int, folder: Path) -> None:
         self.count = count
         self.logs = folder / f"ranks-{uuid.uuid4().hex[:6]}"
-        # Rows of ragged lengths would leave holes that nothing fits into.
-        os.environ.setdefault(_ALLOCATOR, "expandable_segments:True")
         self.processes = Processes(count, self.logs, preloaded=WORKER)
 
     @property

@@ -69,6 +69,7 @@ def engine_config(bench: Bench, arguments: dict[str, JSON]) -> EngineConfig:
     """The settings of one server that a run would start."""
     return EngineConfig(
         engine="sglang",
+        max_slots=_MAX_REQUESTS,
         rollout_num_gpus_per_engine=0 if bench.spec.device == "cpu" else 1,
         sglang_python=bench.spec.python or None,
         sglang=arguments,

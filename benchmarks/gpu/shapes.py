@@ -131,7 +131,7 @@ def model_folder(folder: Path, shape: Shape, device: str, layers: int | None = N
     from transformers import AutoModelForCausalLM
 
     layers = layers or shape.layers
-    path = folder / "models" / (shape.name if layers == shape.layers else f"{shape.name}-{layers}")
+    path = folder / "models" / f"{shape.name}-{layers}-layers-of-{shape.hidden}"
     if (path / "complete").exists():
         return path
     shutil.rmtree(path, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from agentrl.errors import TrainerError
@@ -96,6 +97,9 @@ async def run(bench: Bench) -> None:
     variant = parsed(bench.spec.argument)
     num_ranks = variant.number("ranks", bench.spec.ranks or max(card.cards(), 1))
     ranks = Ranks(num_ranks, bench.folder) if variant.side == "megatron" else None
+    if variant.side != "megatron":
+        # Imported before the turn; the other sides do without it.
+        import_module("benchmarks.gpu.peer")
     turn = bench.turn()
     shape = shape_of(variant.shape, tiny=bench.spec.tiny)
     num_ranks = num_ranks if ranks else 1

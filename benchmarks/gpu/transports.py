@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tempfile
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.engine.config import EngineConfig
@@ -25,6 +26,15 @@ _LEAST_S = 8.0
 _LONGEST_S = 60.0
 
 
+class Target(NamedTuple):
+    """A server that gets weights. name: of the transport. model: they are its. folder: of what is written."""
+
+    name: str
+    url: str
+    model: Path
+    folder: Path
+
+
 def names() -> list[str]:
     """The transports that a run may choose."""
     annotation = EngineConfig.model_fields["update_weights_transport"].annotation
@@ -42,19 +52,26 @@ async def run(bench: Bench) -> None:
     url = url_of(turn, shape.name)
     async with ranks.training(model, rows=_ROWS, bf16=spec.device == "cuda") as trainer:
         bench.quiet()
-        for name in names():
-            if bench.left_s < (0 if spec.tiny else _LEAST_S):
-                bench.note(f"no time for {name}")
-                continue
-            try:
-                async with asyncio.timeout(min(_LONGEST_S, max(bench.left_s - 2, 1))):
-                    await _row(bench, turn, trainer, name, url, model)
-            except (AgentRLError, TimeoutError) as error:
-                bench.row(name, f"failed: {error or 'no time'}", {"error": str(error)})
+        # Not in the job's folder, which may lie in memory.
+        with tempfile.TemporaryDirectory(prefix="agentrl-weights-") as written:
+            for name in names():
+                target = Target(name, url, model, Path(written) / name)
+                await _row_or_why(bench, turn, trainer, target)
 
 
-async def _row(bench: Bench, turn: Turn, trainer: RankTrainer, name: str, url: str, model: Path) -> None:
-    fleet = await _joined(bench, name, url, model)
+async def _row_or_why(bench: Bench, turn: Turn, trainer: RankTrainer, target: Target) -> None:
+    if bench.left_s < (0 if bench.spec.tiny else _LEAST_S):
+        bench.note(f"no time for {target.name}")
+        return
+    try:
+        async with asyncio.timeout(min(_LONGEST_S, max(bench.left_s - 2, 1))):
+            await _row(bench, turn, trainer, target)
+    except (AgentRLError, TimeoutError) as error:
+        bench.row(target.name, f"failed: {error or 'no time'}", {"error": str(error)})
+
+
+async def _row(bench: Bench, turn: Turn, trainer: RankTrainer, target: Target) -> None:
+    fleet = await _joined(bench, target)
     versions, still = itertools.count(1), list[float]()
 
     async def publish() -> None:
@@ -65,7 +82,7 @@ async def _row(bench: Bench, turn: Turn, trainer: RankTrainer, name: str, url: s
         timed = await repeated(publish, bench.left_s / len(names()))
     finally:
         await fleet.close()
-    size = bytes_of_model(model)
+    size = bytes_of_model(target.model)
     rate, stands = size / timed.median, figures_of(still[1:]).median
     copies = f", {rate / turn.copy:.2%} of a copy on the card" if turn.copy else ""
     line = (
@@ -79,16 +96,21 @@ async def _row(bench: Bench, turn: Turn, trainer: RankTrainer, name: str, url: s
         "ms_a_gb": stands * 1e12 / size,
         **timed.figures(),
     }
-    bench.row(name, line, figures, {"gb_per_s": rate / 1e9, "standstill_s": stands})
+    bench.row(target.name, line, figures, {"gb_per_s": rate / 1e9, "standstill_s": stands})
 
 
-async def _joined(bench: Bench, name: str, url: str, model: Path) -> Fleet:
+async def _joined(bench: Bench, target: Target) -> Fleet:
     """The server, which has the weights of the directory by this transport: so it is warmed up, too."""
-    folder = bench.folder / f"transport-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    target.folder.mkdir()
     config = EngineConfig.model_validate(
-        {"engine": "sglang", "sglang_url": url, "update_weights_transport": name}
+        {"engine": "sglang", "sglang_url": target.url, "update_weights_transport": target.name}
     )
-    shape = shape_of(bench.spec.shape, tiny=bench.spec.tiny)
-    plan = FleetPlan(model=model, config=config, folder=folder, on_event=bench.note, vocab_size=shape.vocab)
-    return await plan.join(url)
+    plan = FleetPlan(
+        model=target.model,
+        config=config,
+        folder=target.folder,
+        dtype="float32" if bench.spec.device == "cpu" else "bfloat16",
+        on_event=bench.note,
+        vocab_size=shape_of(bench.spec.shape, tiny=bench.spec.tiny).vocab,
+    )
+    return await plan.join(target.url)

@@ -8,8 +8,8 @@ from agentrl.assembly import fleet
 from agentrl.assembly.fleet import _Reach, _reach_of, _transport
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.listener import HOST
+from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.distributed import Distributed
-from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError
 from tests.engine.feeding import open_rig
 from tests.engine.scheduling import Scheduler
@@ -36,7 +36,7 @@ def test_servers_that_run_elsewhere_already_get_their_weights_through_the_networ
     here = _reach_of(["http://127.0.0.1:1", "http://localhost:2"])
     assert here == (HOST, True)
     config = EngineConfig(engine="sglang", sglang_url=f"http://{FAR}:2")
-    assert isinstance(_transport(tmp_path, config, tmp_path, here), SharedMemory)
+    assert isinstance(_transport(tmp_path, config, tmp_path, here), CudaIpc)
 
     monkeypatch.setattr(fleet, "address_to", {FAR: NEAR, HOST: None}.get)
     away = _reach_of(["http://127.0.0.1:1", f"http://{FAR}:2"])

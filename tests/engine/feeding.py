@@ -14,6 +14,7 @@ import torch
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, Transport
+from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
@@ -21,6 +22,7 @@ from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from agentrl.weights.snapshot import LocalSnapshot
+from tests.engine import devices
 from tests.engine.scheduling import Scheduler, checkpoint
 
 NamedTensors = list[tuple[str, torch.Tensor]]
@@ -54,6 +56,9 @@ class Rig:
 
     async def send(self, version: int, *, tensors: NamedTensors | None = None, damage: int = 0) -> None:
         tensors = checkpoint(version) if tensors is None else tensors
+        if self.sink.takes_device_memory:
+            await self.sink.load(devices.Snapshot(tensors), version)
+            return
         async with self.sink.begin(manifest_of(tensors), version) as transaction:
             for bucket in pack_buckets(tensors, 100):
                 await transaction.put(bucket)
@@ -77,13 +82,20 @@ class Damaging:
     armed: list[bool]
     changed: Delivery | None = None
 
+    @property
+    def takes_device_memory(self) -> bool:
+        return self.inner.takes_device_memory
+
     async def open(self, servers: Sequence[Server], snapshot: Snapshot) -> None:
         await self.inner.open(servers, snapshot)
 
     @asynccontextmanager
     async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
         self.changed = None
-        if self.armed and self.armed.pop():
+        if self.armed and isinstance(delivery.snapshot, devices.Snapshot):
+            self.armed.pop()
+            delivery.snapshot.damage()
+        elif self.armed and self.armed.pop():
             first, *rest = await delivery.snapshot.buckets()
             data = first.data.copy()
             data[-1] ^= 1
@@ -126,6 +138,7 @@ def transports(folder: Path) -> dict[str, Transport]:
     (folder / "shared").mkdir(exist_ok=True)
     shared = folder / "shared"
     return {
+        "cuda ipc": CudaIpc(shared),
         "shared memory": SharedMemory(shared),
         "disk": Disk(folder / "disk", shared=shared),
         "delta": Disk(folder / "disk", full_every=3, mirror=folder / "mirror", shared=shared),

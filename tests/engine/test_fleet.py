@@ -35,15 +35,18 @@ async def publish(engine, version):
         await transaction.commit(sent.checksum)
 
 
-def expect_versions(prompt, completion):
-    """Expect each token to be the greedy one, with its logprob, of the model at the token's version."""
+def expect_versions(prompt, completion, tolerance=2e-5):
+    """Expect each token to be the greedy one, with its logprob, of the model at the token's version.
+
+    tolerance: of a logprob; where two tokens are nearer to each other, either may be the greedy one.
+    """
     ids = [*prompt, *completion.token_ids.tolist()]
     rows = {v: logits_of(tiny("qwen3", v), ids).astype(np.float64) for v in set(completion.versions.tolist())}
     for t, token in enumerate(completion.token_ids.tolist()):
         row = rows[int(completion.versions[t])][len(prompt) + t - 1]
-        best = row.max() - np.log(np.exp(row - row.max()).sum()) - row.max()
-        assert row.argmax() == token
-        assert float(completion.logprobs[t]) == pytest.approx(best, abs=2e-5)
+        logp = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert logp.max() - logp[token] <= 2 * tolerance
+        assert float(completion.logprobs[t]) == pytest.approx(logp[token], abs=tolerance)
 
 
 def start_request(fleet, number, new=LONG):

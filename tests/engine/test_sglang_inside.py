@@ -19,12 +19,15 @@ import torch
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
 from agentrl.engine.sglang.transports.bucket_files import in_memory, write_bucket
+from agentrl.engine.sglang.transports.cuda_ipc import request_of
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
 from agentrl.weights import pack_buckets
 from agentrl.weights.codec import bytes_of
+from agentrl.weights.device import Packed
 from agentrl.weights.shared import SharedBuffer
+from tests.engine.devices import packed_of
 from tests.engine.scheduling import Layered, checkpoint
 
 ALLOWED = {
@@ -308,3 +311,88 @@ def test_shared_files_are_private_and_go_with_their_block(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == [fresh, other]
     with pytest.raises(EngineError, match="no file can be created"), inside.shared_file(tmp_path / "none"):
         pass
+
+
+def load_device(
+    folder: Path, model: torch.nn.Module, packed: Packed, **changes: JSON
+) -> Mapping[str, object]:
+    return call(folder, model, **(request_of(packed.weights, is_whole=True) | changes))
+
+
+def test_the_memory_of_a_device_is_loaded_then_compared_bit_for_bit(tmp_path: Path) -> None:
+    model, weights = Layered(), checkpoint(1)
+    weights[0][1][0, 1] = -0.0
+    packed = packed_of(weights)
+    assert len(packed.weights.parts) > 3
+    for _ in range(2):
+        assert load_device(tmp_path, model, packed) == {"error": None, "tensors": {}}
+        assert call(tmp_path, model, action="read", tensors=listed(weights))["tensors"] == crcs(weights)
+    assert load_device(tmp_path, Layered(torch.bfloat16), packed)["error"] is None
+    plain = model.load_weights
+    for name in ("embed_tokens.weight", "q_proj.weight", "v_proj.bias", "up_proj.weight", "norm", "steps"):
+
+        def damaging(loaded, name=name) -> None:
+            plain(loaded)
+            model.layer.slice_of(name)[()] += 1
+
+        model.load_weights = damaging
+        assert f"holds another layer.{name} than was sent" in load_device(tmp_path, model, packed)["error"]
+        model.load_weights = plain
+    for part in packed.weights.parts:
+        packed.memory.bytes_B[part.start] ^= 1
+        assert "holds other bytes than was sent" in load_device(tmp_path, model, packed)["error"]
+        # A rank with shards compares no tensor with its model, and yet these bytes.
+        assert "holds other bytes" in load_device(tmp_path, model, packed, whole=False)["error"]
+        packed.memory.bytes_B[part.start] ^= 1
+    assert load_device(tmp_path, model, packed)["error"] is None
+
+
+def test_a_request_for_the_memory_of_a_device_is_checked_before_the_model_changes(tmp_path: Path) -> None:
+    model, packed = Layered(), packed_of(checkpoint(1))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    request = request_of(packed.weights, is_whole=True)
+    memory, (*rest, last) = request["memory"], request["parts"]
+    size = memory["num_bytes"]
+    start, end, content, ((name, shape, dtype, offset), *tensors) = last
+    other = tmp_path / "secret"
+    other.write_bytes(b"?" * size)
+
+    def part(**changes) -> JSON:
+        fields = {"start": start, "end": end, "content": content} | changes
+        return [*rest, [*fields.values(), last[3]]]
+
+    def tensor(*fields: object) -> JSON:
+        return [*rest, [start, end, content, [[*fields], *tensors]]]
+
+    handle = {"num_bytes": size, "path": "", "device": "GPU-0"}
+    hostile = {
+        "a path and a handle": {"memory": {**memory, "cuda": "ab" * 64}},
+        "neither": {"memory": {**memory, "path": ""}},
+        "a short handle": {"memory": {**handle, "cuda": "ab" * 63}},
+        "a long handle": {"memory": {**handle, "cuda": "ab" * 65}},
+        "a handle that is no hexadecimal": {"memory": {**handle, "cuda": "zz" * 64}},
+        "a handle of another type": {"memory": {**handle, "cuda": 5}},
+        "a handle where there is no card": {"memory": {**handle, "cuda": "ab" * 64}},
+        "an unknown field": {"memory": {**memory, "pickle": "x"}},
+        "a missing field": {"memory": {"num_bytes": size, "path": memory["path"]}},
+        "another file": {"memory": {**memory, "path": str(other)}},
+        "more bytes than there are": {"memory": {**memory, "num_bytes": size + 1}},
+        "less than no bytes": {"memory": {**memory, "num_bytes": -1}},
+        "a size that is no integer": {"memory": {**memory, "num_bytes": float(size)}},
+        "a size that is a truth": {"memory": {**memory, "num_bytes": True}},
+        "a part beyond the end": {"parts": part(end=size + 1)},
+        "a part before the start": {"parts": part(start=-1)},
+        "a part that ends before it starts": {"parts": part(start=end, end=start)},
+        "a part between bytes": {"parts": part(start=0.5)},
+        "a hash that is no integer": {"parts": part(content=str(content))},
+        "a tensor beyond its part": {"parts": tensor(name, shape, dtype, end)},
+        "a tensor before its part": {"parts": tensor(name, shape, dtype, offset - 8)},
+        "a tensor off its alignment": {"parts": tensor(name, shape, dtype, offset + 1)},
+        "a tensor of another shape": {"parts": tensor(name, [2**40, 2**40], dtype, offset)},
+        "an unknown tensor": {"parts": tensor("layer.other", shape, dtype, offset)},
+        "a dtype that is none": {"parts": tensor(name, shape, "load", offset)},
+    }
+    for what, change in hostile.items():
+        assert load_device(tmp_path, model, packed, **change)["error"], what
+        assert all(torch.equal(before[key], model.state_dict()[key]) for key in before), what
+    assert load_device(tmp_path, model, packed)["error"] is None

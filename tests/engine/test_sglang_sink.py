@@ -20,7 +20,7 @@ from tests.engine.feeding import TIMEOUT_S, Damaging, block_first, open_rig, tra
 from tests.engine.scheduling import Scheduler, checkpoint
 
 
-@pytest.mark.parametrize("kind", ["shared memory", "disk", "delta", "distributed"])
+@pytest.mark.parametrize("kind", ["cuda ipc", "shared memory", "disk", "delta", "distributed"])
 async def test_versions_follow_one_another_on_every_server(tmp_path: Path, kind: str) -> None:
     transport = transports(tmp_path)[kind]
     async with open_rig(tmp_path / "shared", Scheduler(), Scheduler(), transport=transport) as rig:
@@ -35,7 +35,7 @@ async def test_versions_follow_one_another_on_every_server(tmp_path: Path, kind:
             assert order == ["/pause_generation", "/update_weight_version", "/continue_generation"] * 5
 
 
-@pytest.mark.parametrize("kind", ["shared memory", "disk", "delta", "distributed"])
+@pytest.mark.parametrize("kind", ["cuda ipc", "shared memory", "disk", "delta", "distributed"])
 async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_path: Path, kind: str) -> None:
     transport = transports(tmp_path)[kind]
     async with open_rig(tmp_path / "shared", Scheduler(), Scheduler(), transport=transport) as rig:
@@ -64,7 +64,7 @@ async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_pat
         await rig.expect_version(3)
 
 
-@pytest.mark.parametrize("kind", ["shared memory", "disk", "delta", "distributed"])
+@pytest.mark.parametrize("kind", ["cuda ipc", "shared memory", "disk", "delta", "distributed"])
 async def test_what_is_sent_is_compared_with_what_the_trainer_has(tmp_path: Path, kind: str) -> None:
     armed: list[bool] = []
     transport = Damaging(transports(tmp_path)[kind], armed)

@@ -17,12 +17,15 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
+from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.protocols import Sampling
+from agentrl.weights import named_weights
+from tests.engine import devices
 from tests.engine.feeding import Damaging
 from tests.engine.serving import free_port, running, save_tiny, sglang_command
 from tests.engine.subjects import VOCAB, delivery_of, logits_of, text_of, tiny
@@ -31,11 +34,12 @@ pytestmark = pytest.mark.full
 
 PROMPTS = ([1, 10, 20, 30], [5, 6, 7])
 GREEDY = Sampling(12, temperature=0.0)
-KINDS = ("shared memory", "distributed", "disk", "delta")
+KINDS = ("cuda ipc", "shared memory", "distributed", "disk", "delta")
 
 
 def transport_of(kind: str, folder: Path) -> Transport:
     factories: dict[str, Callable[[], Transport]] = {
+        "cuda ipc": CudaIpc,
         "shared memory": SharedMemory,
         "distributed": lambda: Distributed(timeout_s=60.0),
         "disk": lambda: Disk(folder / "disk"),
@@ -68,6 +72,9 @@ class Rig(NamedTuple):
 
     async def send(self, version: int) -> None:
         delivery = delivery_of(tiny("qwen3", version))
+        if self.sink.takes_device_memory:
+            await self.sink.load(devices.Snapshot(list(named_weights(tiny("qwen3", version)))), version)
+            return
         async with self.sink.begin(delivery.manifest, version) as transaction:
             for bucket in delivery.buckets:
                 await transaction.put(bucket)
@@ -197,7 +204,7 @@ def launched(port: str) -> int:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", ["shared memory", "distributed"])
+@pytest.mark.parametrize("kind", ["cuda ipc", "shared memory", "distributed"])
 async def test_a_server_killed_in_mid_update_is_reported_and_the_other_keeps_serving(
     urls: list[str], tmp_path: Path, kind: str
 ) -> None:

@@ -28,6 +28,9 @@ def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path, monkeyp
         settings["update_weights_transport"] = "disk"
         for name in ("fed", "again"):
             result = train("Bandit", tmp_path, name, num_rollout=4, **settings)
+        # A trainer that publishes bfloat16 begins with weights in it.
+        half = train("Bandit", tmp_path, "half", num_rollout=1, trainer="megatron", bf16=True, **settings)
+        assert reconcile(half.folder).problems == ()
     rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
     # The server began with weights of another run, and then had those of the run before.
     assert result.reports["before"]["sampled"].mean < result.reports["after RL"]["sampled"].mean

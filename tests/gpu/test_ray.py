@@ -11,7 +11,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray.session import connected
 from tests.cluster.test_servers_on_ray import over_megatron, serves_the_weights_of_a_rank
 from tests.cluster.test_train_on_ray import trains_on_sglang
-from tests.gpu.test_sglang import GIVEN, ON_GPU
+from tests.gpu.test_sglang import FURTHEST, GIVEN, ON_GPU
 
 pytestmark = pytest.mark.gpu
 NUM_GPUS = torch.cuda.device_count()
@@ -27,6 +27,7 @@ ON_TWO_GPUS = GIVEN if NUM_GPUS > 1 else []
 def test_engine_and_trainer_take_turns_on_one_gpu(tmp_path, trainer, agentrl_sglang_python):
     log = trains_on_sglang(tmp_path, "Talkative", trainer=trainer, colocate=True, **SERVED)
     assert "device='cuda'" in log
+    assert "dtype='bfloat16'" in log
 
 
 @pytest.mark.parametrize("agentrl_sglang_python", GIVEN)
@@ -39,4 +40,4 @@ def test_engine_and_trainer_have_gpus_of_their_own(tmp_path, trainer, agentrl_sg
 @pytest.mark.parametrize("agentrl_sglang_python", ON_TWO_GPUS)
 async def test_a_rank_sends_its_weights_from_its_gpu_to_that_of_a_server(tmp_path, agentrl_sglang_python):
     with connected(ClusterConfig(cluster="ray"), tmp_path / "run", os.environ) as session:
-        await serves_the_weights_of_a_rank(session, tmp_path, over_megatron, "nccl", 1, **ARGUMENTS)
+        await serves_the_weights_of_a_rank(session, tmp_path, over_megatron, "nccl", 1, FURTHEST, **ARGUMENTS)

@@ -1,13 +1,13 @@
-"""SGLang on a GPU: the same promises, in fp32."""
+"""SGLang on a GPU: the same promises, in bfloat16."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-import torch
 
 from agentrl.engine.conformance import CHECKS
+from tests.cards import free_memory
 from tests.engine.fleets import sglang_fleet
 from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of
 from tests.engine.test_fleet import publish, start_request
@@ -15,9 +15,11 @@ from tests.engine.test_fleet import publish, start_request
 pytestmark = pytest.mark.gpu
 GIVEN = [python] if (python := os.environ.get("AGENTRL_SGLANG_PYTHON")) else []
 """The interpreter of an SGLang that is built for GPUs. What `make sglang-cpu` installs is for the CPU."""
-ON_GPU = {"attention_backend": "triton", "sampling_backend": "pytorch", "dtype": "float32"}
-TOLERANCE = 1e-3
-"""Kernels sum in another order, and may multiply in TF32."""
+ON_GPU = {"attention_backend": "triton", "sampling_backend": "pytorch"}
+MEAN, FURTHEST = 0.016, 0.07
+"""Differences of logprobs where engine, trainer or both compute in bfloat16, in the mean of many tokens and
+at most. Twice what was measured at 0.6 billion parameters (0.0077 and 0.035), where each of both was as far
+from transformers in fp32."""
 
 
 @pytest.mark.parametrize("agentrl_sglang_python", GIVEN)
@@ -25,17 +27,19 @@ async def test_a_server_on_a_gpu_keeps_its_promises_under_new_weights(tmp_path, 
     async with sglang_fleet(
         tmp_path, 1, device="cuda", context_len=2048, mem_fraction_static=0.3, **ON_GPU
     ) as fleet:
-        await keeps_all(subject_of(fleet, FLEET_CAPS, 2046, TOLERANCE), CHECKS[:-1])
+        await keeps_all(subject_of(fleet, FLEET_CAPS, 2046, FURTHEST), CHECKS[:-1])
         assert fleet.incidents == []
+        (log,) = tmp_path.glob("server-0.log")
+        assert "dtype='bfloat16'" in log.read_text()
 
 
 @pytest.mark.parametrize("agentrl_sglang_python", GIVEN)
 async def test_released_memory_is_free_on_the_card(tmp_path, agentrl_sglang_python):
     arguments = {**ON_GPU, "mem_fraction_static": 0.3, "enable_memory_saver": True}
     async with sglang_fleet(tmp_path, 1, device="cuda", context_len=2048, **arguments) as fleet:
-        before, _ = torch.cuda.mem_get_info()
+        before = free_memory()
         await fleet.release_memory(("weights", "kv_cache"))
-        assert torch.cuda.mem_get_info()[0] - before > 1 << 20
+        assert free_memory() - before > 1 << 20
         await fleet.resume_memory(("weights",))
         await publish(fleet, 1)
         await fleet.resume_memory(("kv_cache",))

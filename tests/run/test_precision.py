@@ -49,6 +49,16 @@ def test_it_is_on_where_ranks_get_gpus_unless_it_is_set(tmp_path, cards, number,
     assert begun(tmp_path, **settings) is bf16
 
 
+@pytest.mark.parametrize(
+    ("number", "settings", "tokens"),
+    [(0, {}, 1024), (1, {}, 8192), (1, {"max_tokens_per_gpu": 300}, 300), (1, {"trainer": "torch"}, 1024)],
+)
+def test_rows_are_long_where_ranks_get_gpus(tmp_path, cards, number, settings, tokens):
+    cards(number)
+    chosen = {**MEGATRON, "output_dir": str(tmp_path), **settings}
+    assert start_of(None, chosen, resume=False).config.trainer.max_tokens_per_gpu == tokens
+
+
 @pytest.mark.parametrize("began_with", [0, 1])
 def test_a_run_resumes_in_what_it_began_with_whatever_the_machine(tmp_path, cards, began_with):
     settings = {**MEGATRON, "output_dir": str(tmp_path), "name": "x"}

@@ -57,6 +57,8 @@ class MegatronPlan(Plan):
         assert place.rendezvous is not None, "Megatron's ranks are processes of their own"
         if not torch.cuda.is_available():
             torch.set_num_threads(1)
+        # Rows differ in length: without it the allocator keeps pieces of every size.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if is_loopback(place.rendezvous.host):
             # Otherwise gloo binds to the address of the machine's name, and NCCL to any but the loopback.
             for library in ("GLOO", "NCCL"):

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.attention import fastest
+from agentrl.trainer.attention import fastest, kernels_in_words
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
@@ -60,14 +60,16 @@ class MegatronWorker(Recorder, DeviceStore):
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, NetworkMemory(passes.tensors))
-        _log.info(
-            "attention: %s", fastest(compute_device(), self._passes["old"].network.config.params_dtype).name
-        )
+        _log.info("attention: %s", fastest(compute_device(), self._dtype).name)
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
         with CheckpointReader(self._plan.models["old"]) as checkpoint:
             return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
+
+    def kernels(self) -> str | None:
+        """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
+        return kernels_in_words(compute_device(), self._dtype)
 
     def score(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
@@ -180,6 +182,10 @@ class MegatronWorker(Recorder, DeviceStore):
         if self._plan.moves_reference:
             with self._memory["ref"].onloaded():
                 saving.read_shards(folder / FOLDERS["ref"], self._passes["ref"].network)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._plan.config.bf16 else torch.float32
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
         self._learners[role] = learner

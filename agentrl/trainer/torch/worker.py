@@ -17,6 +17,7 @@ from agentrl.checkpoints.loading import open_directory
 from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
+from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
@@ -79,6 +80,11 @@ class TorchWorker(Recorder, DeviceStore):
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
         return manifest_of(named_weights(self.model))
+
+    def kernels(self) -> str | None:
+        """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
+        dtype = torch.bfloat16 if self._config.bf16 else self.model.dtype
+        return kernels_in_words(self.model.device, dtype)
 
     def score(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False

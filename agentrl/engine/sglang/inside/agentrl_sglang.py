@@ -161,48 +161,67 @@ def _load_device(
 ) -> dict[str, tuple[str, int] | None]:
     """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
     for part in parts:
-        if not 0 <= part.start <= part.end <= memory.num_bytes:
-            raise ValueError(f"a part reaches from {part.start} to {part.end} in {memory.num_bytes} bytes")
+        _check_part(part, memory.num_bytes)
     sent = [tensor for part in parts for tensor in part.tensors]
     locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
     if whole:
         locations.check(sent)
-    unread: dict[str, tuple[str, int] | None] = {}
     device = next(parameter.device for _, parameter in model.named_parameters())
+    unread: dict[str, tuple[str, int] | None] = {}
+    flags: list[tuple[str, torch.Tensor]] = []
     with _mapped_memory(memory, device) as (bytes_B, is_near):
-        differs: list[tuple[str, torch.Tensor]] = []
-        for part in parts:
-            part_B = bytes_B[part.start : part.end]
-            if not is_near:
-                # The way from another card is taken once.
-                part_B = part_B.clone()
-            differs.append(("", content_hash(part_B) != part.content_hash))
-            loaded = list(_tensors_in(part_B, part))
-            model.load_weights(loaded)
-            for tensor, (name, data) in zip(part.tensors, loaded, strict=True) if whole else ():
+        model.load_weights(_received(bytes_B, parts, flags, is_near=is_near))
+        # Only now: loading one tensor may have changed another.
+        for part in parts if whole else ():
+            pairs = zip(part.tensors, _tensors_in(bytes_B[part.start : part.end], part), strict=True)
+            for tensor, (name, data) in pairs:
                 place = locations.of(tensor)
                 if place is None:
                     unread[name] = None
                 else:
-                    differs.append((name, _differs(place, data)))
-        # The device is waited for once; the memory is read until then.
-        flags = torch.stack([flag for _, flag in differs]).tolist() if differs else []
-    for (name, _), flag in zip(differs, flags, strict=True):
-        if flag:
-            what = f"the model holds another {name}" if name else "the memory holds other bytes"
-            raise ValueError(f"{what} than was sent")
+                    flags.append((f"the model holds another {name}", _differs(place, data)))
+        # The device is waited for once, while the memory is mapped.
+        differs = torch.stack([flag for _, flag in flags]).tolist() if flags else []
+    wrong = next((what for (what, _), differing in zip(flags, differs, strict=True) if differing), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} than was sent")
     return unread
+
+
+def _received(
+    bytes_B: torch.Tensor, parts: Sequence[_Part], flags: list[tuple[str, torch.Tensor]], *, is_near: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors; flags: gets whether a part has other bytes than its hash is of."""
+    for part in parts:
+        part_B = bytes_B[part.start : part.end]
+        if not is_near:
+            part_B = part_B.clone()
+        flags.append(("the memory holds other bytes", content_hash(part_B) != part.content_hash))
+        yield from _tensors_in(part_B, part)
+
+
+def _check_part(part: _Part, num_bytes: int) -> None:
+    if not 0 <= part.start <= part.end <= num_bytes:
+        raise ValueError(f"a part reaches from {part.start} to {part.end} in {num_bytes} bytes")
+    for tensor in part.tensors:
+        is_inside = part.start <= tensor.offset and tensor.offset + _size_of(tensor) <= part.end
+        size = tensor.dtype.itemsize
+        if not is_inside or tensor.offset % size or part.start % size:
+            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
+
+
+def _size_of(tensor: _SentTensor) -> int:
+    size = tensor.dtype.itemsize
+    for length in tensor.shape:
+        size *= length
+    return size
 
 
 def _tensors_in(part_B: torch.Tensor, part: _Part) -> Iterator[tuple[str, torch.Tensor]]:
     for tensor in part.tensors:
-        size = tensor.dtype.itemsize
-        for length in tensor.shape:
-            size *= length
         start = tensor.offset - part.start
-        if start < 0 or start + size > len(part_B) or tensor.offset % tensor.dtype.itemsize:
-            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
-        yield tensor.name, part_B[start : start + size].view(tensor.dtype).view(tensor.shape)
+        flat_B = part_B[start : start + _size_of(tensor)]
+        yield tensor.name, flat_B.view(tensor.dtype).view(tensor.shape)
 
 
 def _differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
@@ -419,11 +438,9 @@ def _map_tensors(path: str, sent: Iterable[_SentTensor]) -> Iterator[tuple[str, 
     finally:
         os.close(descriptor)
     for tensor in sent:
-        count = 1
-        for size in tensor.shape:
-            count *= size
-        if tensor.offset + count * tensor.dtype.itemsize > len(memory):
+        if tensor.offset + _size_of(tensor) > len(memory):
             raise ValueError(f"{tensor.name} reaches beyond the end of the file")
+        count = _size_of(tensor) // tensor.dtype.itemsize
         if count == 0:
             yield tensor.name, torch.empty(tensor.shape, dtype=tensor.dtype)
             continue
