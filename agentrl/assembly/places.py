@@ -29,7 +29,7 @@ from agentrl.gpus import check_gpus, in_words, own_gpus, variables_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.snapshots import Ranks
 from agentrl.types import JSON
 
 C = TypeVar("C", bound=RunConfig)

@@ -49,6 +49,9 @@ class Ranks(Protocol):
     async def run(self, function: Callable[..., R], *args: object) -> R:
         """Run a function that makes such calls, off the event loop where the ranks are processes."""
 
+    def end(self) -> None:
+        """End all ranks at once, in the middle of a call, too; any thread may call this."""
+
     def close(self) -> None:
         """End all ranks."""
 
