@@ -103,6 +103,8 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks refill --json
 	$(BIN)/python -m benchmarks simulate --json
 	$(BIN)/python -m benchmarks async --json
+	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
+	    $(BIN)/python -m benchmarks gpu --json; fi
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for its tests and for bench (2 GB)
 

@@ -278,8 +278,7 @@ def ray_command(as_json: bool, only: str) -> None:
 def megatron_command(as_json: bool, only: str) -> None:
     """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
 
-    Sections: step, publish, layouts (two ranks against one), gpu (where there is one). It starts ranks, and
-    stops them.
+    Sections: step, publish, layouts (two ranks against one). It starts ranks on the CPU, and stops them.
     """
     from benchmarks.megatron.everything import bench_megatron
 

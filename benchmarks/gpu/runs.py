@@ -99,7 +99,8 @@ def _settings(bench: Bench, turn: Turn) -> dict[str, JSON]:
         "use_tensorboard": False,
     }
     if tiny:
-        settings |= {"rollout_batch_size": 4, "n_samples_per_prompt": 4}
+        # A model that has learned nothing gives no signal; entropy is trained on all the same.
+        settings |= {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "entropy_coef": 0.01}
     if RUNS in turn.urls:
         settings |= {"engine": "sglang", "sglang_url": turn.urls[RUNS]}
     return settings

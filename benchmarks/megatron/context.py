@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.losses import PolicyLoss
@@ -36,18 +35,16 @@ TWO_RANK_LAYOUTS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """A model and the settings of both trainers. row_tokens: of a micro-batch. device: of both sides."""
+    """A model and the settings of both trainers. row_tokens: of a micro-batch."""
 
     name: str
     make: Callable[[], PreTrainedModel]
     row_tokens: int
-    bf16: bool = False
-    device: str = "cpu"
 
     @property
     def config(self) -> TrainerConfig:
         """The settings of both trainers."""
-        return TrainerConfig(lr=1e-5, max_tokens_per_gpu=self.row_tokens, bf16=self.bf16)
+        return TrainerConfig(lr=1e-5, max_tokens_per_gpu=self.row_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class MegatronContext:
             policy=Learning(PolicyLoss(), setup.config, _STEPS),
             models={"old": str(model)},
         )
-        with starting_on(setup.device):
+        with on_the_cpu():
             processes = Processes(plan.world_size, self.folder / "ranks", preloaded=WORKER)
         try:
             yield RankTrainer(processes, plan)
@@ -80,22 +77,19 @@ class MegatronContext:
 def torch_trainer(setup: TrainerSetup) -> TorchTrainer:
     """The torch trainer, in this process."""
     network = seeded(setup.make)
-    # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-    nn.Module.to(network, setup.device)
     return TorchTrainer(
         network, PolicyLoss(), setup.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
     )
 
 
 @contextmanager
-def starting_on(device: str) -> Iterator[None]:
-    """Hide all GPUs from processes that are started in the block for the CPU: a rank uses any visible GPU.
+def on_the_cpu() -> Iterator[None]:
+    """Hide all GPUs from processes that are started in the block: a rank uses any visible GPU.
 
     This process may have initialized CUDA before; its view does not change.
     """
     before = os.environ.get(_VISIBLE)
-    if device == "cpu":
-        os.environ[_VISIBLE] = ""
+    os.environ[_VISIBLE] = ""
     try:
         yield
     finally:

@@ -13,21 +13,18 @@ import torch
 
 from agentrl.errors import UserError, did_you_mean
 from agentrl.extras import require
-from agentrl.gpus import present_gpus
 from agentrl.types import JSON
 from benchmarks.engines.context import ResultRow
 from benchmarks.machine import machine
-from benchmarks.megatron import gpu, publish, step
+from benchmarks.megatron import publish, step
 from benchmarks.megatron.context import TWO_RANK_LAYOUTS, MegatronContext
-from benchmarks.megatron.settings import SETTINGS, GpuSettings, MegatronSettings
+from benchmarks.megatron.settings import SETTINGS, MegatronSettings
 
 SECTIONS: Mapping[str, Callable[[MegatronContext], Awaitable[list[ResultRow]]]] = {
     "step": step.bench,
     "publish": publish.bench,
     "layouts": step.bench_layouts,
-    "gpu": gpu.bench,
 }
-_ON_GPUS = ("gpu",)
 
 
 def bench_megatron(
@@ -57,18 +54,9 @@ def bench_megatron(
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
             context = MegatronContext(Path(folder), settings, on_event)
-            return asyncio.run(_bench(context, _selected_sections(only, on_event)))
+            return asyncio.run(_bench(context, [name for name in SECTIONS if not only or name in only]))
     finally:
         torch.set_num_threads(before)
-
-
-def _selected_sections(only: Sequence[str], on_event: Callable[[str], None]) -> list[str]:
-    if only:
-        return [name for name in SECTIONS if name in only]
-    if torch.cuda.is_available():
-        return [*SECTIONS]
-    on_event(f"left out: {', '.join(_ON_GPUS)} (torch sees no GPU)")
-    return [name for name in SECTIONS if name not in _ON_GPUS]
 
 
 async def _bench(context: MegatronContext, names: Sequence[str]) -> dict[str, JSON]:
@@ -88,21 +76,7 @@ async def _bench(context: MegatronContext, names: Sequence[str]) -> dict[str, JS
             "layout_row_tokens": settings.layout_row_tokens,
             "layouts": {name: {**sizes} for name, sizes in TWO_RANK_LAYOUTS.items()},
             "loss": "PolicyLoss(), AdamW, fp32",
-            "gpu": _gpu_settings(settings.gpu),
             "machine": {**machine(), "megatron-core": version("megatron-core")},
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
-    }
-
-
-def _gpu_settings(gpu: GpuSettings) -> JSON:
-    return {
-        "device": next((card.name for card in present_gpus()), gpu.device),
-        "models": {model.name: model.make_config().to_diff_dict() for model in gpu.models},
-        "lengths": [*gpu.lengths],
-        "row_tokens": gpu.row_tokens,
-        "rounds": gpu.rounds,
-        "updates": gpu.updates,
-        "dtype": "bf16, AdamW in fp32",
-        "warm_up": "one update after building",
     }

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 from transformers import PretrainedConfig
 
-H100_BF16 = 989e12
-"""Dense bf16 operations a second of an H100 or H200, by their data sheets."""
-
 
 def forward_flops(
     config: PretrainedConfig, lengths: Sequence[int], predicted: int, *, causal: bool = True

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 STEP_TARGET = 0.85
 PUBLISH_TARGET = 1.5
@@ -81,54 +71,6 @@ def small_even() -> PreTrainedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuModel:
-    """A model under test on a GPU. utilisation: the target for model FLOP utilisation."""
-
-    name: str
-    make_config: Callable[[], PretrainedConfig]
-    utilisation: float | None = None
-
-    def make(self) -> PreTrainedModel:
-        """The model with random weights."""
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            self.make_config(), dtype=torch.float32, trust_remote_code=False
-        )
-        return model
-
-
-def qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> Qwen3Config:
-    """The configuration of a dense Qwen3 with tied embeddings, as in its config.json."""
-    return Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        tie_word_embeddings=True,
-        pad_token_id=None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSettings:
-    """lengths: of a batch's samples (tokens). rounds: builds of each side; updates: of each round."""
-
-    device: str = "cuda"
-    models: tuple[GpuModel, ...] = (
-        GpuModel("Qwen3-0.6B", partial(qwen3, 1024, 3072, 28, 16)),
-        GpuModel("Qwen3-4B", partial(qwen3, 2560, 9728, 36, 32), utilisation=0.4),
-    )
-    lengths: tuple[int, ...] = (4096,) * 8
-    row_tokens: int = 4096
-    rounds: int = 5
-    updates: int = 3
-
-
-@dataclass(frozen=True, slots=True)
 class MegatronSettings:
     """row_tokens: of a micro-batch; layout_row_tokens: the same for `layouts`."""
 
@@ -138,7 +80,6 @@ class MegatronSettings:
     row_tokens: int = 1024
     layout_row_tokens: int = 256
     repeats: int = 9
-    gpu: GpuSettings = GpuSettings()
 
 
 SETTINGS = MegatronSettings()

@@ -14,6 +14,7 @@ from tests.house.source import ROOT
 NAMES = {
     *("algorithms", "async", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
     *(
+        "gpu",
         "grading",
         "journal",
         "megatron",

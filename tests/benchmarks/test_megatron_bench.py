@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -20,11 +19,12 @@ from transformers import (
 )
 
 from agentrl.errors import UserError
-from benchmarks.megatron import everything, gpu
-from benchmarks.megatron.context import batch_of, starting_on
+from benchmarks.gpu.shapes import SHAPES
+from benchmarks.megatron import everything
+from benchmarks.megatron.context import batch_of, on_the_cpu
 from benchmarks.megatron.everything import bench_megatron
 from benchmarks.megatron.flops import forward_flops
-from benchmarks.megatron.settings import SETTINGS, BatchWorkload, GpuModel, GpuSettings, MegatronSettings
+from benchmarks.megatron.settings import SETTINGS, BatchWorkload, MegatronSettings
 
 
 def tiny() -> PreTrainedModel:
@@ -55,19 +55,10 @@ SMALL = MegatronSettings(
     row_tokens=32,
     layout_row_tokens=16,
     repeats=2,
-    gpu=GpuSettings(
-        device="cpu",
-        models=(GpuModel("tiny", tiny_config, utilisation=0.4),),
-        lengths=(16, 9),
-        row_tokens=16,
-        rounds=2,
-        updates=1,
-    ),
 )
 ROWS = {
     "step": {"update, equal", "score, equal", "update, short", "score, short"},
     "publish": {"publish, one rank", "publish, TP2"},
-    "gpu": {"gpu, tiny"},
     "layouts": {f"update, {name} by one rank" for name in ("TP2", "PP2", "CP2", "DP2")},
 }
 
@@ -102,53 +93,24 @@ def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
     assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
 
 
-def test_without_a_gpu_its_section_is_skipped_or_refused(monkeypatch):
-    ran, events = [], []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in everything.SECTIONS:
-        monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
-    bench_megatron(settings=SETTINGS, on_event=events.append)
-    assert ran == ["step", "publish", "layouts"]
-    assert events == ["left out: gpu (torch sees no GPU)"]
-    monkeypatch.setitem(everything.SECTIONS, "gpu", gpu.bench)
-    with pytest.raises(UserError, match="Section gpu needs a GPU"):
-        bench_megatron(only=["gpu"])
-
-
 @pytest.mark.parametrize("before", [None, "1"])
-@pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", None)])
-def test_gpus_are_hidden_from_processes_for_the_cpu_only(monkeypatch, before, device, visible):
+def test_gpus_are_hidden_from_processes_for_the_cpu_only(monkeypatch, before):
     name = "CUDA_VISIBLE_DEVICES"
     monkeypatch.delenv(name, raising=False)
     if before is not None:
         monkeypatch.setenv(name, before)
-    with starting_on(device):
+    with on_the_cpu():
         output = subprocess.run(
             [sys.executable, "-c", f"import os; print(repr(os.environ.get({name!r})))"],
             capture_output=True,
             text=True,
             check=True,
         ).stdout.strip()
-    assert output == repr(before if visible is None else visible)
+    assert output == "''"
     assert os.environ.get(name) == before
 
 
-async def test_a_round_counts_only_its_own_gpu_memory(monkeypatch):
-    used = iter([100, 250])
-    monkeypatch.setattr(gpu, "_used", lambda device: next(used))
-
-    async def side():
-        return gpu._Round(7.0, gpu._used("cuda"))
-
-    assert await gpu._round(side, "cuda") == (7.0, 150)
-
-
-async def nothing(ran, name, _context):
-    ran.append(name)
-    return []
-
-
-@pytest.mark.parametrize("make", [*(model.make_config for model in SETTINGS.gpu.models), tiny_config])
+@pytest.mark.parametrize("make", [*(shape.config for shape in SHAPES.values()), tiny_config])
 def test_operations_are_those_that_torch_counts(make):
     """One layer, a small vocabulary: torch counts attention to all tokens, also to later ones."""
     config = make()
@@ -170,6 +132,6 @@ def test_causal_attention_needs_half_of_the_operations():
 
 
 def test_an_unknown_section_is_an_error_message():
-    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts, gpu"):
+    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts"):
         bench_megatron(only=["stop"])
     assert set(everything.SECTIONS) == set(ROWS)
