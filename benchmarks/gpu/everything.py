@@ -71,6 +71,8 @@ class Bench:
                 await child.start()
             starting = asyncio.create_task(self._start_servers(hardware, helpers))
             stack.callback(starting.cancel)
+            # Whatever became of it: nobody waits for it then.
+            starting.add_done_callback(lambda _: self._settled.set())
             await self._measure(hardware)
             for number, entry in enumerate(jobs):
                 # At least the next one, so that its imports are over when its turn comes.
@@ -79,6 +81,8 @@ class Bench:
                         await child.start()
                 await self._turn_of(entry, children[number])
                 await self._stop_unneeded(jobs[number + 1 :])
+            if starting.done():
+                starting.result()
 
     def _child(self, spec: Spec) -> Child:
         return Child(spec, self._row, self._note, self._settled.wait)
@@ -116,13 +120,16 @@ class Bench:
                 # It computes on the CPU, so it need not wait.
                 helper.give(Turn(_SERVER_S))
         await hardware.finished()
+        # Its own waiter may learn of its end later than this task.
+        self.facts |= hardware.facts
+        if hardware.error:
+            return
         for name, server in self.servers.items():
             if name == RUNS:
                 await self._warm(helpers)
             server.give(self._turn(_SERVER_S))
         await asyncio.gather(*map(self._up, self.servers.values()))
         await self._warm(helpers)
-        self._settled.set()
 
     async def _up(self, server: Child) -> None:
         """Wait until a server is up, or has failed; one that takes too long is ended."""
@@ -143,8 +150,8 @@ class Bench:
 
     def _turn(self, seconds: float) -> Turn:
         urls = {name: str(s.facts["url"]) for name, s in self.servers.items() if "url" in s.facts}
-        numbers = {name: cast(float, self.facts.get(name, 0.0)) for name in ("matmul", "copy")}
-        counts = {name: cast(int, self.facts.get(name, 0)) for name in ("memory", "cards")}
+        numbers = {name: cast(float, self.facts[name]) for name in ("matmul", "copy")}
+        counts = {name: cast(int, self.facts[name]) for name in ("memory", "cards")}
         models = {"warm": str(self.facts["warm"])} if "warm" in self.facts else {}
         return Turn(
             seconds, numbers["matmul"], numbers["copy"], counts["memory"], counts["cards"], urls, models
