@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import ssl
 import subprocess
 import tracemalloc
@@ -398,8 +397,6 @@ async def test_a_real_server_answers_in_every_form():
 
 
 async def test_an_encrypted_server_is_asked_only_under_its_own_certificate(tmp_path):
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is missing, which makes the certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
