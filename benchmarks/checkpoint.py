@@ -33,7 +33,8 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
-from agentrl.trainer.ranks import Ranks, RankTrainer
+from agentrl.trainer.ranks import RankTrainer
+from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON, TrainBatch
 from benchmarks.compare import Figures, figures_of

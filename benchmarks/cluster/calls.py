@@ -11,7 +11,7 @@ from functools import partial
 
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.launch.ray_ranks import RayRanks
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.snapshots import Ranks
 from agentrl.types import JSON, TrainBatch
 from benchmarks import idle
 from benchmarks.cluster.context import Cluster, RayBench

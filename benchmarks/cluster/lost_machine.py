@@ -33,7 +33,8 @@ from agentrl.observe import read_metrics, reconcile
 from agentrl.observe.history import METRICS
 from agentrl.protocols import StepReport
 from agentrl.trainer.plan import Plan
-from agentrl.trainer.ranks import Ranks, RankTrainer
+from agentrl.trainer.ranks import RankTrainer
+from agentrl.trainer.snapshots import Ranks
 from agentrl.types import JSON, TrainBatch
 from benchmarks.cluster.machines import kill_far, two_machines
 
