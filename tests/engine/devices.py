@@ -55,7 +55,7 @@ def packed_of(tensors: NamedTensors, bucket_bytes: int = 100) -> Packed:
     return packed(layout, FileMemory(layout.num_bytes), fill)
 
 
-class Snapshot(DeviceSnapshot):
+class PackedSnapshot(DeviceSnapshot):
     """Tensors in such memory of this process. packed: where they are; copies: that were made on the host."""
 
     def __init__(self, tensors: NamedTensors) -> None:

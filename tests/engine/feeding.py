@@ -57,7 +57,7 @@ class Rig:
     async def send(self, version: int, *, tensors: NamedTensors | None = None, damage: int = 0) -> None:
         tensors = checkpoint(version) if tensors is None else tensors
         if self.sink.takes_device_memory:
-            await self.sink.load(devices.Snapshot(tensors), version)
+            await self.sink.load(devices.PackedSnapshot(tensors), version)
             return
         async with self.sink.begin(manifest_of(tensors), version) as transaction:
             for bucket in pack_buckets(tensors, 100):
@@ -92,7 +92,7 @@ class Damaging:
     @asynccontextmanager
     async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
         self.changed = None
-        if self.armed and isinstance(delivery.snapshot, devices.Snapshot):
+        if self.armed and isinstance(delivery.snapshot, devices.PackedSnapshot):
             self.armed.pop()
             delivery.snapshot.damage()
         elif self.armed and self.armed.pop():

@@ -73,7 +73,7 @@ class Rig(NamedTuple):
     async def send(self, version: int) -> None:
         delivery = delivery_of(tiny("qwen3", version))
         if self.sink.takes_device_memory:
-            await self.sink.load(devices.Snapshot(list(named_weights(tiny("qwen3", version)))), version)
+            await self.sink.load(devices.PackedSnapshot(list(named_weights(tiny("qwen3", version)))), version)
             return
         async with self.sink.begin(delivery.manifest, version) as transaction:
             for bucket in delivery.buckets:

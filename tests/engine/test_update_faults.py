@@ -39,6 +39,7 @@ class Breaking:
 
     def __post_init__(self) -> None:
         self.open, self.staged, self.close = self.inner.open, self.inner.staged, self.inner.close
+        self.takes_device_memory = self.inner.takes_device_memory
 
     async def send(self, servers, delivery):
         if delivery.version != self.version:

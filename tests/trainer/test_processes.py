@@ -69,6 +69,8 @@ class RecordingSink:
 class KeepingSink(RecordingSink):
     """A sink that has one snapshot, as a fleet has. most: bytes of weights in shared memory so far."""
 
+    takes_device_memory = False
+
     def __init__(self, pid):
         self.pid, self.current, self.most = pid, None, 0
 
