@@ -33,8 +33,10 @@ from agentrl.assembly.memory import (
     torch_memory,
 )
 from agentrl.assembly.places import local_places
+from agentrl.assembly.rollout import most_in_flight
 from agentrl.checkpoints.source import open_config
 from agentrl.checkpoints.tensors import num_parameters
+from agentrl.envs import BaseEnv
 from agentrl.errors import ConfigError
 from agentrl.gpus import present_gpus
 from agentrl.losses.tokens import max_logits_on
@@ -99,6 +101,33 @@ class Card(NamedTuple):
             "peak_bytes": self.peak,
             "total_bytes": self.total,
         }
+
+
+class Serving(NamedTuple):
+    """How large the policy's servers are. max_in_flight: requests at once (count). card: as `shared_card`."""
+
+    max_in_flight: int
+    card: Card | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, int | float]:
+        """Those of the servers that follow from the card."""
+        return {} if self.card is None else self.card.arguments
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """What each side of the card will hold."""
+        return iter(()) if self.card is None else self.card.lines()
+
+
+def serving_of(config: RunConfig, policy: PreTrainedConfig, env: BaseEnv) -> Serving:
+    """How large the servers of a run are, for its environment.
+
+    Raises:
+        ConfigError: a server and a rank do not fit on the GPU that they share.
+    """
+    in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
+    return Serving(in_flight, shared_card(config, policy, env.limits.max_tokens, in_flight))
 
 
 def shared_gpus(config: RunConfig) -> Collection[str]:

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from agentrl.assembly.cards import Serving
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import FleetPlan, model_plan
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.sglang.launch import Value
 from agentrl.gpus import own_gpus
 
 _FROM_MODEL = "--model-path"
@@ -29,13 +29,11 @@ class ServerCheck(NamedTuple):
     missing: tuple[str, ...] = ()
 
 
-async def check_servers(
-    config: RunConfig, model: Path, *, in_flight: int | None = None, arguments: Mapping[str, Value] = {}
-) -> ServerCheck:
+async def check_servers(config: RunConfig, model: Path, serving: Serving) -> ServerCheck:
     """Check the arguments of the servers that a run starts against the installed SGLang.
 
     On a machine without GPUs, SGLang may be missing where the servers need GPUs. model: the policy's.
-    in_flight, arguments: of its servers, as of `FleetPlan`.
+    serving: how large its servers are.
 
     Raises:
         ConfigError: an argument does not exist, a model is missing, or SGLang is not installed.
@@ -46,8 +44,8 @@ async def check_servers(
         config=engine,
         folder=Path(),
         on_event=_ignore,
-        max_in_flight=in_flight,
-        arguments=arguments,
+        max_in_flight=serving.max_in_flight,
+        arguments=serving.arguments,
     )
     plans = dict(_plans(config, policy))
     if not plans or config.rollout.replay is not None:

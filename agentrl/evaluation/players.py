@@ -69,14 +69,8 @@ async def model_players(
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
         launcher = (cluster or local_servers(config.engine, config.cluster)).launcher(POLICY)
-        setup = EngineSetup(
-            folder,
-            on_event,
-            trains=False,
-            threads=threads,
-            max_in_flight=config.engine.max_slots,
-            launcher=launcher,
-        )
+        setup = EngineSetup(folder, on_event, trains=False, threads=threads, launcher=launcher)
+        setup = setup._replace(max_in_flight=config.engine.max_slots)
         engine = await build_engine(source, config.engine, limits, setup)
 
         def players_of(config: EvalConfig, env: BaseEnv) -> Players:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from agentrl.assembly.cards import shared_card
+from agentrl.assembly.cards import serving_of
 from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
@@ -26,7 +26,6 @@ from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
 from agentrl.assembly.policy import build_renderer, dialect_of
-from agentrl.assembly.rollout import most_in_flight
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource
@@ -117,11 +116,8 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         Replay.of(config, vocab_size=source.vocab_size, on_event=notes.append)
         _check_model(source, config)
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
-    in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
-    card = shared_card(config, source.config, env.limits.max_tokens, in_flight)
-    limits = {} if card is None else card.arguments
-    directory = source.directory.absolute()
-    servers = await check_servers(config, directory, in_flight=in_flight, arguments=limits)
+    serving = serving_of(config, source.config, env)
+    servers = await check_servers(config, source.directory.absolute(), serving)
     memory = memory_by_process(config, source, env)
     check_fits(memory, is_elsewhere=is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
@@ -130,7 +126,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "prompts": {**_counts(data), **prompts},
         "model": _model_facts(config, source),
         "memory": {name: parts_of(part) for name, part in memory.items()},
-        "shared_gpus": {} if card is None else card.facts(),
+        "shared_gpus": {} if serving.card is None else serving.card.facts(),
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config),
         "gpus": _gpu_facts(config, servers),

@@ -13,7 +13,7 @@ from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
-from agentrl.assembly.cards import shared_card
+from agentrl.assembly.cards import serving_of
 from agentrl.assembly.cluster import EVALUATIONS, POLICY, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
@@ -24,7 +24,7 @@ from agentrl.assembly.places import Places
 from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
 from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer
-from agentrl.assembly.rollout import Filters, build_filters, build_play, most_in_flight
+from agentrl.assembly.rollout import Filters, build_filters, build_play
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
@@ -216,9 +216,8 @@ async def engines_of(
     if config.rollout.replay is not None:
         await _draw(source, inline=config.run.inline)
         return None, None
-    in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
-    card = shared_card(config, source.config, env.limits.max_tokens, in_flight)
-    for line in () if card is None else card.lines():
+    serving = serving_of(config, source.config, env)
+    for line in serving.lines:
         records.console.line(line)
     setup = EngineSetup(
         records.folder.engine,
@@ -227,8 +226,8 @@ async def engines_of(
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
         launcher=processes.places.launcher(POLICY),
-        max_in_flight=in_flight,
-        arguments={} if card is None else card.arguments,
+        max_in_flight=serving.max_in_flight,
+        arguments=serving.arguments,
         dtype=config.trainer.published_dtype,
     )
     engine = await build_engine(source, config.engine, env.limits, setup)

@@ -177,9 +177,8 @@ class TrainingRun:
         """Imitate demonstrations, then publish the result and save it in a folder of its own."""
         section, seed = self.config.warm_start, self.config.run.seed
         world, records, progress = self.world, self.records, self.progress
-        number, steps = section.demonstrations, section.warm_start_steps
-        watch, console = records.watch, records.console
-        with watch.stage(DEMONSTRATIONS, number), console.stage(DEMONSTRATIONS, number) as bar:
+        number, steps, console = section.demonstrations, section.warm_start_steps, records.console
+        with records.watch.stage(DEMONSTRATIONS, number), console.stage(DEMONSTRATIONS, number) as bar:
             tasks = tasks_of(world.make_env(), section.warm_start_split)
             samples = await demonstrate(
                 world.make_env, world.renderer, tasks, number, seed=seed, progress=bar.advance
@@ -188,7 +187,7 @@ class TrainingRun:
         size = section.warm_start_batch_size
         order = shuffled_batches(len(samples), size, seed=seed, total=steps * size)
         batches = ([samples[index] for index in indices] for indices in order)
-        with watch.stage(WARM_START, steps), console.stage(WARM_START, steps) as bar:
+        with records.watch.stage(WARM_START, steps), console.stage(WARM_START, steps) as bar:
             async for report in imitate(trainer, batches):
                 bar.advance(1, loss=report.metrics["train/loss"])
         if self.sink is not None:
@@ -260,8 +259,7 @@ class TrainingRun:
             await self.records.journal.write_step(self.progress.step + 1, entries)
         if loop.in_progress.trained:
             return
-        # A trainer that has died is what stopped the run.
-        with suppress(TrainerError):
+        with suppress(TrainerError):  # a trainer that has died is what stopped the run
             await self._save()
             if self.config.rollout.is_async and self.progress.state is not None:
                 groups = SavedGroups.of(self.progress.step, (*loop.in_progress.outcomes, *left), stopped)

@@ -48,6 +48,20 @@ REPORTED_VARIABLES = (
 )
 
 
+def collide(folder: Path, number: int) -> None:
+    if len(list(folder.iterdir())) < number:
+        Path(folder, str(os.getpid())).touch()
+        print(TAKEN, file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_slow() -> None:
+    for line in LINES:
+        time.sleep(0.5)
+        print(line, file=sys.stderr, flush=True)
+    time.sleep(0.5)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
@@ -57,15 +71,10 @@ def main() -> None:
     if habit == "ends":
         print("one line\nanother\n\x1b[31mno room for the weights", file=sys.stderr, flush=True)
         sys.exit(3)
-    if habit == "collides" and len(list(Path(details[0]).iterdir())) < int(details[1]):
-        Path(details[0], str(os.getpid())).touch()
-        print(TAKEN, file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+    if habit == "collides":
+        collide(Path(details[0]), int(details[1]))
     if habit == "slow":
-        for line in LINES:
-            time.sleep(0.5)
-            print(line, file=sys.stderr, flush=True)
-        time.sleep(0.5)
+        be_slow()
     if habit == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "TIDIED" in os.environ:
