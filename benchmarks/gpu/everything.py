@@ -162,7 +162,9 @@ class Bench:
         if entry.servers and not await self._has_servers(entry):
             await child.stop()
             return
-        seconds = min(entry.seconds, self.left_s)
+        # A job that waits for servers to start needs the time after that.
+        waits_s = 0.0 if self._settled.is_set() else _SERVER_S
+        seconds = min(entry.seconds + waits_s, self.left_s)
         if seconds < _LEAST_S and not self.options.tiny:
             self.left_out.append(f"{name}: no time was left")
             self.on_note(f"{name}: no time is left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.engine.config import EngineConfig
 from benchmarks.__main__ import main
-from benchmarks.gpu import baselines, transports
+from benchmarks.gpu import baselines, everything, transports
+from benchmarks.gpu.job import Turn
 from benchmarks.gpu.kernels import kernels_of
 from benchmarks.gpu.peer import Peer
 from benchmarks.gpu.plan import Options, common_spec, entries
@@ -163,6 +165,68 @@ def test_figures_that_became_worse_by_more_than_5_percent_are_named(tmp_path):
     baselines.save(path, "Card", better, {})
     assert baselines.read(path) == {"a: tokens_per_s": 110.0, "b: step_s": 1.5, "c: ratio": 1.0}
     assert baselines.file_of("NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.json"
+
+
+class _Job:
+    """A job that ends as soon as its turn comes; one of trainers asks for quiet first."""
+
+    turns: list[tuple[str, Turn]]
+    starts_s = 0.05
+
+    def __init__(self, spec, on_row, on_note, quiet):
+        self.spec, self._quiet = spec, quiet
+        self.facts, self.error, self.told, self._over = {}, "", asyncio.Event(), asyncio.Event()
+        self.is_started = self.is_running = False
+
+    async def start(self):
+        self.is_started = True
+
+    def give(self, turn):
+        self.turns.append((self.spec.name, turn))
+        self._work = asyncio.create_task(self._run())
+
+    async def _run(self):
+        if self.spec.kind == "hw":
+            self.facts = {"card": "Card", "memory": 7, "cards": 1, "matmul": 1.0, "copy": 1.0}
+        elif self.spec.kind == "server":
+            await asyncio.sleep(self.starts_s)
+            self.facts = {"url": "http://127.0.0.1:1"}
+            self.turns.append((f"{self.spec.name} is up", Turn(0)))
+        elif self.spec.kind == "trainers":
+            await self._quiet()
+        self.told.set()
+        self._over.set()
+        self.turns.append((f"{self.spec.name} ended", Turn(0)))
+
+    async def finished(self):
+        await self._over.wait()
+
+    async def ended(self, within_s):
+        await asyncio.wait_for(self._over.wait(), within_s)
+
+    async def stop(self, within_s=0):
+        pass
+
+    async def kill(self):
+        pass
+
+
+async def test_nothing_is_timed_while_a_server_starts_and_every_job_knows_the_card(monkeypatch, tmp_path):
+    monkeypatch.setattr(everything, "Child", _Job)
+    monkeypatch.setattr(_Job, "turns", [], raising=False)
+    options = Options(tiny=True, python="python", parts=("trainers", "agree"), variants=("0.6B",), seconds=60)
+    common = common_spec(options, tmp_path)
+    bench = everything.Bench(options, common, lambda row: None, lambda note: None)
+    await bench.run(entries(options, common))
+    names = [name for name, _ in _Job.turns if name != "server 0.6B ended"]
+    assert (
+        names.index("trainers 0.6B") < names.index("server 0.6B is up") < names.index("trainers 0.6B ended")
+    )
+    assert names[-2:] == ["agree", "agree ended"]
+    turns = dict(_Job.turns)
+    assert [turns[name].memory for name in ("server 0.6B", "trainers 0.6B", "agree")] == [7, 7, 7]
+    assert turns["agree"].urls == {"0.6B": "http://127.0.0.1:1"}
+    assert (bench.failed, bench.left_out) == ([], [])
 
 
 @pytest.mark.full
