@@ -46,7 +46,7 @@ def test_every_section_is_measured():
 
 
 async def test_both_sides_send_the_same_requests_to_a_server_that_runs_already():
-    server = ScriptedServer(generated(range(1, 17)))
+    server = ScriptedServer(generated(range(1, 17)), info={"context_length": 1 << 16})
     async with server.listening() as url:
         served = Served(loads=(("8", Load(8, 16)), ("steps", Load(8, 16, step_s=1.0))), repeats=1)
         figures = await bench_served(served, url)
