@@ -39,6 +39,8 @@ from benchmarks.question import ANSWER, QUESTION
 GENERATOR, PLAIN = "generator", "plain client"
 _CALLS = 3
 _TURNS = _CALLS + 1
+_FIRST_PLAIN_ID = 16
+"""The special tokens of the tokenizer have lower ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,9 @@ class Scripted:
         if len(sampled.token_ids) != self._tokens:
             raise EngineError(f"the server sent {len(sampled.token_ids)} tokens, not {self._tokens}.")
         end = self._call if turn < _CALLS else self._answer
-        ids = np.concatenate([sampled.token_ids[: -len(end)], end])
+        # A model may sample the tags of the dialect by chance.
+        begin = np.maximum(sampled.token_ids[: -len(end)], _FIRST_PLAIN_ID)
+        ids = np.concatenate([begin, end])
         return Completion(ids, sampled.logprobs, sampled.versions, Finish.STOP, int(end[-1]))
 
     async def close_session(self, session: str) -> None:
