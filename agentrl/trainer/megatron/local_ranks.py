@@ -56,7 +56,9 @@ class LocalRanks:
         near = torch.tensor([can_map], device=compute_device())
         near_by_rank = [torch.empty_like(near) for _ in range(dist.get_world_size())]
         dist.all_gather(near_by_rank, near)
-        self.far = frozenset(rank for rank, is_near in enumerate(near_by_rank) if not is_near.item())
+        # Rank 0 writes its own shards, wherever they are.
+        others = enumerate(near_by_rank[1:], start=1)
+        self.far = frozenset(rank for rank, is_near in others if not is_near.item())
 
     def open(self, buffer: SharedBuffer | None) -> Tensor | None:
         """The bytes of rank 0's buffer; None on a rank that cannot map it. buffer: on rank 0."""

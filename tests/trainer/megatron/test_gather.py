@@ -28,6 +28,8 @@ FOURS = {
     "PP2 x DP2": {"pipeline_model_parallel_size": 2},
 }
 BUCKET_BYTES = 8_000
+NOWHERE = "/nowhere"
+"""Where no rank can map anything: on GPUs all of them send."""
 FILES = {"a small file": b"?" * 16, "a large file": b"?" * 1_000_000}
 
 
@@ -49,7 +51,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     ]
 
     results, buffers = [], []
-    moved = elsewhere and rank == layout.world_size - 1
+    moved = elsewhere and (rank == layout.world_size - 1 or elsewhere == NOWHERE)
     with mock.patch.object(local_ranks._Location, "path", elsewhere) if moved else nullcontext():
         ours = local_ranks.LocalRanks(BUCKET_BYTES)
         for _ in range(2):
@@ -118,6 +120,13 @@ def test_some_ranks_write_while_others_send(four, layout, elsewhere):
     for far, results in four.run(gather, layout_of(FOURS[layout], 4), "qwen2", elsewhere):
         assert far == ([] if elsewhere is None else [3])
         assert all(right for right, _ in results)
+
+
+@pytest.mark.parametrize("layout", PAIRS)
+def test_where_nobody_maps_anything_the_first_rank_sends_nothing_to_itself(pair, layout):
+    for far, results in pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", NOWHERE):
+        assert far == [1]
+        assert [right for right, _ in results] == [True, True]
 
 
 def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
