@@ -26,8 +26,7 @@ from agentrl.errors import ConfigError
 from tests.engine.serving import free_port
 from tests.listening import listening
 
-PATIENCE_S = 20
-LIMIT = 1 << 20
+PATIENCE_S, LIMIT = 20, 1 << 20
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -111,10 +110,8 @@ def read(data, pieces, max_bytes=LIMIT):
 
 FORMS = {
     "length": (with_length(b'{"a": 1}'), (200, b'{"a": 1}'), False),
-    "empty": (with_length(b""), (200, b""), False),
     "upper case": (b"HTTP/1.1 200 OK\r\nCONTENT-LENGTH:2\r\n\r\nab", (200, b"ab"), False),
     "length twice": (OK + b"content-length: 2\r\nContent-Length: 2\r\n\r\nab", (200, b"ab"), False),
-    "without a reason": (b"HTTP/1.1 503\r\ncontent-length: 1\r\n\r\nx", (503, b"x"), False),
     "chunks": (in_chunks(b"ab", b"\r\n", b"c" * 300), (200, b"ab\r\n" + b"c" * 300), False),
     "no chunks": (in_chunks(), (200, b""), False),
     "chunk extensions": (
@@ -131,7 +128,6 @@ FORMS = {
     "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", (204, b""), False),
     "closing": (with_length(b"a", OK + b"Connection: Close\r\n"), (200, b"a"), True),
     "old": (with_length(b"a", b"HTTP/1.0 200 OK\r\n"), (200, b"a"), True),
-    "old, kept": (with_length(b"a", b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n"), (200, b"a"), False),
 }
 
 
@@ -341,20 +337,10 @@ async def test_a_reply_before_the_whole_request_is_taken_and_the_connection_is_c
     assert server.connections == 2
 
 
-async def test_a_large_request_arrives_whole():
-    server = RawServer(with_length(b"a"))
-    body = json.dumps(list(range(400_000))).encode()
-    async with server.listening() as url, connections() as made:
-        await post(made, url, body)
-    assert server.requests[0][1] == body
-
-
 async def test_where_nobody_listens_nothing_was_sent():
     async with connections() as made:
         with pytest.raises(UnreachableError):
             await post(made, f"http://127.0.0.1:{free_port()}")
-        with pytest.raises(UnreachableError):
-            await post(made, "http://no-such-host.invalid")
 
 
 async def test_a_server_that_never_accepts_is_given_up(monkeypatch):
@@ -407,7 +393,7 @@ async def test_an_encrypted_server_is_asked_only_under_its_own_certificate(tmp_p
     async with server.listening(ssl=own) as url:
         async with connections(ssl.create_default_context(cafile=str(certificate))) as made:
             assert [await post(made, url, b"x" * 300_000) for _ in range(3)] == [(200, b"a")] * 3
-        assert server.connections == 1
+        assert (server.connections, server.requests[0][1]) == (1, b"x" * 300_000)
         async with connections(ssl.create_default_context()) as made:
             with pytest.raises(UnreachableError, match="certificate verify failed"):
                 await post(made, url)

@@ -93,10 +93,9 @@ class SGLangPolicy:
         self._pending: dict[str, PendingRequest] = {}
         self._open = asyncio.Event()
         self._open.set()
-        self._holds = 0
+        self._holds = self._version = 0
         self._aborting: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
-        self._version = 0
         self._closed = False
 
     @property

@@ -229,15 +229,14 @@ class _Link(asyncio.Protocol):
         self._reply = self._loop.create_future()
         for part in request:
             transport.write(part)
+        is_reusable = False
         try:
             reply = await self._reply
-        except BaseException:
-            transport.abort()
-            raise
+            is_reusable = not (self._reader.is_last or transport.get_write_buffer_size())
         finally:
             self._reply = None
-        if self._reader.is_last or transport.get_write_buffer_size():
-            transport.abort()
+            if not is_reusable:
+                transport.abort()
         self.idle_since_s = self._loop.time()
         return reply
 
