@@ -97,7 +97,7 @@ def _by_transformers(
     """The logprobs of every token of each sample, one sample at a time; 0 of the first."""
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    network = AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False, dtype=dtype)
     nn.Module.to(network, device).eval()
     out: list[FloatArray] = []
     with torch.no_grad():

@@ -43,7 +43,9 @@ class Peer:
             "torch's FlashAttention, variable length" if device == "cuda" else "sdpa, by sequence"
         )
         AttentionInterface.register(_VARLEN, self._attend)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation=_VARLEN)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, dtype=torch.bfloat16, attn_implementation=_VARLEN
+        )
         nn.Module.to(model, self._device)
         self._model = model.train()
         if recompute:

@@ -172,7 +172,7 @@ async def _torch(load: Load) -> None:
     from agentrl.trainer.torch import TorchTrainer
     from benchmarks.gpu.shapes import tokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(load.model, trust_remote_code=False, dtype=torch.float32)
     torch.nn.Module.to(model, load.bench.spec.device)
     settings = {**load.variant.trainer, "max_tokens_per_gpu": load.rows}
     config = TrainerConfig.model_validate({"lr": 1e-6, "bf16": load.bench.spec.device == "cuda", **settings})
