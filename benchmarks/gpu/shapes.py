@@ -137,7 +137,9 @@ def model_folder(folder: Path, shape: Shape, device: str, layers: int | None = N
     shutil.rmtree(path, ignore_errors=True)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(shape.config(layers), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            shape.config(layers), trust_remote_code=False, dtype=torch.bfloat16
+        )
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     (path / "complete").touch()
