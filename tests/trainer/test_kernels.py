@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.attention import Ends, Sides, by_length, fastest
+from agentrl.trainer.attention import Ends, Sides, by_length, fastest, kernels_in_words
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)
@@ -119,3 +119,57 @@ def test_a_flash_attn_that_cannot_be_used_is_told_and_left_alone(monkeypatch, tm
     assert "flash" not in fastest(GPU, torch.bfloat16).name
     assert "flash-attn is installed, but cannot be used: " in caplog.text
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Presents a card of this capability, with a torch whose varlen_attn cannot share keys, as 2.11's."""
+    for package in ("flash_attn", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(sys.modules, package)
+
+    def of(*capability):
+        monkeypatch.setattr(varlen, "varlen_attn", lambda *row, is_causal=False: None)
+        monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    return of
+
+
+def test_the_operator_under_torchs_own_shares_keys_on_cards_that_have_it(card):
+    card(8, 0)
+    kernel = fastest(GPU, torch.bfloat16)
+    assert kernel.name == f"torch {torch.__version__} FlashAttention-2"
+    assert fastest(GPU, torch.float32).attend is by_length
+    card(7, 5)
+    assert fastest(GPU, torch.bfloat16).attend is by_length
+
+
+@LOOKS
+def test_flash_attn_3_goes_first_on_hopper_alone(monkeypatch, tmp_path, card, looks_back):
+    # Some of its versions return the normalisers, too.
+    source = FLASH_ATTN.replace("dropout_p=0.0, ", "").replace(" and dropout_p == 0.0", "")
+    source = source.replace(".to(q.dtype)", ".to(q.dtype), None")
+    (tmp_path / "flash_attn_interface.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    card(8, 0)
+    assert "flash-attn 3" not in fastest(GPU, torch.bfloat16).name
+    card(9, 0)
+    kernel = fastest(GPU, torch.bfloat16)
+    assert kernel.name == "flash-attn 3 9.8"
+    row = drawn(looks_back=looks_back)
+    torch.testing.assert_close(kernel.attend(*row, SCALE), by_length(*row, SCALE), atol=1e-6, rtol=1e-5)
+
+
+def test_the_start_of_a_run_names_what_it_computes_with_and_what_would_be_faster(monkeypatch, card):
+    monkeypatch.setattr("agentrl.trainer.attention.compiles", lambda device: device.type == "cuda")
+    assert kernels_in_words(torch.device("cpu"), torch.bfloat16) is None
+    card(9, 0)
+    sentence = kernels_in_words(GPU, torch.bfloat16)
+    assert sentence.endswith(" FlashAttention-2; flash-attn 3 would be faster on this GPU.")
+    assert "SDPA" in kernels_in_words(GPU, torch.float32)
+    assert "FlashAttention (bf16 = true" in kernels_in_words(GPU, torch.float32)
+    card(8, 0)
+    monkeypatch.setattr("agentrl.trainer.attention.compiles", lambda device: False)
+    assert kernels_in_words(GPU, torch.bfloat16).endswith("not compiled: install Triton and a C compiler.")
