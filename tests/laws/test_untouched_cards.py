@@ -17,6 +17,7 @@ def test_an_index_is_made_without_a_jax_that_is_there_already(tmp_path):
     assert touches(tmp_path, "after_jax") == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_driver_of_a_run_touches_no_card_though_its_rank_has_one(tmp_path):
     assert touches(tmp_path, "run") == []
