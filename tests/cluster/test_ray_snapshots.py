@@ -141,7 +141,7 @@ async def test_a_server_without_access_to_the_memory_gets_copies_from_then_on(ra
     def refuse(path, flags):
         raise PermissionError(f"{path} is no memory of a sender")
 
-    monkeypatch.setattr(agentrl_sglang, "_open_bucket", refuse)
+    monkeypatch.setattr(agentrl_sglang.tensors, "_open_bucket", refuse)
     trainer = await trainer_of(ranks)
     async with open_rig(tmp_path, Scheduler(), Scheduler(), transport=SharedMemory(tmp_path)) as rig:
         (server, _), calls = rig.schedulers, []

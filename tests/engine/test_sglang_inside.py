@@ -329,16 +329,15 @@ def test_the_memory_of_a_device_is_loaded_then_compared_bit_for_bit(tmp_path: Pa
         assert load_device(tmp_path, model, packed) == {"error": None, "tensors": {}}
         assert call(tmp_path, model, action="read", tensors=listed(weights))["tensors"] == crcs(weights)
     assert load_device(tmp_path, Layered(torch.bfloat16), packed)["error"] is None
-    plain = model.load_weights
     for name in ("embed_tokens.weight", "q_proj.weight", "v_proj.bias", "up_proj.weight", "norm", "steps"):
+        other = Layered()
 
-        def damaging(loaded, name=name) -> None:
+        def damaging(loaded, name=name, other=other, plain=other.load_weights) -> None:
             plain(loaded)
-            model.layer.slice_of(name)[()] += 1
+            other.layer.slice_of(name)[()] += 1
 
-        model.load_weights = damaging
-        assert f"holds another layer.{name} than was sent" in load_device(tmp_path, model, packed)["error"]
-        model.load_weights = plain
+        other.load_weights = damaging
+        assert f"holds another layer.{name} than was sent" in load_device(tmp_path, other, packed)["error"]
     for part in packed.weights.parts:
         packed.memory.bytes_B[part.start] ^= 1
         assert "holds other bytes than was sent" in load_device(tmp_path, model, packed)["error"]

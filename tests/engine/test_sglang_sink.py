@@ -53,6 +53,9 @@ async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_pat
             if body.get("load_format") == LOADER:
                 await asyncio.sleep(0.1)
 
+        # A model that has moved is loaded as at first, and not by the copies that were recorded then.
+        moved = other.model.layer.embed_tokens.weight
+        moved.data = moved.data.clone()
         # The failure is known while the other server is still being read.
         first.before, other.model.load_weights = load_slowly, damage
         with pytest.raises(EngineError, match=r"holds another layer\.up_proj\.weight than was sent"):

@@ -95,6 +95,7 @@ class Server:
     ) -> None:
         self.url = url
         self.in_doubt = False
+        self._facts: Facts | None = None
         self._connection = ServerConnection(url, headers or {})
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
@@ -172,9 +173,11 @@ class Server:
         await self._post_once("/update_weight_version", payload, self._timeout_s)
 
     async def facts(self) -> Facts:
-        """The server's parallelism and loaders."""
-        body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
-        return wire.read(Facts, body, f"{self.url}/server_info")
+        """The server's parallelism and loaders: asked once, since SGLang's scheduler is asked for its own."""
+        if self._facts is None:
+            body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
+            self._facts = wire.read(Facts, body, f"{self.url}/server_info")
+        return self._facts
 
     async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:
         """Load the safetensors of a directory that the server can read. version: None = it stays.

@@ -1,0 +1,188 @@
+"""Loads tensors out of the memory of a card, or out of memory that stands for one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from .copies import Recording, recorded, remember
+from .device import content_hash, differs, mapped_card
+from .locations import Locations, Model
+from .tensors import SentTensor, open_file, parse_tensor, size_of
+
+_HANDLE = re.compile(r"[0-9a-f]{128}")
+
+
+class Memory(NamedTuple):
+    """Memory of a sender: of a card by an IPC handle, or a file in shared memory."""
+
+    num_bytes: int
+    handle: bytes
+    device: str
+    path: str
+
+
+class Part(NamedTuple):
+    """Some tensors in the sender's memory, from `start` to `end`."""
+
+    start: int
+    end: int
+    content_hash: int
+    tensors: list[SentTensor]
+
+
+def load_device(
+    model: Model, memory: Memory, parts: Sequence[Part], *, whole: bool
+) -> dict[str, tuple[str, int] | None]:
+    """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
+    for part in parts:
+        _check_part(part, memory.num_bytes)
+    layout = [whole, *((part.start, part.end, part.tensors) for part in parts)]
+    copies = recorded(model, layout)
+    if copies is None:
+        return _load_first(model, memory, parts, layout)
+    flags: list[_Flag] = []
+    with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
+        for number, part in enumerate(parts):
+            part_B = _bytes_of(part, bytes_B, flags, is_near=is_near)
+            copies.repeat(number, part_B)
+            flags += [
+                _Flag("the model holds other weights", flag) for flag in copies.differing(number, part_B)
+            ]
+        _check(flags)
+    return copies.unread
+
+
+class _Flag(NamedTuple):
+    """What is wrong where a truth value on the device is true."""
+
+    what: str
+    is_wrong: torch.Tensor
+
+
+def _load_first(
+    model: Model, memory: Memory, parts: Sequence[Part], layout: Sequence[object]
+) -> dict[str, tuple[str, int] | None]:
+    """Load a layout as SGLang does, compare all tensors with those that were sent, remember the copies."""
+    sent = [tensor for part in parts for tensor in part.tensors]
+    locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})
+    whole, *_ = layout
+    if whole:
+        locations.check(sent)
+    unread: dict[str, tuple[str, int] | None] = {}
+    flags: list[_Flag] = []
+    with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
+        recording = Recording()
+        with recording:
+            model.load_weights(_received(bytes_B, parts, flags, recording, is_near=is_near))
+        # Only now: loading one tensor may have changed another.
+        for part in parts if whole else ():
+            pairs = zip(part.tensors, _tensors_in(bytes_B[part.start : part.end], part), strict=True)
+            for tensor, (name, data) in pairs:
+                place = locations.of(tensor)
+                if place is None:
+                    unread[name] = None
+                else:
+                    flags.append(_Flag(f"the model holds another {name}", differs(place, data)))
+        _check(flags)
+    remember(model, layout, recording, unread)
+    return unread
+
+
+def _check(flags: Sequence[_Flag]) -> None:
+    """Wait for the device once, while the memory is mapped."""
+    found = torch.stack([flag.is_wrong for flag in flags]).tolist() if flags else []
+    wrong = next((flag.what for flag, is_wrong in zip(flags, found, strict=True) if is_wrong), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} than was sent")
+
+
+def _device_of(model: Model) -> torch.device:
+    return next(parameter.device for _, parameter in model.named_parameters())
+
+
+def _received(
+    bytes_B: torch.Tensor,
+    parts: Sequence[Part],
+    flags: list[_Flag],
+    recording: Recording,
+    *,
+    is_near: bool,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors; flags: gets whether a part has other bytes than its hash is of."""
+    for part in parts:
+        with recording.paused():
+            part_B = _bytes_of(part, bytes_B, flags, is_near=is_near)
+        recording.begin(part_B)
+        yield from _tensors_in(part_B, part)
+
+
+def _bytes_of(part: Part, bytes_B: torch.Tensor, flags: list[_Flag], *, is_near: bool) -> torch.Tensor:
+    """The bytes of a part: where they are, or a copy if that is another card."""
+    part_B = bytes_B[part.start : part.end]
+    if not is_near:
+        part_B = part_B.clone()
+    flags.append(_Flag("the memory holds other bytes", content_hash(part_B) != part.content_hash))
+    return part_B
+
+
+def _check_part(part: Part, num_bytes: int) -> None:
+    if not 0 <= part.start <= part.end <= num_bytes:
+        raise ValueError(f"a part reaches from {part.start} to {part.end} in {num_bytes} bytes")
+    for tensor in part.tensors:
+        is_inside = part.start <= tensor.offset and tensor.offset + size_of(tensor) <= part.end
+        size = tensor.dtype.itemsize
+        if not is_inside or tensor.offset % size or part.start % size:
+            raise ValueError(f"{tensor.name} is not in its part, or not aligned")
+
+
+def _tensors_in(part_B: torch.Tensor, part: Part) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor in part.tensors:
+        start = tensor.offset - part.start
+        flat_B = part_B[start : start + size_of(tensor)]
+        yield tensor.name, flat_B.view(tensor.dtype).view(tensor.shape)
+
+
+@contextmanager
+def _mapped_memory(memory: Memory, device: torch.device) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The bytes of a sender's memory, for the block, and whether they are this device's own."""
+    if memory.path:
+        yield _file_bytes(memory), True
+        return
+    with mapped_card(memory.handle, memory.num_bytes, device) as bytes_B:
+        yield bytes_B, memory.device == str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _file_bytes(memory: Memory) -> torch.Tensor:
+    descriptor = open_file(memory.path, os.O_RDONLY)
+    try:
+        data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+    if len(data) < memory.num_bytes:
+        raise ValueError(f"the file has {len(data)} bytes, not {memory.num_bytes}")
+    return torch.frombuffer(data, dtype=torch.uint8, count=memory.num_bytes)
+
+
+def parse_memory(num_bytes: int, cuda: str, device: str, path: str) -> Memory:
+    """The memory that a request names. Raises ValueError: it names none, or more than one."""
+    if type(num_bytes) is not int or num_bytes < 0 or bool(cuda) == bool(path):
+        raise ValueError("the memory has no size, or not exactly one of a handle and a path")
+    if cuda and not _HANDLE.fullmatch(cuda):
+        raise ValueError("the handle is not 64 bytes in hexadecimal digits")
+    return Memory(num_bytes, bytes.fromhex(cuda), str(device), str(path))
+
+
+def parse_part(
+    start: int, end: int, content_hash: int, tensors: Sequence[tuple[str, Sequence[int], str, int]]
+) -> Part:
+    """A part of a request. Raises ValueError: a number is none."""
+    if any(type(number) is not int for number in (start, end, content_hash)):
+        raise ValueError("a part has a start, an end and a hash, which are integers")
+    return Part(start, end, content_hash, [parse_tensor(*fields) for fields in tensors])
