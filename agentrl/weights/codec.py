@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from agentrl.protocols import Bucket, TensorSpec
 
+T = TypeVar("T")
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
 
 
@@ -50,16 +52,22 @@ def pack_buckets(named_tensors: NamedTensors, max_bytes: int) -> Iterator[Bucket
     """
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
-    pending: list[tuple[str, Tensor]] = []
-    num_bytes = 0
-    for name, tensor in named_tensors:
-        if pending and num_bytes + tensor.nbytes > max_bytes:
-            yield _bucket(pending)
-            pending, num_bytes = [], 0
-        pending.append((name, tensor))
-        num_bytes += tensor.nbytes
-    if pending:
+    for pending in grouped(named_tensors, lambda pair: pair[1].nbytes, max_bytes):
         yield _bucket(pending)
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Items in their order, in groups of `most` bytes at most; a larger item has a group of its own."""
+    group: list[T] = []
+    num_bytes = 0
+    for item in items:
+        if group and num_bytes + size(item) > most:
+            yield group
+            group, num_bytes = [], 0
+        group.append(item)
+        num_bytes += size(item)
+    if group:
+        yield group
 
 
 def slices(bucket: Bucket) -> Iterator[tuple[TensorSpec, npt.NDArray[np.uint8]]]:
@@ -130,7 +138,7 @@ def size_of(spec: TensorSpec) -> int:
     Raises:
         ValueError: its dtype is unknown.
     """
-    return int(np.prod(spec.shape, dtype=np.int64)) * torch_dtype(spec.dtype).itemsize
+    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
 def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import size_of, torch_dtype
+from agentrl.weights.codec import grouped, size_of, torch_dtype
 from agentrl.weights.device import Packed, allocated, layout_of, packed
 from agentrl.weights.host_copy import HostCopy
 
@@ -134,14 +134,8 @@ def _filled(
 def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[_Load]:
     """The parameters of each bucket."""
     specs = iter(manifest)
-    load: _Load = ()
-    for placed in network.shape.rules():
-        entry = _Entry(placed, tuple(islice(specs, len(placed.hf))))
-        if load and _size((*load, entry)) > max_bytes:
-            yield load
-            load = ()
-        load += (entry,)
-    yield load
+    entries = (_Entry(placed, tuple(islice(specs, len(placed.hf)))) for placed in network.shape.rules())
+    return map(tuple, grouped(entries, lambda entry: _size((entry,)), max_bytes))
 
 
 def _size(load: _Load) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,7 +33,7 @@ from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import size_of
+from agentrl.weights.codec import grouped, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.host_copy import HostCopy
 from agentrl.weights.shared import BufferPool
@@ -302,12 +302,6 @@ def load_worker(plan: TorchPlan) -> TorchWorker:
     return TorchWorker(model, plan.policy, auxiliary)
 
 
-def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Generator[tuple[TensorSpec, ...], None, None]:
+def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[tuple[TensorSpec, ...]]:
     """The tensors of each bucket; one that is larger than a bucket has a bucket of its own."""
-    load: tuple[TensorSpec, ...] = ()
-    for spec in manifest:
-        if load and sum(map(size_of, (*load, spec))) > max_bytes:
-            yield load
-            load = ()
-        load += (spec,)
-    yield load
+    return map(tuple, grouped(manifest, size_of, max_bytes))
