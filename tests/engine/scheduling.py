@@ -186,6 +186,10 @@ class Scheduler:
         return JSONResponse({})
 
     def _resume(self, body: dict) -> Response:
+        if self.released:
+            # Whatever asks for a token now, such as a health check that waits, finds no memory.
+            self.dead = "ValueError: Pointer argument (at 0) cannot be accessed"
+            return Response(self.dead, 500)
         self.paused = False
         seed = int(self.model.layer.steps[0])
         self.served.append((self.version, seed if self.holds(seed) else -1))

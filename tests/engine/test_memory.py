@@ -45,7 +45,8 @@ async def test_servers_release_only_when_idle_and_resume_only_what_they_released
         for scheduler in rig.schedulers:
             assert not scheduler.released
             calls = [call for call in scheduler.calls if "_weights_" not in call]
-            update = ["/pause_generation", "/update_weight_version", "/continue_generation"]
+            # Not until the cache is there, too: whoever asks for a token before crashes it.
+            update = ["/pause_generation", "/update_weight_version"]
             assert calls == [
                 *("/pause_generation", "/flush_cache", "/release_memory_occupation"),
                 "/resume_memory_occupation",
@@ -95,7 +96,7 @@ async def test_a_server_that_dies_is_reported_and_the_others_resume(tmp_path: Pa
         memory = memory_of(rig)
         await memory.release(["kv_cache"])
         dead = rig.servers[0] = Server("http://127.0.0.1:9")
-        memory._released[dead] = {"kv_cache"}
+        dead.released = {"kv_cache"}
         await memory.resume(["kv_cache"])
         assert rig.lost == [dead]
         assert rig.schedulers[1].released == set()

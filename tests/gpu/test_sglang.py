@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
 from agentrl.engine.conformance import CHECKS
+from agentrl.engine.sglang.control import Server
 from tests.cards import free_memory
 from tests.engine.fleets import sglang_fleet
 from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of
@@ -41,7 +43,14 @@ async def test_released_memory_is_free_on_the_card(tmp_path, agentrl_sglang_pyth
         await fleet.release_memory(("weights", "kv_cache"))
         assert free_memory() - before > 1 << 20
         await fleet.resume_memory(("weights",))
+        # Somebody else's health check, which samples a token as soon as it may.
+        stranger = Server(fleet.url)
+        check = asyncio.create_task(stranger.healthy(20))
         await publish(fleet, 1)
+        await asyncio.sleep(2)
+        assert not check.done()
         await fleet.resume_memory(("kv_cache",))
+        assert await check
+        await stranger.close()
         _, request = start_request(fleet, 1, new=8)
         assert (await request).versions.tolist() == [1] * 8

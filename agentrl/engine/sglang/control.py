@@ -76,6 +76,7 @@ class Server:
     timeout_s: of a call that moves no weights. update_timeout_s: of one that does, and of a pause.
 
     in_doubt: an update got no reply: the server's weights or version may still change, so restart it.
+    released: memory that it does not have at present.
 
     Every call raises:
         EngineUnavailableError: the server is not reachable, dropped the connection, or took too long.
@@ -95,6 +96,7 @@ class Server:
     ) -> None:
         self.url = url
         self.in_doubt = False
+        self.released: set[MemoryTag] = set()
         self._facts: Facts | None = None
         self._connection = ServerConnection(url, headers or {})
         self._timeout_s = timeout_s
@@ -109,8 +111,12 @@ class Server:
         await self._post("/pause_generation", {"mode": "abort"}, self._update_timeout_s)
 
     async def resume(self) -> None:
-        """Accept requests again."""
-        await self._post("/continue_generation", {}, self._timeout_s)
+        """Accept requests again, unless memory is released.
+
+        Whoever asks for a token then, such as a health check of somebody else, would crash the scheduler.
+        """
+        if not self.released:
+            await self._post("/continue_generation", {}, self._timeout_s)
 
     async def abort_all(self) -> None:
         """End every request with its tokens so far."""
@@ -154,6 +160,7 @@ class Server:
         """Free this memory; no request may run. The bytes, where the server measures them."""
         path = "/release_memory_occupation"
         body = await self._post(path, {"tags": sorted(tags)}, self._update_timeout_s)
+        self.released.update(tags)
         if not body.startswith(b"{"):
             return None
         return wire.read(ReleaseReply, body, f"the reply of {self.url}{path}").freed_bytes
@@ -161,6 +168,7 @@ class Server:
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """Allocate memory that was released."""
         await self._post("/resume_memory_occupation", {"tags": sorted(tags)}, self._update_timeout_s)
+        self.released.difference_update(tags)
 
     async def weight_version(self) -> int:
         """The version of the weights that it serves; 0 where none was set."""

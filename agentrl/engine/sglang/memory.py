@@ -1,8 +1,8 @@
 """The memory that the servers of a fleet have released for a while.
 
 pause -> drain (waits for the last request to end) -> release: SGLang's scheduler crashes where a request
-still runs. A server stays paused until an update, or until nothing is released any more: a token sampled in
-between, such as that of a health check, would read memory that is not there. The policy sends no request
+still runs. A server stays paused, also after an update, until nothing is released any more: a token sampled
+in between, such as that of a health check, would read memory that is not there. The policy sends no request
 until the end.
 """
 
@@ -29,8 +29,6 @@ class ServerMemory:
     def __init__(self, servers: Servers, hold: Hold, lost: Lost, sink: SGLangSink) -> None:
         self._servers, self._hold, self._lost, self._sink = servers, hold, lost, sink
         self._held = AsyncExitStack()
-        # Of each server: one that is started again is another one, and has all of its memory.
-        self._released: dict[Server, set[MemoryTag]] = {}
         self._without_weights: int | None = None
         self._lock = asyncio.Lock()
         self.tags: set[MemoryTag] = set()
@@ -101,7 +99,7 @@ class ServerMemory:
                 await self._release(server)
 
     async def _release(self, server: Server) -> int | None:
-        tags = self.tags - self._released.get(server, set())
+        tags = self.tags - server.released
         if not tags:
             return 0
         try:
@@ -111,19 +109,14 @@ class ServerMemory:
         except EngineUnavailableError as error:
             self._lost(server, error)
             return None
-        self._released.setdefault(server, set()).update(tags)
         return freed
 
     async def _resume(self, server: Server, tags: Collection[MemoryTag]) -> None:
-        released = self._released.get(server, set())
-        resumed = released & set(tags)
+        resumed = server.released & set(tags)
         if not resumed:
             return
         try:
             await server.resume_memory(resumed)
-            released -= resumed
-            if not released:
-                del self._released[server]
-                await server.resume()
+            await server.resume()
         except EngineUnavailableError as error:
             self._lost(server, error)
