@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled
@@ -24,55 +24,80 @@ from agentrl.weights.codec import grouped, size_of, torch_dtype
 from agentrl.weights.device import Packed, allocated, layout_of, packed
 from agentrl.weights.host_copy import HostCopy
 
-_Shards = Mapping[Placed, Tensor]
-
 
 class _Entry(NamedTuple):
-    """A parameter, and the tensors that it is sent as."""
+    """A parameter, and the tensors that it is sent as. owners: the ranks that write their shards of it.
+
+    parameter: this rank's shard; None = it has none.
+    """
 
     placed: Placed
     tensors: tuple[TensorSpec, ...]
+    owners: range
+    parameter: nn.Parameter | None
 
 
-_Load = tuple[_Entry, ...]
-"""The parameters of a bucket."""
+class _Load(NamedTuple):
+    """The parameters of a bucket. sizes: of all their tensors (bytes)."""
+
+    entries: Sequence[_Entry]
+    tensors: tuple[TensorSpec, ...]
+    sizes: Sequence[int]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.sizes)
+
+
+class Loads:
+    """What each bucket holds, in the order of a manifest: the same for every version.
+
+    A bucket holds unsharded parameters, of `bucket_bytes` together at most; a larger one has a bucket of its
+    own.
+    """
+
+    def __init__(self, network: Network, manifest: Sequence[TensorSpec], bucket_bytes: int) -> None:
+        self.network, self.manifest, self.bucket_bytes = network, manifest, bucket_bytes
+        parameters = {piece.placed: piece.parameter for piece in network.pieces()}
+        specs = iter(manifest)
+        entries = [
+            _Entry(
+                placed,
+                tuple(islice(specs, len(placed.hf))),
+                _owners(placed, network),
+                parameters.get(placed),
+            )
+            for placed in network.shape.rules()
+        ]
+        self.loads = [_load_of(group) for group in grouped(entries, _size, bucket_bytes)]
+        self.layout = layout_of([load.tensors for load in self.loads])
 
 
 @torch.no_grad()
-def gathered(
-    network: Network, manifest: Sequence[TensorSpec], local_ranks: LocalRanks
-) -> Generator[Filled, None, int]:
+def gathered(loads: Loads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
     """Every tensor of the manifest, in its order; every rank calls it, and only rank 0 yields buckets.
 
-    A bucket holds unsharded parameters, of `bucket_bytes` together at most; a larger one has a bucket of its
-    own. On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and
-    all ranks on GPUs, send theirs, one at a time, and rank 0 writes them. Besides its own parameters, no rank
+    On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and all
+    ranks on GPUs, send theirs, one at a time, and rank 0 writes them. Besides its own parameters, no rank
     holds more than a shard and rank 0's buckets.
 
     Returns:
         the checksum of all tensors; 0 on the other ranks.
     """
-    shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
-    loads = _loads(network, manifest, local_ranks.pool.bucket_bytes)
     if dist.get_rank() == 0:
-        return (yield from _filled(loads, network, shards, local_ranks))
-    for load in loads:
+        return (yield from _filled(loads, local_ranks))
+    for load in loads.loads:
         bytes_B = local_ranks.open(None)
         if bytes_B is None:
-            _send(load, network, shards)
+            _send(load)
         else:
-            _write_own(load, network, shards, bytes_B)
+            _write_own(load, loads.network, bytes_B)
         dist.barrier()
     return 0
 
 
 @torch.no_grad()
-def packed_on_device(
-    network: Network,
-    manifest: Sequence[TensorSpec],
-    bucket_bytes: int,
-    onloaded: Callable[[], AbstractContextManager[None]],
-) -> Packed | None:
+def packed_on_device(loads: Loads, onloaded: Callable[[], AbstractContextManager[None]]) -> Packed | None:
     """Every tensor of the manifest in memory of rank 0's device; every rank calls it, only rank 0 gets it.
 
     The other ranks send their shards from device to device. onloaded: has the parameters there for its block.
@@ -80,47 +105,43 @@ def packed_on_device(
     Returns:
         None on the other ranks, and where the device has no such memory.
     """
-    loads = tuple(_loads(network, manifest, bucket_bytes))
-    layout = layout_of([_tensors(load) for load in loads])
+    layout = loads.layout
     is_first = dist.get_rank() == 0
     memory = allocated(compute_device(), layout.num_bytes) if is_first and layout is not None else None
     if not all(from_first([memory is not None])):
         return None
     with onloaded():
-        shards = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
         if memory is None or layout is None:
-            for load in loads:
-                _send(load, network, shards)
+            for load in loads.loads:
+                _send(load)
             return None
-        remaining = iter(loads)
+        others, remaining = range(1, dist.get_world_size()), iter(loads.loads)
 
         def fill(_: Sequence[TensorSpec], bytes_B: Tensor) -> None:
             load = next(remaining)
-            _write_own(load, network, shards, bytes_B)
-            _receive(load, network, range(1, dist.get_world_size()), bytes_B)
+            _write_own(load, loads.network, bytes_B)
+            _receive(load, loads.network, others, bytes_B)
 
         return packed(layout, memory, fill)
 
 
-def _filled(
-    loads: Iterable[_Load], network: Network, shards: _Shards, local_ranks: LocalRanks
-) -> Generator[Filled, None, int]:
+def _filled(loads: Loads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
     """On rank 0: the buckets, and their checksum."""
     digests: list[Future[list[int]]] = []
-    host_copy = HostCopy()
+    network, host_copy = loads.network, HostCopy()
     # Checksums run in threads, so that this one fills the next buffer.
     with ThreadPoolExecutor(AHEAD) as pool:
-        for load in loads:
-            buffer, tensors = local_ranks.pool.take(_size(load)), _tensors(load)
+        for load in loads.loads:
+            buffer, tensors = local_ranks.pool.take(load.num_bytes), load.tensors
             local_ranks.open(buffer)
-            host_B = buffer.bytes_B[: _size(load)]
+            host_B = buffer.bytes_B[: load.num_bytes]
             # On a GPU the bucket is packed there: one copy for all of it, in place of one for each tensor.
             bytes_B = (
                 host_B
                 if compute_device().type == "cpu"
                 else host_B.new_empty(len(host_B), device=compute_device())
             )
-            _write_own(load, network, shards, bytes_B)
+            _write_own(load, network, bytes_B)
             _receive(load, network, local_ranks.far, bytes_B)
             if bytes_B is not host_B:
                 host_copy.copy(bytes_B, host_B)
@@ -131,53 +152,43 @@ def _filled(
         return sum_digests(digest for future in digests for digest in future.result())
 
 
-def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[_Load]:
-    """The parameters of each bucket."""
-    specs = iter(manifest)
-    entries = (_Entry(placed, tuple(islice(specs, len(placed.hf)))) for placed in network.shape.rules())
-    return map(tuple, grouped(entries, lambda entry: _size((entry,)), max_bytes))
+def _load_of(entries: Sequence[_Entry]) -> _Load:
+    tensors = tuple(spec for entry in entries for spec in entry.tensors)
+    return _Load(entries, tensors, [size_of(spec) for spec in tensors])
 
 
-def _size(load: _Load) -> int:
-    return sum(size_of(spec) for entry in load for spec in entry.tensors)
-
-
-def _tensors(load: _Load) -> tuple[TensorSpec, ...]:
-    return tuple(spec for entry in load for spec in entry.tensors)
+def _size(entry: _Entry) -> int:
+    return sum(map(size_of, entry.tensors))
 
 
 def _views(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Entry, list[Tensor]]]:
     """Each parameter with the views of its tensors in a bucket."""
-    offset = 0
-    for entry in load:
-        views = []
-        for spec in entry.tensors:
-            flat_B = bytes_B[offset : offset + size_of(spec)]
-            views.append(flat_B.view(torch_dtype(spec.dtype)).view(spec.shape))
-            offset += size_of(spec)
-        yield entry, views
+    flat = iter(bytes_B.split([*load.sizes]))
+    for entry in load.entries:
+        yield entry, [next(flat).view(torch_dtype(spec.dtype)).view(spec.shape) for spec in entry.tensors]
 
 
-def _write_own(load: _Load, network: Network, shards: _Shards, bytes_B: Tensor) -> None:
+def _write_own(load: _Load, network: Network, bytes_B: Tensor) -> None:
     """Write this rank's shards into a bucket."""
+    rank = dist.get_rank()
     for entry, views in _views(load, bytes_B):
-        owners = _owners(entry.placed, network)
-        if dist.get_rank() in owners:
-            _write(shards[entry.placed], owners.index(dist.get_rank()), entry, views, network)
+        if rank in entry.owners and entry.parameter is not None:
+            _write(entry.parameter.detach(), entry.owners.index(rank), entry, views, network)
 
 
-def _send(load: _Load, network: Network, shards: _Shards) -> None:
+def _send(load: _Load) -> None:
     """Send this rank's shards to rank 0."""
-    for entry in load:
-        if dist.get_rank() in _owners(entry.placed, network):
-            dist.send(shards[entry.placed].contiguous(), 0)
+    for entry in load.entries:
+        if dist.get_rank() in entry.owners and entry.parameter is not None:
+            dist.send(entry.parameter.detach().contiguous(), 0)
 
 
 def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tensor) -> None:
     """On rank 0: write the shards of the ranks that cannot map the bucket."""
+    if not far:
+        return
     for entry, views in _views(load, bytes_B):
-        owners = _owners(entry.placed, network)
-        for number, rank in enumerate(owners):
+        for number, rank in enumerate(entry.owners):
             if rank in far:
                 dtype = torch_dtype(entry.tensors[0].dtype)
                 shard = torch.empty(_shard_shape(entry, network), dtype=dtype, device=compute_device())

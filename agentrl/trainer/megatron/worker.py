@@ -20,7 +20,7 @@ from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
-from agentrl.trainer.megatron.gather import gathered, packed_on_device
+from agentrl.trainer.megatron.gather import Loads, gathered, packed_on_device
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
@@ -47,6 +47,7 @@ class MegatronWorker(Recorder, DeviceStore):
         self._step = 0
         self._writer = StateWriter()
         self._local_ranks: LocalRanks | None = None
+        self._loads: Loads | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
@@ -115,16 +116,15 @@ class MegatronWorker(Recorder, DeviceStore):
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
         with self._memory["old"].parameters_onloaded():
-            network = self._passes["old"].network
-            return (yield from gathered(network, manifest, self._local_ranks))
+            return (yield from gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks))
 
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
         """The policy's weights in memory of rank 0's device; all ranks must call it, only rank 0 has them.
 
         None = the device has no memory that other processes can map, or too little.
         """
-        network, onloaded = self._passes["old"].network, self._memory["old"].parameters_onloaded
-        packed = packed_on_device(network, manifest, bucket_bytes, onloaded)
+        loads = self._loads_of(manifest, bucket_bytes)
+        packed = packed_on_device(loads, self._memory["old"].parameters_onloaded)
         return None if packed is None else keep(packed)
 
     def onload(self) -> int | None:
@@ -186,6 +186,13 @@ class MegatronWorker(Recorder, DeviceStore):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._plan.config.bf16 else torch.float32
+
+    def _loads_of(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Loads:
+        """What each bucket of the policy's weights holds, which no version changes."""
+        loads = self._loads
+        if loads is None or (loads.manifest, loads.bucket_bytes) != (manifest, bucket_bytes):
+            loads = self._loads = Loads(self._passes["old"].network, manifest, bucket_bytes)
+        return loads
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
         self._learners[role] = learner

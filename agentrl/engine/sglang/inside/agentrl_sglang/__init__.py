@@ -45,7 +45,7 @@ import torch
 
 from .device import bits
 from .locations import Locations, Model
-from .memory import load_device, parse_memory, parse_part
+from .memory import load_device, parse_memory
 from .tensors import BUCKET, PREFIX, SentTensor, map_tensors, open_file, parse_tensor
 
 __all__ = ["BUCKET", "PREFIX", "load"]
@@ -63,9 +63,8 @@ def load(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
             reply.tensors = _load_all(model, files)
             return
         if request["action"] == "load_device":
-            parts = [parse_part(*fields) for fields in request["parts"]]
             memory = parse_memory(**request["memory"])
-            reply.tensors = load_device(model, memory, parts, whole=bool(request["whole"]))
+            reply.tensors = load_device(model, memory, request["parts"], whole=bool(request["whole"]))
             return
         sent = [parse_tensor(*fields) for fields in request["tensors"]]
         locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,48 +33,49 @@ Layout = Sequence[object]
 
 
 class _Copy(NamedTuple):
-    """target: in the model. offset: of the source, from the start of its part (bytes)."""
+    """target: in the model. dtype, start, stride: of the source, from the start of its part (numbers)."""
 
     target: torch.Tensor
     dtype: torch.dtype
-    offset: int
+    start: int
     stride: tuple[int, ...]
 
-    def source_in(self, part_B: torch.Tensor) -> torch.Tensor:
-        start = (part_B.storage_offset() + self.offset) // self.dtype.itemsize
-        empty = torch.empty(0, dtype=self.dtype, device=part_B.device)
-        return empty.set_(part_B.untyped_storage(), start, self.target.shape, self.stride)
+
+class _Group:
+    """Copies out of a part that torch makes by one kernel, where it can; all sources have one dtype."""
+
+    def __init__(self, copies: Sequence[_Copy]) -> None:
+        self._copies = copies
+        self._targets = [copy.target for copy in copies]
+        self._dtype = copies[0].dtype
+        # What is not contiguous is copied to compare it.
+        self._flat = [bits(t).view(-1) if t.is_contiguous() else None for t in self._targets]
+
+    def repeat(self, part_B: torch.Tensor) -> torch.Tensor:
+        """Copy the bytes of a later version. Returns whether the model has other bits now, on the device."""
+        size = self._dtype.itemsize
+        numbers = part_B[: len(part_B) // size * size].view(self._dtype)
+        first = numbers.storage_offset()
+        sources = [
+            numbers.as_strided(copy.target.shape, copy.stride, first + copy.start) for copy in self._copies
+        ]
+        torch._foreach_copy_(self._targets, sources)
+        if len(sources) == 1:
+            return differs(self._targets[0], sources[0])
+        pairs = zip(self._flat, self._targets, strict=True)
+        held = [bits(target).reshape(-1) if flat is None else flat for flat, target in pairs]
+        sent = [bits(source.to(self._targets[0].dtype)).reshape(-1) for source in sources]
+        return (torch.cat(held) != torch.cat(sent)).any()
 
 
 class _Copies(NamedTuple):
-    """by_part: groups of copies that one call makes, for each part. unread: see `load_device`."""
+    """modules: of the model. by_part: the copies of each part. unread: see `load_device`."""
 
     layout: Layout
+    modules: Sequence[ref[torch.nn.Module]]
     memory: Sequence[int]
-    by_part: Mapping[int, Sequence[Sequence[_Copy]]]
+    by_part: Mapping[int, Sequence[_Group]]
     unread: dict[str, tuple[str, int] | None]
-
-    def repeat(self, number: int, part_B: torch.Tensor) -> None:
-        """Make the copies of a part, which has the bytes of a later version. Nothing waits for them."""
-        for group in self.by_part.get(number, ()):
-            torch._foreach_copy_([copy.target for copy in group], [copy.source_in(part_B) for copy in group])
-
-    def differing(self, number: int, part_B: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Whether the model holds other bits than the part has, in truth values on the device."""
-        for group in self.by_part.get(number, ()):
-            pairs = [(copy.target, copy.source_in(part_B)) for copy in group]
-            if len(pairs) == 1:
-                yield differs(*pairs[0])
-            else:
-                targets, sources = (torch.cat([bits(t).reshape(-1) for t in side]) for side in _sides(pairs))
-                yield (targets != sources).any()
-
-
-def _sides(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-    """Targets, and sources in their dtypes."""
-    return [target for target, _ in pairs], [source.to(target.dtype) for target, source in pairs]
 
 
 _known: WeakKeyDictionary[Model, _Copies] = WeakKeyDictionary()
@@ -83,7 +84,7 @@ _known: WeakKeyDictionary[Model, _Copies] = WeakKeyDictionary()
 def recorded(model: Model, layout: Layout) -> _Copies | None:
     """The copies that load this layout; None = it was not loaded yet, or the model has moved since."""
     copies = _known.get(model)
-    if copies is None or copies.layout != layout or copies.memory != _memory_of(model):
+    if copies is None or copies.layout != layout or copies.memory != _memory_of(copies.modules):
         return None
     return copies
 
@@ -94,12 +95,15 @@ def remember(
     """Keep the copies of a call of `load_weights` that was right, if repeating them would be."""
     _known.pop(model, None)
     if recording.is_repeatable:
-        _known[model] = _Copies(layout, _memory_of(model), recording.by_part(), unread)
+        # Strong ones would keep the model, and so the entry.
+        modules = [ref(module) for _, module in model.named_modules()]
+        _known[model] = _Copies(layout, modules, _memory_of(modules), recording.by_part(), unread)
 
 
-def _memory_of(model: Model) -> list[int]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return [tensor.data_ptr() for _, tensor in named]
+def _memory_of(modules: Sequence[ref[torch.nn.Module]]) -> list[int]:
+    there = [module for module in (each() for each in modules) if module is not None]
+    owned = ((*module._parameters.values(), *module._buffers.values()) for module in there)
+    return [tensor.data_ptr() for tensors in owned for tensor in tensors if tensor is not None]
 
 
 class Recording(TorchDispatchMode):
@@ -133,8 +137,8 @@ class Recording(TorchDispatchMode):
         pairs = pairwise(ranges)
         return self._is_pure and all(first[1] <= second[0] for first, second in pairs)
 
-    def by_part(self) -> Mapping[int, Sequence[Sequence[_Copy]]]:
-        """The copies of each part, in groups that torch copies by one kernel, where it can."""
+    def by_part(self) -> Mapping[int, Sequence[_Group]]:
+        """The copies of each part, in groups."""
         groups: dict[int, list[list[_Copy]]] = {}
         last: dict[object, list[_Copy]] = {}
         for number, copy in self._copies:
@@ -145,7 +149,7 @@ class Recording(TorchDispatchMode):
                 group = last[alike] = []
                 groups.setdefault(number, []).append(group)
             group.append(copy)
-        return groups
+        return {number: [*map(_Group, copies)] for number, copies in groups.items()}
 
     def __torch_dispatch__(
         self,
@@ -177,8 +181,8 @@ class Recording(TorchDispatchMode):
             self._is_pure = False
         elif numbers:
             number = numbers[-1]
-            offset = start - self._parts[number].start
-            self._copies.append((number, _Copy(target, source.dtype, offset, source.stride())))
+            begin = (start - self._parts[number].start) // source.itemsize
+            self._copies.append((number, _Copy(target, source.dtype, begin, source.stride())))
 
 
 def _is_view(result: object, args: Sequence[object]) -> bool:

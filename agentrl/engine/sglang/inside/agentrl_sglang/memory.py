@@ -16,6 +16,8 @@ from .device import content_hash, differs, mapped_card
 from .locations import Locations, Model
 from .tensors import SentTensor, open_file, parse_tensor, size_of
 
+RawPart = tuple[int, int, int, Sequence[tuple[str, Sequence[int], str, int]]]
+"""A part as a request has it; nothing of it is checked yet."""
 _HANDLE = re.compile(r"[0-9a-f]{128}")
 
 
@@ -38,23 +40,20 @@ class Part(NamedTuple):
 
 
 def load_device(
-    model: Model, memory: Memory, parts: Sequence[Part], *, whole: bool
+    model: Model, memory: Memory, parts: Sequence[RawPart], *, whole: bool
 ) -> dict[str, tuple[str, int] | None]:
     """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
-    for part in parts:
-        _check_part(part, memory.num_bytes)
-    layout = [whole, *((part.start, part.end, part.tensors) for part in parts)]
+    # Without the hashes: what was parsed and checked once, with the first version.
+    layout = [memory.num_bytes, whole, *((start, end, tensors) for start, end, _, tensors in parts)]
     copies = recorded(model, layout)
     if copies is None:
-        return _load_first(model, memory, parts, layout)
+        return _load_first(model, memory, [_parse_part(*fields) for fields in parts], layout)
     flags: list[_Flag] = []
     with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
-        for number, part in enumerate(parts):
-            part_B = _bytes_of(part, bytes_B, flags, is_near=is_near)
-            copies.repeat(number, part_B)
-            flags += [
-                _Flag("the model holds other weights", flag) for flag in copies.differing(number, part_B)
-            ]
+        for number, (start, end, expected, _) in enumerate(parts):
+            part_B = _bytes_of(bytes_B[start:end], expected, flags, is_near=is_near)
+            groups = copies.by_part.get(number, ())
+            flags += [_Flag("the model holds other weights", group.repeat(part_B)) for group in groups]
         _check(flags)
     return copies.unread
 
@@ -70,9 +69,11 @@ def _load_first(
     model: Model, memory: Memory, parts: Sequence[Part], layout: Sequence[object]
 ) -> dict[str, tuple[str, int] | None]:
     """Load a layout as SGLang does, compare all tensors with those that were sent, remember the copies."""
+    for part in parts:
+        _check_part(part, memory.num_bytes)
     sent = [tensor for part in parts for tensor in part.tensors]
     locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})
-    whole, *_ = layout
+    _, whole, *_ = layout
     if whole:
         locations.check(sent)
     unread: dict[str, tuple[str, int] | None] = {}
@@ -118,17 +119,17 @@ def _received(
     """All tensors; flags: gets whether a part has other bytes than its hash is of."""
     for part in parts:
         with recording.paused():
-            part_B = _bytes_of(part, bytes_B, flags, is_near=is_near)
+            part_B = bytes_B[part.start : part.end]
+            part_B = _bytes_of(part_B, part.content_hash, flags, is_near=is_near)
         recording.begin(part_B)
         yield from _tensors_in(part_B, part)
 
 
-def _bytes_of(part: Part, bytes_B: torch.Tensor, flags: list[_Flag], *, is_near: bool) -> torch.Tensor:
-    """The bytes of a part: where they are, or a copy if that is another card."""
-    part_B = bytes_B[part.start : part.end]
+def _bytes_of(part_B: torch.Tensor, expected: int, flags: list[_Flag], *, is_near: bool) -> torch.Tensor:
+    """The bytes of a part: where they are, or a copy if that is another card. expected: their hash."""
     if not is_near:
         part_B = part_B.clone()
-    flags.append(_Flag("the memory holds other bytes", content_hash(part_B) != part.content_hash))
+    flags.append(_Flag("the memory holds other bytes", content_hash(part_B) != expected))
     return part_B
 
 
@@ -179,7 +180,7 @@ def parse_memory(num_bytes: int, cuda: str, device: str, path: str) -> Memory:
     return Memory(num_bytes, bytes.fromhex(cuda), str(device), str(path))
 
 
-def parse_part(
+def _parse_part(
     start: int, end: int, content_hash: int, tensors: Sequence[tuple[str, Sequence[int], str, int]]
 ) -> Part:
     """A part of a request. Raises ValueError: a number is none."""
