@@ -114,7 +114,8 @@ def packed(layout: Layout, memory: DeviceMemory, fill: Fill) -> Packed:
 
 def views_in(load: Sequence[TensorSpec], bytes_B: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors that lie end to end in some bytes, as views, by name."""
-    for spec, flat_B in zip(load, bytes_B.split([*map(size_of, load)]), strict=True):
+    sizes = [*map(size_of, load)]
+    for spec, flat_B in zip(load, bytes_B[: sum(sizes)].split(sizes), strict=True):
         yield spec.name, flat_B.view(torch_dtype(spec.dtype)).view(spec.shape)
 
 

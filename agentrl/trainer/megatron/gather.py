@@ -163,7 +163,7 @@ def _size(entry: _Entry) -> int:
 
 def _views(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Entry, list[Tensor]]]:
     """Each parameter with the views of its tensors in a bucket."""
-    flat = iter(bytes_B.split([*load.sizes]))
+    flat = iter(bytes_B[: load.num_bytes].split([*load.sizes]))
     for entry in load.entries:
         yield entry, [next(flat).view(torch_dtype(spec.dtype)).view(spec.shape) for spec in entry.tensors]
 
