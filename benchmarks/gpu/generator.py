@@ -20,7 +20,6 @@ from typing import NamedTuple
 from agentrl.activity import Activities
 from agentrl.collector import rare_collections
 from agentrl.data.source import Prompt
-from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
 from agentrl.errors import EngineError
 from agentrl.rollout.group import GroupPlayer
@@ -67,23 +66,24 @@ class Episodes:
     def __init__(self, plan: playing.Plan, players: int, folder: Path) -> None:
         self.plan, self._num_players, self._folder = plan, players, folder
         self._lengths: list[int] = []
+        self._policy = plan.policy()
+        self._player, self._calling = playing.player_of(self._policy, plan.new)
         self._players: Players | None = None
-        self._policy: SGLangPolicy | None = None
-        self._clients: Clients | None = None
+        self._clients = Clients(self._policy)
 
     @asynccontextmanager
     async def open_players(self) -> AsyncIterator[None]:
         """The processes of players, for the block."""
-        self._policy = policy = self.plan.policy()
-        self._clients = Clients(policy)
         started = PlayerPlan(playing.__name__, json.dumps(self.plan).encode(), self._folder / "players")
         launcher = LocalPlayers(self._num_players)
         try:
-            async with Players(launcher, started, policy, Activities(), print, self._clients) as players:
-                self._players = players.in_place_of(playing.player_of(policy, self.plan.new)[0])
+            async with Players(
+                launcher, started, self._policy, Activities(), print, self._clients
+            ) as players:
+                self._players = players.in_place_of(self._player)
                 yield
         finally:
-            await policy.close()
+            await self._policy.close()
 
     async def ours(self, episodes: int, salt: str) -> int:
         """Play this number of episodes at once by groups; the tokens that were sampled.
@@ -91,22 +91,16 @@ class Episodes:
         Raises:
             EngineError: an episode was not played to its end.
         """
-        policy = self.plan.policy()
-        policy.salt = salt
-        player, calling = playing.player_of(policy, self.plan.new)
-        try:
-            with rare_collections():
-                tokens = await self._play(player, episodes)
-        finally:
-            await policy.close()
-        self._lengths = self._lengths or [round(statistics.fmean(lengths)) for lengths in calling.prompts]
+        self._policy.salt = salt
+        with rare_collections():
+            tokens = await self._play(self._player, episodes)
+        prompts = self._calling.prompts
+        self._lengths = self._lengths or [round(statistics.fmean(lengths)) for lengths in prompts]
         return tokens
 
     async def players(self, episodes: int, salt: str) -> int:
         """The same by the players, in the block of `open_players`. Raises as `ours`."""
         assert self._players is not None, "they are open"
-        assert self._policy is not None, "they are open"
-        assert self._clients is not None, "they are open"
         self._policy.salt = salt
         async with self._clients.held():
             # Players get the salt after it.
@@ -116,7 +110,8 @@ class Episodes:
 
     async def raw(self, episodes: int, salt: str) -> int:
         """The same requests by the raw client; `ours` has run before."""
-        return await RawClient(self.plan.url, self._lengths, self.plan.new).play(episodes, salt)
+        call = self._calling.call
+        return await RawClient(self.plan.url, self._lengths, self.plan.new, call).play(episodes, salt)
 
     async def _play(self, player: GroupPlayer | Players, episodes: int) -> int:
         groups = [player.play(Prompt(i, TASK, i), version=0) for i in range(episodes // playing.GROUP)]

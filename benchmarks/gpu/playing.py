@@ -49,11 +49,11 @@ class Plan(NamedTuple):
         return SGLangPolicy(self.url, max_concurrency=_CONCURRENCY, vocab_size=self.vocab)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallingPolicy:
     """The server's policy; the end of each completion becomes a call, or the answer of the last turn.
 
-    num_tokens: sampled (count). prompts: lengths of all prompts, by turn (tokens).
+    prompts: lengths of all prompts, by turn (tokens).
     """
 
     policy: SGLangPolicy
@@ -61,7 +61,6 @@ class CallingPolicy:
     answer: list[int]
     new: int
     version: int = 0
-    num_tokens: int = 0
     prompts: list[list[int]] = field(default_factory=lambda: [[] for _ in range(TURNS)])
     _turns: dict[str, int] = field(default_factory=dict)
 
@@ -72,7 +71,6 @@ class CallingPolicy:
         self.prompts[turn].append(len(prompt_ids))
         plain = replace(sampling, stop=(), stop_token_ids=(), max_new_tokens=self.new, seed=None)
         sampled = await self.policy.generate(prompt_ids, plain, session=session)
-        self.num_tokens += len(sampled.token_ids)
         end = self.call if turn < TURNS - 1 else self.answer
         ids = np.concatenate([sampled.token_ids[: self.new - len(end)], np.array(end, np.int32)])
         logprobs = np.full(len(ids), -1.0, np.float32)
@@ -89,15 +87,13 @@ class CallingPolicy:
 def player_of(policy: SGLangPolicy, new: int) -> tuple[GroupPlayer, CallingPolicy]:
     """What plays groups of these episodes, and its policy."""
     words = tokenizer()
-    call, answer = (
-        list(words.encode(text, add_special_tokens=False))
-        for text in ("<look> tower</look>", f"<answer> {ANSWER}</answer>")
-    )
+    texts = "<look> tower</look>", f"<answer> {ANSWER}</answer>"
+    call, answer = (list(words.encode(text, add_special_tokens=False)) for text in texts)
     calling = CallingPolicy(policy, call, answer, new)
-    texts = texts_of(_TOOL_CHARS)
+    results = texts_of(_TOOL_CHARS)
     renderer, settings = InlineRenderer(words, Tags()), SamplingSettings(max_response_len=new)
     player = GroupPlayer(
-        make_env=lambda: Library(texts),
+        make_env=lambda: Library(results),
         make_agent=lambda: TokenAgent(calling, renderer, settings),
         scorer=Scorer(),
         size=GROUP,

@@ -21,12 +21,13 @@ _IDS = 500
 class RawClient:
     """One connection for each episode, kept alive; it reads the JSON of a reply, and counts its tokens.
 
-    lengths: of the prompts, turn by turn (tokens). new: sampled in each turn (tokens).
+    lengths: of the prompts, turn by turn (tokens). new: sampled in each turn (tokens). end: stands for the
+    last tokens of a turn in later prompts, as in those of the generator: a server's cache has others there.
     """
 
-    def __init__(self, url: str, lengths: Sequence[int], new: int) -> None:
+    def __init__(self, url: str, lengths: Sequence[int], new: int, end: Sequence[int]) -> None:
         self._at = urlsplit(url)
-        self._lengths, self._new = lengths, new
+        self._lengths, self._new, self._end = lengths, new, [*end]
         # All episodes open with the same prompt, as those of one task do.
         self._opening: list[int] = np.random.default_rng(3).integers(0, _IDS, lengths[0]).tolist()
 
@@ -43,7 +44,7 @@ class RawClient:
                 ids += rng.integers(0, _IDS, max(length - len(ids), 0)).tolist()
                 sampled = await self._turn(reader, writer, ids, salt)
                 tokens += len(sampled)
-                ids += sampled
+                ids += sampled[: self._new - len(self._end)] + self._end
         finally:
             writer.close()
         return tokens

@@ -22,6 +22,7 @@ _OF_MEMORY = 0.18
 _TOKENS_OF_RUNS = 100_000
 _TINY_TOKENS = 20_000
 _MAX_REQUESTS = 512
+_NEVER_S = 86_400.0
 
 
 async def run(bench: Bench) -> None:
@@ -71,6 +72,8 @@ def engine_config(bench: Bench, arguments: dict[str, JSON]) -> EngineConfig:
         engine="sglang",
         max_slots=_MAX_REQUESTS,
         rollout_num_gpus_per_engine=0 if bench.spec.device == "cpu" else 1,
+        # A run that takes its memory away pauses it, and it answers no health check then.
+        rollout_health_check_interval=_NEVER_S,
         sglang_python=bench.spec.python or None,
         sglang=arguments,
     )
