@@ -128,7 +128,7 @@ def against_others(returns, i, k):
 
 
 def against_energy(drawn: Batch, group, i, written):
-    """arXiv 2602.07078: returns less the mean of the siblings' there, weighted by the energy so far; alone, nothing."""
+    """arXiv 2602.07078: returns less the siblings' mean, weighted by the energy so far; alone, nothing."""
     returns, energies = [], []
     for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
         tokens = written.get((episode.id, "agent"), [])

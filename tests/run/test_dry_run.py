@@ -92,6 +92,11 @@ WRONG = {
     "a column": ({**SINGLE, "input_key": "nothing"}, "name one with input_key"),
     "a function": ({**SINGLE, "reward": "tests.flow.worlds:nothing"}, "tests.flow.worlds:nothing"),
     "an episode that cannot begin": ({**BANDIT, "env": "tests.flow.worlds:Dead"}, "no such planet"),
+    "an episode that cannot end": ({**BANDIT, "env": "tests.flow.worlds:Unclosable"}, "no such door"),
+    "an episode that can do neither": (
+        {**BANDIT, "env": "tests.flow.worlds:Unclosable", "env_kwargs": {"begins": False}},
+        "no such planet",
+    ),
     "no room": ({**BANDIT, "rollout_max_context_len": 4}, "raise rollout_max_context_len"),
     "a model": ({**BANDIT, "hf_checkpoint": "nowhere"}, "nowhere holds no config.json"),
     "weights": (without_weights, "holds no model.safetensors"),
