@@ -224,8 +224,8 @@ async def _rendered(env: AnyEnv, task: Task, renderer: Renderer, seed: int) -> l
             tools = world.tools_of(name)
     except StageError as error:
         raise ConfigError(
-            f"the episode of {task.id} cannot be played ({error.stage}: {error.detail}); mend the environment, "
-            "or start what it needs."
+            f"the episode of {task.id} cannot be played ({error.stage}: {error.detail}); mend the "
+            "environment, or start what it needs."
         ) from error
     return renderer.render(observations[name], tools)
 
