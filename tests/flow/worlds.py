@@ -242,22 +242,6 @@ class Dead(Bandit):
         raise RuntimeError("no such planet")
 
 
-class Unclosable(Bandit):
-    """Its end fails, and one of its beginnings as well."""
-
-    def __init__(self, *, begins=True):
-        super().__init__()
-        self.begins = begins
-
-    async def reset(self, task, *, seed):
-        if not self.begins:
-            raise RuntimeError("no such planet")
-        return await super().reset(task, seed=seed)
-
-    async def close(self):
-        raise RuntimeError("no such door")
-
-
 class Undefined(Bandit):
     """Its reward is not a number."""
 
