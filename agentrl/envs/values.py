@@ -28,8 +28,10 @@ def _shortened(value: object) -> object:
     """The value, whose arrays have no more numbers than fit: numpy takes seconds to write a large one."""
     if isinstance(value, np.ndarray):
         return _leading(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(_shortened, value))
+    if type(value) is list:
+        return [_shortened(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_shortened(item) for item in value)
     if type(value) is dict:
         return {key: _shortened(item) for key, item in value.items()}
     return value
