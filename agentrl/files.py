@@ -1,19 +1,22 @@
-"""Files that are written whole or not at all, and the errors of a disk that takes no more."""
+"""Files that are written whole or not at all, disks that take no more, and files that are not there yet."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from agentrl.errors import DiskError
+from agentrl.errors import DiskError, UserError
 
 _FULL_OR_READ_ONLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
+_POINTER: Final = re.compile(rb"version \S+\n(?:[a-z0-9.-]+ .+\n)*oid sha256:[0-9a-f]{64}\nsize (\d+)\n?")
+_LONGEST_POINTER: Final = 1024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _COMPILERS: Final = {
     "TRITON_CACHE_DIR": "triton",
@@ -76,6 +79,23 @@ def is_refused_write(error: OSError, folder: Path | None = None) -> bool:
         return True
     is_below = folder is not None and str(error.filename).startswith(str(folder))
     return error.errno in _FORBIDDEN and is_below
+
+
+def check_fetched(paths: Iterable[Path], kind: type[UserError]) -> None:
+    """Check that no file is what Git LFS writes in place of a large one that it has not fetched.
+
+    paths: of files, which may be missing. kind: of the error.
+
+    Raises:
+        UserError: one is such a pointer.
+    """
+    for path in paths:
+        with suppress(OSError), path.open("rb") as file:
+            if pointer := _POINTER.fullmatch(file.read(_LONGEST_POINTER + 1)):
+                raise kind(
+                    f"{path} is a pointer of Git LFS, and not the file of {int(pointer[1]):,} bytes that it "
+                    f"stands for; fetch that with `git lfs pull` in its repository."
+                )
 
 
 def private_cache(name: str) -> Path | None:

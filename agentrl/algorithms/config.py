@@ -35,6 +35,7 @@ from agentrl.algorithms.estimator_config import (
 )
 from agentrl.algorithms.recipes import (
     BINARY_KL,
+    NO_CLIP,
     RECIPES,
     TO_ENGINE,
     Estimator,
@@ -115,11 +116,12 @@ class AlgorithmConfig(Section):
     """Passes over each rollout batch, which share the logprobs before its first update (count)."""
     eps_clip: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """How far below 1 the probability ratio may fall before its gradient is cut off (ratio; gmpo: log-ratio
-    in nats; dppo: divergence); left out, 0.2; gspo 0.0003, gmpo 0.4, cispo 1: no bound, dppo 0.15, with kl
-    0.05."""
+    in nats; dppo: divergence); left out, 0.2, none with kl_cov; gspo 0.0003, gmpo 0.4, cispo 1: no bound,
+    dppo 0.15, with kl 0.05."""
     eps_clip_high: Positive | None = None
     """How far above 1 the probability ratio may rise before its gradient is cut off (ratio; gmpo: log-ratio
-    in nats; dppo: divergence); left out, 0.28; gspo 0.0004, gmpo 0.4, cispo 4, dppo as eps_clip."""
+    in nats; dppo: divergence); left out, 0.28, none with kl_cov; gspo 0.0004, gmpo 0.4, cispo 4, dppo as
+    eps_clip."""
     eps_clip_c: Annotated[float, Field(gt=1.0)] | None = None
     """Dual clip: a negative advantage is multiplied by at most this (ratio; dppo: any advantage); left out,
     none; dppo 20."""
@@ -158,7 +160,7 @@ class AlgorithmConfig(Section):
     """Divergence that the penalty is adapted to, from kl_coef or kl_loss_coef on (nats per token); left out,
     the penalty is constant."""
     kl_horizon: Positive = 10_000.0
-    """Rollouts in which the penalty changes by a fifth at most (kl_target; count)."""
+    """Rollouts that are trained on in which the penalty changes by a fifth at most (kl_target; count)."""
     ref_load: str | None = None
     """Hugging Face directory of the reference model; left out, the policy before RL."""
     ref_update_interval: Annotated[int, Field(ge=1)] | None = None
@@ -209,7 +211,9 @@ class AlgorithmConfig(Section):
         recipe = RECIPES[self.advantage_estimator]
         if self.advantage_estimator == "dppo" and self.dppo.divergence == "kl":
             recipe = BINARY_KL
-        low, high = recipe.eps
+        # KL-Cov is published without a clip: its penalty takes the place of one.
+        is_held = self.entropy_control == "kl_cov" and recipe.objective == "clip"
+        low, high = NO_CLIP if is_held else recipe.eps
         return recipe._replace(
             weighting=self.loss_weighting or recipe.weighting,
             eps=(self.eps_clip or low, self.eps_clip_high or high),
@@ -234,6 +238,12 @@ class AlgorithmConfig(Section):
         return self.advantage_estimator == "otb" or self.entropy_control == "top_entropy"
 
     @property
+    def compares_tokens(self) -> bool:
+        """Whether what becomes of a token depends on all tokens of the batch, besides their rewards: those of
+        the control of the entropy, or the mean of a correction's factors."""
+        return self.entropy_control != "none" or self.self_normalize_correction
+
+    @property
     def needs_proximal_first(self) -> bool:
         """Whether something uses the proximal logprobs before the first optimizer step of a batch.
 
@@ -241,9 +251,8 @@ class AlgorithmConfig(Section):
         Where tokens are masked, or the policy does not learn yet, the step has not the logprobs of them all.
         """
         in_advantages = self.kl_coef or self.use_opd or self.custom_advantage_function_path is not None
-        in_statistics = self.needs_statistics or self.entropy_control != "none"
         is_partial = self.mask_offpolicy_in_partial_rollout or self.num_critic_only_steps
-        return bool(in_advantages or in_statistics or self.self_normalize_correction or is_partial)
+        return bool(in_advantages or self.needs_statistics or self.compares_tokens or is_partial)
 
     @property
     def compares_with_engine(self) -> bool:

@@ -18,7 +18,7 @@ _MAX_ERROR = 0.2
 class AdaptiveKl:
     """The coefficient of a penalty, so that the divergence from the reference stays near a target.
 
-    After an iteration with n rollouts, whose mean divergence is kl (nats per token):
+    After an iteration with n rollouts that are trained on, whose mean divergence is kl (nats per token):
 
         coef x= 1 + clip(kl / target - 1, -0.2, 0.2) x n / horizon
 
@@ -101,10 +101,8 @@ class RoleBaselines:
     def observe(self, groups: Sequence[Group]) -> None:
         """Adapt the baselines."""
         rewards: dict[str, list[float]] = {}
-        for group in groups:
-            for agent in group.trained_agents:
-                totals = (verdict.total for _, verdict in group.siblings(agent))
-                rewards.setdefault(agent, []).extend(totals)
+        for verdict in (verdict for group in groups for verdict in group.trained_verdicts):
+            rewards.setdefault(verdict.agent, []).append(verdict.total)
         for agent, own in rewards.items():
             kept = self.decay ** len(own)
             mean = math.fsum(own) / len(own)
@@ -148,7 +146,7 @@ class Controls:
         if self.entropy is not None and entropy is not None:
             self.entropy.observe(entropy)
         if self.kl is not None and kl is not None:
-            self.kl.observe(kl, sum(len(group.verdicts) for group in groups))
+            self.kl.observe(kl, sum(len(group.trained_verdicts) for group in groups))
         if self.baselines is not None:
             self.baselines.observe(groups)
 

@@ -75,10 +75,12 @@ class KlCov:
     """Holds the tokens of the highest covariance near the proximal policy.
 
     The ratio x N tokens with the largest covariance (see `ClipCov`), at least one, get a penalty in the loss:
-    coef x |logp - proximal logp|. It has no gradient where the two are equal: in the first optimizer step of
-    a batch whose proximal logprobs the trainer computes.
+    coef x |logp - proximal logp|. It has no gradient where the two differ by rounding alone
+    (`LossInputs.rounding`), as in the first optimizer step of a batch whose proximal logprobs the trainer
+    computes.
 
-    Source: https://arxiv.org/abs/2505.22617 (KL-Cov).
+    Source: https://arxiv.org/abs/2505.22617 (KL-Cov). There the ratio of the loss is not clipped, and neither
+    is it in a run with the objective clip, unless its bounds are set.
 
     Metrics: kl_cov_fraction (tokens under the penalty, as a share).
 

@@ -304,9 +304,11 @@ class OptimalToken:
 
         b_t = sum of W_t G_t / sum of W_t        W_t = w_1 + ... + w_t
 
-    Where a single sibling is that long, b_t is its own G_t and the advantage 0; where no W_t is above 0,
-    b_t is the G_t of the longest, since no gradient has reached the tokens.
-    Source: https://arxiv.org/abs/2602.07078 (optimal token baseline), without its factor for older weights.
+    Where a single sibling is that long, b_t is 0: its own G_t would take all gradient from the tokens after
+    the second-longest. Where no W_t is above 0, b_t is the G_t of the longest, since no gradient has reached
+    the tokens.
+    Source: https://arxiv.org/abs/2602.07078 (optimal token baseline), without its factor for older weights;
+    the baseline after the second-longest is that of its authors' code, by default.
     """
 
     kl: KlPenalty | None = None
@@ -326,11 +328,14 @@ class OptimalToken:
         advantages_N = np.zeros(len(tokens))
         for siblings in siblings_of(groups):
             own = [slice(*spans[v.rollout_id]) for _, v in siblings if v.rollout_id in spans]
+            own.sort(key=_length, reverse=True)
             # Relative to those of the longest, so that equal returns cancel exactly.
-            longest_T = returns_N[max(own, key=_length, default=slice(0, 0))]
+            longest_T = returns_N[own[0]] if own else np.zeros(0)
             returns_GT = _padded([returns_N[span] - longest_T[: _length(span)] for span in own])
             weights_GT = _padded([np.cumsum(energy_N[span]) for span in own])
             baseline_T = (weights_GT * returns_GT).sum(0) / np.maximum(weights_GT.sum(0), 1e-30)
+            alone = slice(_length(own[1]) if len(own) > 1 else 0, None)
+            baseline_T[alone] = -longest_T[alone]
             for span, returns_T in zip(own, returns_GT, strict=True):
                 advantages_N[span] = (returns_T - baseline_T)[: _length(span)]
         return penalised(advantages_N, self.kl, tokens, scores)

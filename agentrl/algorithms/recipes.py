@@ -46,6 +46,8 @@ class Recipe(NamedTuple):
 
 
 _NEAR = (0.2, 0.28)
+NO_CLIP = (1.0, 1e9)
+"""Bounds that no ratio reaches: it is above 0, and the loss computes none above exp(20)."""
 RECIPES: dict[Estimator, Recipe] = {
     "grpo": Recipe("clip", True, "token", _NEAR),
     "dr_grpo": Recipe("clip", True, "constant", _NEAR),

@@ -231,8 +231,9 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
     With whitening, a critic, a teacher, several rewards, those of turns, turns that are compared by their
-    states, shaping or a penalty in the reward, advantages differ from 0 at equal rewards. In a hierarchy the
-    rewards are those of its roles.
+    states, shaping or a penalty in the reward, advantages differ from 0 at equal rewards. Where tokens are
+    compared with all others of the batch, those of such a group count, too. In a hierarchy the rewards are
+    those of its roles.
     """
     only_compares = (
         config.recipe.compares
@@ -240,6 +241,7 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
         and config.custom_advantage_function_path is None
         and config.advantage_estimator not in ("gdpo", "gigpo", "otb")
         and not (config.recipe.normalize or config.kl_coef or config.use_opd or config.shaping.is_set)
+        and not config.compares_tokens
     )
     if not (only_compares and policy_term_only(config)):
         return _never

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.checkpoints.tensors import check_finite
 from agentrl.errors import ModelLoadError
+from agentrl.files import check_fetched
 from agentrl.weights.codec import named_weights
 from agentrl.weights.quiet import quiet_transformers
 
@@ -28,6 +29,7 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
+    check_fetched([path / "config.json", *sorted(path.glob("*.safetensors*"))], ModelLoadError)
     try:
         with quiet_transformers():
             opened = AutoModelForCausalLM.from_pretrained(

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from agentrl.checkpoints.tensors import config_errors
 from agentrl.errors import ModelLoadError
+from agentrl.files import check_fetched
 from agentrl.weights.quiet import quiet_transformers
 
 
@@ -39,6 +40,12 @@ class ModelSource:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
+)
+
+
 def open_source(directory: str | Path) -> ModelSource:
     """Read config and tokenizer of a Hugging Face model directory; no weight is read.
 
@@ -57,6 +64,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
     """
     if not (directory / "config.json").is_file():
         raise ModelLoadError(f"{directory} holds no config.json; name a Hugging Face model directory.")
+    check_fetched([directory / "config.json"], ModelLoadError)
     try:
         with config_errors(directory), quiet_transformers():
             config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -77,6 +85,7 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     # transformers would look for a model of that name on the network.
     if not Path(directory).is_dir():
         raise ModelLoadError(f"there is no folder {directory}; name a Hugging Face model directory.")
+    check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

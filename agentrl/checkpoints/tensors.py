@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
+from agentrl.files import check_fetched
 from agentrl.protocols import TensorSpec
 from agentrl.weights.codec import NamedTensors, non_finite
 from agentrl.weights.quiet import quiet_transformers
@@ -120,6 +121,7 @@ class TensorFiles:
         """The file of every tensor; {"": file} where one file holds all."""
         index = self.directory / _INDEX
         if index.exists():
+            check_fetched([index], ModelLoadError)
             try:
                 return _Index.model_validate_json(index.read_bytes()).weight_map
             except OSError as error:
@@ -196,6 +198,7 @@ def open_tensors(path: Path) -> safe_open:
     Raises:
         ModelLoadError: it is missing, or its header is truncated or damaged.
     """
+    check_fetched([path], ModelLoadError)
     try:
         return safe_open(path, framework="pt")
     except OSError as error:

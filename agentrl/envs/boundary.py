@@ -8,7 +8,8 @@ StageError that says what to return.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from inspect import CO_COROUTINE
@@ -19,7 +20,7 @@ import numpy as np
 
 from agentrl.envs.base import BaseEnv
 from agentrl.envs.scoring import reward_of
-from agentrl.errors import StageError
+from agentrl.errors import StageError, stage
 from agentrl.protocols import MultiAgentEnvironment, SingleAgentEnvironment, ToolSchema
 from agentrl.tools import is_inline, run
 from agentrl.types import (
@@ -37,6 +38,8 @@ from agentrl.types import (
 
 AnyEnvironment = SingleAgentEnvironment | MultiAgentEnvironment
 
+CLOSE_S = 10.0
+"""The longest time that `close` takes (seconds)."""
 STATE_CHARS = 1_000_000
 """Most characters of a saved state, as JSON (count)."""
 
@@ -107,8 +110,25 @@ async def call_joint_step(env: MultiAgentEnvironment, actions: Mapping[str, Mess
 
 
 async def call_close(env: AnyEnvironment) -> None:
-    """Release what the environment holds."""
-    await _result(env.close)
+    """Release what the environment holds.
+
+    Raises:
+        StageError: `close` raised, or took longer than `CLOSE_S`.
+    """
+    async with stage("close", CLOSE_S):
+        await _result(env.close)
+
+
+@asynccontextmanager
+async def closing(env: AnyEnvironment) -> AsyncIterator[None]:
+    """Close the environment at the end of the block. Where both fail, the failure of the block is raised."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StageError):
+            await call_close(env)
+        raise
+    await call_close(env)
 
 
 async def call_save_state(env: AnyEnvironment) -> JSON:

@@ -21,6 +21,7 @@ from gymnasium.spaces import Discrete, Space
 
 from agentrl.envs.base import Script
 from agentrl.envs.multi_agent import MultiAgentEnv
+from agentrl.envs.values import text_of
 from agentrl.errors import UserError
 from agentrl.extras import require
 from agentrl.protocols import ToolSchema
@@ -65,7 +66,7 @@ class PettingZooEnv(MultiAgentEnv):
     game: its module, e.g. pettingzoo.classic.tictactoe_v3. game_kwargs: arguments of its `env()`.
     actions: names of the discrete actions, in their order; without them a model answers with numbers.
     rules: the text that each agent reads before its first turn.
-    describe: the text of an agent's observation; without it, its str().
+    describe: the text of an agent's observation; without it, its str(), with all numbers of its arrays.
     returns: (worst, best). An agent is then rewarded once, at the end of the game, with its return
         scaled from [worst, best] to [0, 1]; a game that did not end is worth nothing.
 
@@ -93,7 +94,7 @@ class PettingZooEnv(MultiAgentEnv):
         super().__init__()
         self.game = game
         self._actions, self._rules, self._returns = tuple(actions), rules, returns
-        self._describe = describe or (lambda observation, _: str(observation))
+        self._describe = describe or (lambda observation, _: text_of(observation))
         self._game_kwargs = game_kwargs
         self._sums: dict[str, float] = {}
         self._taken: list[int] = []

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from agentrl.envs.boundary import (
+    CLOSE_S,
     acting_in,
     as_multi_agent,
     call_close,
@@ -39,7 +40,6 @@ from agentrl.types import (
     Usage,
 )
 
-_CLOSE_TIMEOUT_S = 10.0
 _NAME = re.compile(r"[A-Za-z]\w*")
 
 
@@ -364,7 +364,7 @@ def _check_names(reward: StepReward, players: Collection[str]) -> None:
 
 async def _closed(close: Callable[[], Awaitable[None]], broken: list[Failure]) -> None:
     try:
-        async with stage("close", _CLOSE_TIMEOUT_S):
+        async with stage("close", CLOSE_S):
             await close()
     except StageError as error:
         broken.append(_failure(error))

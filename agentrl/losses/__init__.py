@@ -1,6 +1,8 @@
 """Per-token losses: plain functions of tensors. Weights are inputs; no loss averages on its own."""
 
 from agentrl.losses.base import (
+    ROUNDING,
+    ROUNDING_BF16,
     Loss,
     LossInputs,
     LossOutput,
@@ -21,6 +23,8 @@ from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
     "OBJECTIVES",
+    "ROUNDING",
+    "ROUNDING_BF16",
     "Head",
     "HeadRanks",
     "Kernel",

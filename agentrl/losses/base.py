@@ -12,6 +12,12 @@ from torch import Tensor
 from agentrl.losses.gpu import to_device
 from agentrl.types import UNCHANGED, Coefficients, Extra, ExtraSpec
 
+ROUNDING = 1e-4
+"""How far the logprobs of two passes over the same weights may be apart (nats), in fp32 or better: their sums
+are in another order."""
+ROUNDING_BF16 = 0.02
+"""The same in bf16."""
+
 
 class TokenOutputs(NamedTuple):
     """The model's outputs at each loss token.
@@ -54,8 +60,8 @@ class LossInputs(NamedTuple):
     over micro-batches. ref_logp_N: of the reference policy. returns_N, old_values_N: the critic's targets,
     and its predictions before the step. extras: more arrays from the engine, by name. staleness_N: int64, how
     many versions the token is older than the weights that are served; a trainer always gives it. kl_cov_N:
-    coefficients of |logp - proximal_logp|, see `PolicyLoss`. coefficients: of this step, in place of the
-    loss's own.
+    coefficients of a penalty for |logp - proximal_logp|, see `PolicyLoss`. coefficients: of this step, in
+    place of the loss's own. rounding: a difference of logprobs that may be rounding alone (nats).
     """
 
     proximal_logp_N: Tensor
@@ -70,6 +76,7 @@ class LossInputs(NamedTuple):
     staleness_N: Tensor | None = None
     kl_cov_N: Tensor | None = None
     coefficients: Coefficients = UNCHANGED
+    rounding: float = ROUNDING
 
 
 class LossOutput(NamedTuple):

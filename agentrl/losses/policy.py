@@ -28,8 +28,10 @@ class PolicyLoss:
     above opsm_delta. As in the paper the engine's own logprobs are used, and entropy and KL do not change.
     Nor do the weights: those of other tokens do not grow.
 
-    Where the inputs have kl_cov_N (KL-Cov, https://arxiv.org/abs/2505.22617), kl_cov_N x
-    |logp - proximal_logp| is added: it holds these tokens near the policy before the update.
+    Where the inputs have kl_cov_N (KL-Cov, https://arxiv.org/abs/2505.22617), kl_cov_N x what
+    |logp - proximal_logp| has above `LossInputs.rounding` is added: it holds these tokens near the
+    policy before the update. Below, the sign of the difference is chance, and the penalty would pull at a
+    token with the full coefficient that the policy has not moved.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (clip, gspo: tokens whose clipped branch is
     chosen and differs; others: whose ratio was bounded, or that were masked; sapo, vespo: 0), ppo_kl
@@ -109,7 +111,8 @@ class PolicyLoss:
             term_N = term_N + (self.kl.coef if adapted.kl is None else adapted.kl) * kl_N
             metrics["kl_loss"] = kl_N.sum()
         if inputs.kl_cov_N is not None:
-            held_N = inputs.kl_cov_N * (logp_N - inputs.proximal_logp_N).abs()
+            distance_N = (logp_N - inputs.proximal_logp_N).abs()
+            held_N = inputs.kl_cov_N * (distance_N - inputs.rounding).clamp(min=0.0)
             term_N = term_N + held_N
             metrics["kl_cov_loss"] = held_N.sum()
         detached = {name: metric.detach() for name, metric in metrics.items()}

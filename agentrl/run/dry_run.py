@@ -33,7 +33,7 @@ from agentrl.checkpoints.tensors import TensorFiles, num_parameters
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
-from agentrl.envs.boundary import as_multi_agent, call_close, call_joint_reset
+from agentrl.envs.boundary import as_multi_agent, call_joint_reset, closing
 from agentrl.envs.opponents import check_opponents
 from agentrl.errors import ConfigError, StageError, stage
 from agentrl.gpus import num_gpus, present_gpus
@@ -218,17 +218,16 @@ async def _prompts(
 async def _rendered(env: AnyEnv, task: Task, renderer: Renderer, seed: int) -> list[int]:
     world = as_multi_agent(env)
     try:
-        async with stage("reset", env.limits.reset_timeout_s):
+        async with closing(world), stage("reset", env.limits.reset_timeout_s):
             observations, _ = await call_joint_reset(world, task, seed=seed)
-        name = next(iter(observations))
-        return renderer.render(observations[name], world.tools_of(name))
+            name = next(iter(observations))
+            tools = world.tools_of(name)
     except StageError as error:
         raise ConfigError(
-            f"the episode of {task.id} cannot begin ({error.stage}: {error.detail}); mend the environment, "
-            "or start what it needs."
+            f"the episode of {task.id} cannot be played ({error.stage}: {error.detail}); mend the "
+            "environment, or start what it needs."
         ) from error
-    finally:
-        await call_close(world)
+    return renderer.render(observations[name], tools)
 
 
 def _check_model(source: ModelSource, config: RunConfig) -> None:

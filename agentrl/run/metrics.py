@@ -45,7 +45,7 @@ def rollout_metrics(
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
-    verdicts = trained_verdicts(groups)
+    verdicts = [verdict for group in groups for verdict in group.trained_verdicts]
     failed = [episode for outcome in outcomes for episode in outcome.failed]
     metrics = {
         "rollout/raw_reward": mean_score(outcomes),
@@ -121,20 +121,10 @@ def _versions(group: Group) -> npt.NDArray[np.float64]:
     return np.concatenate([np.zeros(0), *versions])
 
 
-def trained_verdicts(groups: Sequence[Group]) -> list[Verdict]:
-    """The verdicts of the agents that the policy played, but in episodes that are a greedy baseline."""
-    return [
-        verdict
-        for group, greedy in ((group, {e.id for e in group.greedy}) for group in groups)
-        for verdict in group.verdicts
-        if verdict.agent in group.trained_agents and verdict.episode_id not in greedy
-    ]
-
-
 def mean_score(outcomes: Sequence[GroupOutcome]) -> float:
     """The mean score of the policy over complete groups."""
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
-    return _mean([verdict.total for verdict in trained_verdicts(groups)])
+    return _mean([verdict.total for group in groups for verdict in group.trained_verdicts])
 
 
 def _dropped(outcomes: Sequence[GroupOutcome], removed: Mapping[RolloutId, str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.losses import LossInputs, TokenExtra, TokenOutputs, to_device
+from agentrl.losses import ROUNDING, ROUNDING_BF16, LossInputs, TokenExtra, TokenOutputs, to_device
 from agentrl.trainer.batch import MicroBatch
 from agentrl.types import FactorFunction, FloatArray, Sample, TrainBatch, staleness_of
 
@@ -17,16 +17,17 @@ class StepInputs:
     """The inputs of a loss in one optimizer step, row by row.
 
     Where the batch has its proximal logprobs taken `in_step`, they are the current ones, without their
-    gradient, and the factors of its correction multiply the advantages.
+    gradient, and the factors of its correction multiply the advantages. bf16: of the passes of the trainer.
     """
 
-    def __init__(self, batch: TrainBatch) -> None:
+    def __init__(self, batch: TrainBatch, *, bf16: bool = False) -> None:
         self._batch = batch
+        self._rounding = ROUNDING_BF16 if bf16 else ROUNDING
         self._current: list[tuple[MicroBatch, Tensor]] = []
 
     def of(self, row: MicroBatch, outputs: TokenOutputs) -> LossInputs:
         """The inputs for a row and the outputs of its forward pass."""
-        inputs = loss_inputs(row, self._batch, outputs.logp_N.device)
+        inputs = loss_inputs(row, self._batch, outputs.logp_N.device)._replace(rounding=self._rounding)
         in_step = self._batch.in_step
         # What has values is a critic, which has no logprobs.
         if in_step is None or outputs.values_N is not None:

@@ -365,6 +365,15 @@ class Group:
         return () if len(greedy) == len(self.episodes) else greedy
 
     @property
+    def trained_verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts of the rollouts that are trained on: of agents that the policy played, but in the
+        episodes of its greedy baseline."""
+        greedy = {episode.id for episode in self.greedy}
+        own = {RolloutId(e.id, agent) for e in self.episodes for agent in e.trained_agents}
+        verdicts = (verdict for verdict in self.verdicts if verdict.rollout_id in own)
+        return tuple(verdict for verdict in verdicts if verdict.episode_id not in greedy)
+
+    @property
     def without_greedy(self) -> Group:
         """The group without the episodes of its greedy baseline."""
         baseline = {episode.id for episode in self.greedy}

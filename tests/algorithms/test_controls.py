@@ -17,7 +17,7 @@ from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.tokens import Tokens
 from agentrl.types import Group, RolloutId, Scores, Verdict
 from tests.algorithms.batches import EpisodeSpec, batch, batches
-from tests.algorithms.episodes import TASK, group, sample
+from tests.algorithms.episodes import TASK, group, sample, turn
 
 KLS = st.lists(st.floats(0, 5), min_size=1, max_size=20)
 
@@ -125,6 +125,26 @@ def test_numbers_of_a_checkpoint_go_on_as_if_nothing_had_been_between():
     assert second.coefficients == straight.coefficients
     assert second.metrics == straight.metrics
     assert {"kl_coef", "entropy_coef", "baseline/agent"} == set(second.metrics)
+
+
+def test_only_rollouts_that_are_trained_on_move_the_penalty():
+    """Not those of a frozen opponent in each episode, nor the greedy sibling of each group."""
+
+    def against_an_opponent(played):
+        agents = ("agent", "opponent")
+        return replace(played, agents=agents, frozen_agents=("opponent",))
+
+    def group_of(id):
+        turns = [turn([1], [2], temperature=temperature) for temperature in (1.0, 1.0, 0.0)]
+        own = [replace(group(id, [1.0], t).episodes[0], id=f"{id}.{i}") for i, t in enumerate(turns)]
+        episodes = tuple(map(against_an_opponent, own))
+        verdicts = [Verdict(e.id, "s", 1.0, agent=agent) for e in episodes for agent in e.agents]
+        return Group(id, TASK, 0, episodes, tuple(verdicts))
+
+    controls = Controls(AdaptiveKl(0.1, 0.5, horizon=50.0))
+    controls.observe([group_of("a"), group_of("b"), group_of("c")], {"train/kl_loss": 5.0})
+    # Three groups with two sampled rollouts each: https://arxiv.org/abs/1909.08593, equation 9.
+    assert controls.kl.coef == pytest.approx(0.1 * (1 + 0.2 * 6 / 50))
 
 
 def test_an_iteration_without_an_update_changes_no_coefficient():

@@ -128,7 +128,7 @@ def against_others(returns, i, k):
 
 
 def against_energy(drawn: Batch, group, i, written):
-    """arXiv 2602.07078: returns less the mean of the siblings' there, weighted by the energy so far."""
+    """arXiv 2602.07078: returns less the siblings' mean, weighted by the energy so far; alone, nothing."""
     returns, energies = [], []
     for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
         tokens = written.get((episode.id, "agent"), [])
@@ -143,7 +143,8 @@ def against_energy(drawn: Batch, group, i, written):
         reached = [(w[t], g[t]) for w, g in zip(energies, returns, strict=True) if len(g) > t]
         total = sum(w for w, _ in reached)
         longest = max(returns, key=len)[t]
-        advantages.append(own - (sum(w * g for w, g in reached) / total if total else longest))
+        mean = sum(w * g for w, g in reached) / total if total else longest
+        advantages.append(own - (mean if len(reached) > 1 else 0.0))
     return advantages
 
 

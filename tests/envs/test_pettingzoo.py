@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 
 import pytest
 
@@ -132,3 +133,15 @@ def test_a_game_is_registered_in_one_line():
     register("Connect-v0", PettingZooEnv, game="pettingzoo.classic.connect_four_v3", returns=(-1.0, 1.0))
     env = make("Connect-v0")
     assert env.possible_agents == ("player_0", "player_1")
+
+
+async def test_a_large_board_is_shown_whole():
+    """Go's observation has 6,137 numbers; numpy writes some of its corners."""
+    env = PettingZooEnv("pettingzoo.classic.go_v5")
+    (observations, _) = await env.reset(env.tasks("train")[0], seed=0)
+    ((agent, (message,)),) = observations.items()
+    aec = importlib.import_module(env.game).env()
+    aec.reset(seed=0)
+    sizes = sum(array.size for array in aec.observe(agent).values())
+    assert len(re.findall(r"True|False|\b[01]\b", message.text)) == sizes
+    await env.close()

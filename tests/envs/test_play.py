@@ -321,7 +321,7 @@ async def test_the_first_failure_is_reported_when_closing_fails_too():
 
 
 async def test_a_close_that_hangs_times_out(monkeypatch):
-    monkeypatch.setattr(sys.modules["agentrl.envs.play"], "_CLOSE_TIMEOUT_S", SHORT_S)
+    monkeypatch.setattr(sys.modules["agentrl.envs.boundary"], "CLOSE_S", SHORT_S)
     hang = Hang()
     env = Talk({"close": hang}, [Step.finished(reward=1.0)])
     episode = await play(env, Speaker(), ASK)

@@ -155,8 +155,8 @@ def evaluate(tokens: Sequence[Token], options: Options, frozen: Sequence[Token] 
         policy = 0.0 if dropped else term
         kl = 0.0 if options.kl is None else kl_of(options.kl[0], token, options.kl[2])
         coef = 0.0 if options.kl is None else options.kl[1]
-        # https://arxiv.org/abs/2505.22617, KL-Cov.
-        held = token.held * abs(token.logp - token.old)
+        # https://arxiv.org/abs/2505.22617, KL-Cov; a difference of 1e-4 is rounding.
+        held = token.held * max(abs(token.logp - token.old) - 1e-4, 0.0)
         sums["loss"] += token.weight * (policy - options.bonus * token.entropy + coef * kl + held)
         sums["held"] += held
         sums["pg"] += policy

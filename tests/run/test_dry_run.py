@@ -23,6 +23,7 @@ from tests.cards import with_cards
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import SHAPE, TINY
+from tests.flow.worlds import Bandit
 from tests.observe.test_gpu_memory import driver
 
 PROMPTS = str(Path(__file__).parents[1] / "flow" / "prompts.jsonl")
@@ -83,6 +84,22 @@ def with_a_run(folder):
     return {**BANDIT, "output_dir": str(folder), "name": "taken"}
 
 
+class Unclosable(Bandit):
+    """Its end fails, and one of its beginnings as well."""
+
+    def __init__(self, *, begins=True):
+        super().__init__()
+        self.begins = begins
+
+    async def reset(self, task, *, seed):
+        if not self.begins:
+            raise RuntimeError("no such planet")
+        return await super().reset(task, seed=seed)
+
+    async def close(self):
+        raise RuntimeError("no such door")
+
+
 WRONG = {
     "an environment": ({**BANDIT, "env": "HopSerch-v0"}, "Did you mean `HopSearch-v0`?"),
     "its arguments": ({**BANDIT, "env_kwargs": {"size": 1}}, "there is no argument `size`"),
@@ -92,6 +109,11 @@ WRONG = {
     "a column": ({**SINGLE, "input_key": "nothing"}, "name one with input_key"),
     "a function": ({**SINGLE, "reward": "tests.flow.worlds:nothing"}, "tests.flow.worlds:nothing"),
     "an episode that cannot begin": ({**BANDIT, "env": "tests.flow.worlds:Dead"}, "no such planet"),
+    "an episode that cannot end": ({**BANDIT, "env": "tests.run.test_dry_run:Unclosable"}, "no such door"),
+    "an episode that can do neither": (
+        {**BANDIT, "env": "tests.run.test_dry_run:Unclosable", "env_kwargs": {"begins": False}},
+        "no such planet",
+    ),
     "no room": ({**BANDIT, "rollout_max_context_len": 4}, "raise rollout_max_context_len"),
     "a model": ({**BANDIT, "hf_checkpoint": "nowhere"}, "nowhere holds no config.json"),
     "weights": (without_weights, "holds no model.safetensors"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import DataError, did_you_mean
+from agentrl.files import check_fetched
 from agentrl.types import JSON
 
 LINES, LISTS, PARQUET, ARROW = "lines", "lists", "parquet", "arrow"
@@ -114,6 +115,7 @@ def _saved(folder: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> dict[str, JSON]:
+    check_fetched([path], DataError)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from agentrl.data.rows.folder import ARROW, KINDS, LINES, PARQUET, files_of
 from agentrl.data.rows.jsonl import JsonlRows, JsonRows, is_list
 from agentrl.data.rows.parquet import ParquetRows
 from agentrl.errors import DataError
+from agentrl.files import check_fetched
 
 
 def open_rows(path: str, columns: Sequence[str], *, split: str) -> Rows:
@@ -23,6 +24,7 @@ def open_rows(path: str, columns: Sequence[str], *, split: str) -> Rows:
         DataError: there is no such file, or its format is not supported.
     """
     files = _files(path, split)
+    check_fetched(files, DataError)
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise DataError(f"{path} holds {' and '.join(sorted(kinds))} files; name those of one kind.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, cast
 
+from agentrl.authorship import place_of
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import Arena, expert, outcome
@@ -26,7 +27,7 @@ from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import find, path_of
 from agentrl.envs.resuming import saves_state
-from agentrl.errors import StageError, UserError, stage
+from agentrl.errors import AgentRLError, StageError, UserError, stage, summary_of
 from agentrl.event_loop import blocking
 from agentrl.interrupts import run_until_signal
 from agentrl.tools.secrets import with_secrets
@@ -88,7 +89,8 @@ async def check_env_async(
     with own_temporary_folder() as folder:
         before = present(folder)
         try:
-            results = await _probe_agents(make, n, seed, progress or _silent)
+            probes = _probe_agents(make, n, seed, progress or _silent)
+            results = [result async for result in _until_broken(probes)]
         finally:
             released = await probe_release(before, folder)
     # A leak of a single episode is still there at the end, and has been reported.
@@ -129,25 +131,40 @@ def _silent(what: str) -> None:
     del what
 
 
+async def _until_broken(probes: AsyncIterator[ProbeResult]) -> AsyncIterator[ProbeResult]:
+    """The results of probes, up to one in which code of the environment breaks outside of an episode."""
+    try:
+        async for result in probes:
+            yield result
+    except StageError as broken:
+        yield _broken(broken)
+    except AgentRLError:
+        raise
+    except (Exception, SystemExit) as broken:
+        # Without a line of an author it is a fault of the check.
+        if not (place := place_of(broken)):
+            raise
+        text = f"the class breaks outside of an episode: {summary_of(broken)} ({place}); mend it first."
+        yield ProbeResult((error("class-fails", text),))
+
+
 async def _probe_agents(
     make: Callable[[], AnyEnv], n: int, seed: int, progress: Progress
-) -> Sequence[ProbeResult]:
+) -> AsyncIterator[ProbeResult]:
     """Run every probe; with several agents for each of them, while scripts play the others."""
-    try:
-        async with stage("make", None):
-            example = make()
-    except StageError as broken:
-        return [_broken(broken)]
+    async with stage("make", None):
+        example = make()
     if not isinstance(example, MultiAgentEnv):
-        return await _probe(cast(Callable[[], Env], make), n, seed, progress)
-    results: list[ProbeResult] = []
+        async for result in _probe(cast(Callable[[], Env], make), n, seed, progress):
+            yield result
+        return
     progress("stopping and going on")
-    results.append(await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed))
+    yield await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed)
     for agent in example.possible_agents:
         view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
-        results += [_of_agent(agent, result) for result in await _probe(view, n, seed, progress)]
-    await call_close(example)
-    return results
+        async for result in _probe(view, n, seed, progress):
+            yield _of_agent(agent, result)
+    yield await _probe_closing(example)
 
 
 def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
@@ -182,32 +199,48 @@ def _broken(at: StageError) -> ProbeResult:
     return ProbeResult((error(f"{at.stage}-fails", text),))
 
 
-async def _probe(make: Callable[[], Env], n: int, seed: int, progress: Progress) -> Sequence[ProbeResult]:
+async def _probe(
+    make: Callable[[], Env], n: int, seed: int, progress: Progress
+) -> AsyncIterator[ProbeResult]:
     """Run every probe in turn; stop at a world without tasks, or one that cannot be created."""
     progress("tasks")
-    try:
-        async with stage("make", None):
-            example, other = make(), make()
-        async with stage("tasks", None):
-            splits, again = _splits(example), _splits(other)
-    except StageError as broken:
-        return [_broken(broken)]
+    async with stage("make", None):
+        example, other = make(), make()
+    async with stage("tasks", None):
+        splits, again = _splits(example), _splits(other)
     if other is example:
         raise UserError(f"{example.id} is one instance at every call; return a new one, as episodes need.")
     chance, span = example.chance_score, example.expert_score - example.chance_score
-    results = [probe_tasks(splits, again, example.limits.max_tokens, chance, span), _declared(example)]
+    yield probe_tasks(splits, again, example.limits.max_tokens, chance, span)
+    yield _declared(example)
     arena = Arena(make, example, _chosen(splits, n, seed), seed)
     if arena.tasks:
         progress("the expert")
         of_expert, answered_in = await probe_expert(arena, n)
-        results.append(of_expert)
+        yield of_expert
         progress("random and adversarial policies")
-        results.append(await probe_chance(arena, n, answered_in))
-        results.append(await probe_leaving(arena, n))
-        results += await _probe_world(arena, progress)
-    await call_close(other)
-    await call_close(example)
-    return results
+        yield await probe_chance(arena, n, answered_in)
+        yield await probe_leaving(arena, n)
+        for result in await _probe_world(arena, progress):
+            yield result
+    yield await _probe_closing(other, example)
+
+
+async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:
+    """Close instances that were never reset, as a run does where `reset` fails."""
+    failures: list[str] = []
+    for env in unplayed:
+        try:
+            await call_close(env)
+        except StageError as broken:
+            failures.append(broken.detail)
+    if not failures:
+        return ProbeResult()
+    text = (
+        f"`close` breaks where nothing was reset: {failures[0]}. It is called after a `reset` that fails, "
+        "too; let it release what is there."
+    )
+    return ProbeResult((error("close-fails", text),))
 
 
 async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult]:

@@ -13,11 +13,9 @@ from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_t
 from agentrl.envs.check.report import Finding, ProbeResult, error, some, warning
 from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
 from agentrl.envs.scoring import score, squad_normalize
+from agentrl.envs.values import OBSERVATION_CHARS
 from agentrl.errors import StageError, UserError, stage
 from agentrl.types import Episode, Message, Task
-
-LONGEST_OBSERVATION = 65_536
-"""Characters of one message of the world; a longer one is a fault."""
 
 
 class PlayedEpisodes(NamedTuple):
@@ -180,10 +178,10 @@ def _adversaries(arena: Arena, answered_in: frozenset[str]) -> dict[str, Policy]
 def _too_long(episodes: Sequence[Episode]) -> list[Finding]:
     findings = []
     texts = [(episode, message.text) for episode in episodes for message in _answers(episode)]
-    if long := [(e.task.id, len(text)) for e, text in texts if len(text) > LONGEST_OBSERVATION]:
+    if long := [(e.task.id, len(text)) for e, text in texts if len(text) > OBSERVATION_CHARS]:
         task, length = max(long, key=lambda pair: pair[1])
         text = (
-            f"one message of the world has {length} characters (task {task}), {LONGEST_OBSERVATION} are "
+            f"one message of the world has {length} characters (task {task}), {OBSERVATION_CHARS} are "
             "allowed; cut what the world says."
         )
         findings.append(error("observation-unbounded", text))

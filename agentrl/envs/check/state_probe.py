@@ -14,11 +14,11 @@ from typing import NamedTuple, cast
 
 from agentrl.envs.boundary import (
     as_multi_agent,
-    call_close,
     call_joint_reset,
     call_joint_step,
     call_load_state,
     call_save_state,
+    closing,
 )
 from agentrl.envs.check.report import ProbeResult, error
 from agentrl.envs.multi_agent import AnyEnv
@@ -88,16 +88,13 @@ async def _play(
     world = as_multi_agent(env)
     steps: list[JointStep] = []
     states: list[JSON] = []
-    try:
-        async with stage("step", world.limits.episode_timeout_s):
-            await call_joint_reset(world, episode.task, seed=episode.seed)
-            if state is not None:
-                await call_load_state(world, state)
-            for action in actions:
-                states.append(await call_save_state(world) if saves else None)
-                steps.append(await call_joint_step(world, action))
-    finally:
-        await call_close(env)
+    async with closing(env), stage("step", world.limits.episode_timeout_s):
+        await call_joint_reset(world, episode.task, seed=episode.seed)
+        if state is not None:
+            await call_load_state(world, state)
+        for action in actions:
+            states.append(await call_save_state(world) if saves else None)
+            steps.append(await call_joint_step(world, action))
     return _Played(steps, _counts(world), states)
 
 

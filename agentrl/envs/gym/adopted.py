@@ -23,6 +23,7 @@ from gymnasium.spaces import Discrete, Text
 
 from agentrl.envs.base import Env, Script
 from agentrl.envs.gym.spaces import TextSpace
+from agentrl.envs.values import text_of
 from agentrl.errors import UserError
 from agentrl.extras import missing_extra
 from agentrl.protocols import ToolSchema
@@ -57,7 +58,7 @@ class GymEnv(Env):
     actions: names of the discrete actions, in their order.
     rules: the text before the first observation.
     describe: the text of an observation. Without it: the world's own "ansi" rendering, with coloured parts
-        in brackets, or else the str() of the observation.
+        in brackets, or else the str() of the observation, with all numbers of its arrays.
     returns: (worst, best). The episode is then rewarded once, when the world terminates, with its return
         scaled from [worst, best] to [0, 1]. A game that did not terminate is worth nothing: where rewards
         can be negative, stopping early would otherwise be rewarded.
@@ -313,7 +314,7 @@ class GymEnv(Env):
             return self._describe(observation)
         if self._world.render_mode == "ansi":
             return _COLOURED.sub(r"[\1]", str(self._world.render())).strip()
-        return str(observation)
+        return text_of(observation)
 
     def _make(self, render_mode: str | None) -> GymnasiumEnv:
         spec = copy(_spec(self.gym_id))

@@ -26,6 +26,7 @@ from mcp_types import (
     EmbeddedResource,
     ImageContent,
     Implementation,
+    ListToolsResult,
     PaginatedRequestParams,
     ResourceLink,
     TextContent,
@@ -39,6 +40,7 @@ from agentrl.retrying import MAX_VALUES, num_values
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.intake import schema_size
 from agentrl.tools.mcp.server import Command, Server
+from agentrl.tools.mcp.sieve import Sieve
 from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, TOO_MANY, ServerLog, stdio
 from agentrl.types import JSON
 
@@ -50,6 +52,7 @@ MAX_TOOLS = 256
 MAX_TOOLS_SIZE = 50_000
 """Of the descriptions and schemas of all tools of a server together; see `schema_size`."""
 _MAX_PAGES = 100
+_MAX_SIFTED = 3
 _MAX_BLOCKS = 1_000
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 # Over HTTP the SDK wraps the error for a reply that is too long: by our bound, or by httpx2's.
@@ -64,10 +67,15 @@ for _logger in ("mcp", "client"):
 
 
 class McpConnection:
-    """An open session; any task of its event loop may call. Create it with `connect`."""
+    """An open session; any task of its event loop may call. Create it with `connect`.
 
-    def __init__(self, session: ClientSession, tools: tuple[Tool, ...], log: ServerLog) -> None:
-        self.tools = tools
+    tools: those that the server describes as MCP asks for. refused: why, by the names of the others.
+    """
+
+    def __init__(
+        self, session: ClientSession, tools: tuple[Tool, ...], refused: Mapping[str, str], log: ServerLog
+    ) -> None:
+        self.tools, self.refused = tools, refused
         self._session = session
         self._log = log
         self._over = False
@@ -152,12 +160,12 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Mc
     Entering raises:
         ToolError: `unavailable`, it did not start or respond in time; `protocol`, its responses are not MCP.
     """
-    log, connection = ServerLog(), None
+    log, sieve, connection = ServerLog(), Sieve(), None
     try:
         async with asyncio.timeout(start_timeout_s) as deadline, AsyncExitStack() as stack:
-            client = await stack.enter_async_context(await _client(server, log, stack))
-            tools = await _listed(client.session)
-            connection = McpConnection(client.session, tools, log)
+            client = await stack.enter_async_context(await _client(server, log, sieve, stack))
+            tools = await _listed(client.session, sieve)
+            connection = McpConnection(client.session, tools, sieve.refused, log)
             deadline.reschedule(None)
             try:
                 yield connection
@@ -170,17 +178,17 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Mc
             raise await _not_opened(error, log, start_timeout_s) from error
 
 
-async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Client:
+async def _client(server: Server, log: ServerLog, sieve: Sieve, stack: AsyncExitStack) -> Client:
     # "auto": any protocol that the server supports. Only older ones, "legacy", have sessions over HTTP.
     if isinstance(server, Command):
-        return Client(stdio(server, log), mode="auto", client_info=_CLIENT_INFO, cache=None)
+        return Client(sieve.around(stdio(server, log)), mode="auto", client_info=_CLIENT_INFO, cache=None)
     # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
     http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
     http.event_hooks = {"response": [_bound]}
     await stack.enter_async_context(http)
     transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
     mode = "legacy" if server.with_session else "auto"
-    return Client(transport, mode=mode, client_info=_CLIENT_INFO, cache=None)
+    return Client(sieve.around(transport), mode=mode, client_info=_CLIENT_INFO, cache=None)
 
 
 class _Bounded(httpx2.AsyncByteStream):
@@ -222,17 +230,30 @@ async def _bound(response: httpx2.Response) -> None:
         response.stream = _Bounded(response.stream, is_events=is_events)
 
 
-async def _listed(session: ClientSession) -> tuple[Tool, ...]:
+async def _listed(session: ClientSession, sieve: Sieve) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
-        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        page = await _page(session, PaginatedRequestParams(cursor=cursor) if cursor else None, sieve)
         tools += page.tools
         _check_size(tools)
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
     raise ToolError("protocol", f"the server's list of tools does not end after {_MAX_PAGES} pages")
+
+
+async def _page(
+    session: ClientSession, params: PaginatedRequestParams | None, sieve: Sieve
+) -> ListToolsResult:
+    """A part of the list, without the tools that are described by what MCP does not allow."""
+    for _ in range(_MAX_SIFTED):
+        try:
+            return await session.list_tools(params=params)
+        except ValidationError as error:
+            if not sieve.take_out(error):
+                raise
+    return await session.list_tools(params=params)
 
 
 def _check_size(tools: Sequence[Tool]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ class McpTools(Toolkit):
         In values of `env` and `headers`, and in those of `args` that are secrets (after --api-key, for
         example), $NAME is a variable of this process, read when the server starts. Other programs of this
         machine may see `args`; prefer `env`.
-    only: names of the tools to offer, as the server lists them; None = all.
+    only: names of the tools to offer, as the server lists them; None = all that can be offered.
     prefix: put before every name that the model sees, so that names of two servers cannot collide.
     stateful: the server has state, so every episode has a session of its own, and a process of its own where
         there is a command. Over HTTP that takes a server of a protocol with sessions, 2025-11-25 or older.
@@ -86,15 +87,16 @@ class McpTools(Toolkit):
         Raises:
             ToolError: the server cannot be reached or started, its responses are not MCP, or it lists
                 too many tools or too large ones.
-            ToolDefinitionError: it lacks a tool of `only`, describes one by no JSON Schema of an object, or
-                by one whose checks have no bound (see `agentrl.tools.intake`).
+            ToolDefinitionError: it lacks a tool of `only`, or describes one by what MCP does not allow, by no
+                JSON Schema of an object, or by one whose checks have no bound (see `agentrl.tools.intake`).
+                Without `only` such a tool is left out, with a warning, unless there is no other.
         """
         if not self.stateful:
-            yield await self._tools(_SharedRoute(self._shared), (await self._shared.get()).tools)
+            yield await self._tools(_SharedRoute(self._shared), await self._shared.get())
             return
         route = _OwnRoute(self._connect)
         try:
-            yield await self._tools(route, (await route.connection()).tools)
+            yield await self._tools(route, await route.connection())
         finally:
             await route.close()
 
@@ -103,17 +105,34 @@ class McpTools(Toolkit):
 
         return connect(with_variables(self._server), start_timeout_s=self.start_timeout_s)
 
-    async def _tools(self, route: _Route, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
-        by_name = {tool.name: tool for tool in offered}
-        chosen = by_name if self.only is None else self.only
-        for name in chosen:
+    async def _tools(self, route: _Route, connection: McpConnection) -> tuple[Tool, ...]:
+        by_name = {tool.name: tool for tool in connection.tools}
+        refused = dict(connection.refused)
+        for name in self.only or ():
+            if name in refused:
+                raise ToolDefinitionError(_refused(name, refused[name], "leave it out of `only`"))
             if name not in by_name:
                 names = ", ".join(by_name) or "none"
                 raise ToolDefinitionError(
                     f"the MCP server has no tool `{name}`.{did_you_mean(name, by_name)} It has {names}."
                 )
+
+        def read() -> tuple[Tool, ...]:
+            if self.only is not None:
+                return tuple(self._tool(route, by_name[name]) for name in self.only)
+            tools: list[Tool] = []
+            for name, offered in by_name.items():
+                try:
+                    tools.append(self._tool(route, offered))
+                except ToolDefinitionError as error:
+                    refused[name] = str(error).rstrip(".")
+            return tuple(tools)
+
         # Checking large schemas takes a second: in a thread, so that the event loop goes on.
-        return await asyncio.to_thread(lambda: tuple(self._tool(route, by_name[name]) for name in chosen))
+        tools = await asyncio.to_thread(read)
+        if self.only is None:
+            _warn_of(refused, has_others=bool(tools))
+        return tools
 
     def _tool(self, route: _Route, offered: ServerTool) -> Tool:
         async def call(**arguments: JSON) -> str:
@@ -122,6 +141,23 @@ class McpTools(Toolkit):
         description = offered.description or offered.title or offered.name
         schema = ToolSchema(f"{self.prefix}{offered.name}", description, offered.input_schema)
         return Tool.described(schema, call, gate=self._gate)
+
+
+def _refused(name: str, reason: str, remedy: str) -> str:
+    return f"the MCP server's tool `{name}` cannot be offered ({reason}); mend the server, or {remedy}."
+
+
+def _warn_of(refused: Mapping[str, str], *, has_others: bool) -> None:
+    """Warn of tools that are left out; once each, since every episode may open a session of its own.
+
+    Raises:
+        ToolDefinitionError: there are no others.
+    """
+    for name, reason in refused.items():
+        if not has_others:
+            raise ToolDefinitionError(_refused(name, reason, "choose another one"))
+        sentence = _refused(name, reason, "name the tools to offer in `only`")
+        warnings.warn(f"{sentence[:-1]}; without it the others are offered.", RuntimeWarning, stacklevel=2)
 
 
 def _server(tools: McpTools) -> Server:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
+from agentrl.files import check_fetched
 
 _T = TypeVar("_T")
 LINES_FILE = "corpus.jsonl"
@@ -98,6 +99,7 @@ class Corpus:
         """
         path = Path(path)
         ids, contents = [], []
+        check_fetched([path], UserError)
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(watch(file, "reading", None), start=1):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import UserError
+from agentrl.files import check_fetched
 from agentrl.tools.search.corpus import Corpus
 
 FORMAT = 1
@@ -35,6 +36,7 @@ class Saved:
             UserError: it holds no index, a broken one, or one of another format.
         """
         folder = Path(folder)
+        check_fetched([folder / MANIFEST], UserError)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -43,6 +45,7 @@ class Saved:
             case {"format": int(version)} if version != FORMAT:
                 raise UserError(f"The index in {folder} has format {version}, not {FORMAT}; {_BUILD_AGAIN}.")
             case {"format": int(), "kinds": list(kinds), "files": dict(files)}:
+                check_fetched((folder / name for name in files), UserError)
                 if _sizes(folder, list(files)) == files:
                     return cls(folder, tuple(map(str, kinds)))
         raise UserError(f"The index in {folder} is incomplete; {_BUILD_AGAIN}.")

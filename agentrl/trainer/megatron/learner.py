@@ -24,7 +24,7 @@ class MegatronLearner:
     """Trains `network` in place. outputs: logprobs or values of a row."""
 
     def __init__(self, network: Network, outputs: OutputFunction, learning: Learning) -> None:
-        self._loss = learning.loss
+        self._loss, self._bf16 = learning.loss, learning.config.bf16
         self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
@@ -32,7 +32,7 @@ class MegatronLearner:
 
     def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
         """One optimizer step over the batch, of which `rows` are this replica's."""
-        inputs = StepInputs(batch)
+        inputs = StepInputs(batch, bf16=self._bf16)
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
         logprobs = inputs.logprobs() if is_reporting_rank() else {}

@@ -59,7 +59,7 @@ class Learner:
         steps, skipped = self.done
         lr = learning_rate(self._config, steps, self._total_steps)
         self.network.zero_grad()
-        inputs = StepInputs(batch)
+        inputs = StepInputs(batch, bf16=self._config.bf16)
         sums = self._backward(batch, inputs)
         parameters = self.network.parameters()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm=self._config.clip_grad))

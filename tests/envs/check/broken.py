@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 import time
 
 import numpy as np
 
-from agentrl import Limits, Message, Task, ToolEnv, UserError, call, say, tool
+from agentrl import Limits, Message, Reward, Task, ToolEnv, UserError, call, say, tool
 from agentrl.envs import Env
 from agentrl.tools import inline
 
@@ -92,6 +93,53 @@ class Raising(Good):
 @caught_by("nothing-to-learn expert-score-too-low")
 class Flat(Good):
     expert_score = 0.0
+
+
+@caught_by("close-fails")
+class ClosesWhatResetMade(Good):
+    async def reset(self, task, *, seed):
+        self.file = io.StringIO()
+        return await super().reset(task, seed=seed)
+
+    async def close(self):
+        self.file.close()
+        await super().close()
+
+
+class Needs(Good):
+    """A member that exists only while an episode is played."""
+
+    async def reset(self, task, *, seed):
+        self.world = True
+        return await super().reset(task, seed=seed)
+
+
+@caught_by("class-fails")
+class ScoresWhatResetMade(Needs):
+    @property
+    def expert_score(self):
+        return float(self.world)
+
+
+@caught_by("class-fails")
+class ToolsOfWhatResetMade(Needs):
+    @property
+    def tool_schemas(self):
+        return super().tool_schemas if self.world else ()
+
+
+@caught_by("class-fails")
+class RewardsOfWhatResetMade(Needs):
+    @property
+    def rewards(self):
+        return (Reward(lambda episode: 0.0),) if self.world else ()
+
+
+@caught_by("class-fails")
+class ExitsInARead(Good):
+    @property
+    def has_expert(self):
+        raise SystemExit(3)
 
 
 @caught_by("no-tasks")

@@ -5,7 +5,8 @@
 mute: never answers. ends: writes the reason to stderr and ends at once. stays: does not end when its stdin
 is closed.
 stubborn: ignores SIGTERM. chatty: writes a line that is no message before it begins. loops: its list of tools
-has no end. floods: it lists 2,000 tools. bloats: its schemas have 100,000 values.
+has no end. garbles: some of its tools are described by what MCP does not allow, between two that are not;
+garbles_all: its only tool is. floods: it lists 2,000 tools. bloats: its schemas have 100,000 values.
 """
 
 from __future__ import annotations
@@ -121,6 +122,17 @@ ERRORS = {
 BACKTRACKING = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a|a)*$"}}}
 
 
+GARBLED = [
+    {"name": "no_schema", "description": "Without an input schema."},
+    {"name": "a_list", "inputSchema": ["a", "list"]},
+    {"name": "no_object", "inputSchema": {"type": "array"}},
+    {"name": "wrong_text", "description": 7, "inputSchema": {"type": "object"}},
+    {"name": "wrong_type", "inputSchema": {"type": "object", "properties": {"day": {"type": "date"}}}},
+    {"description": "Without a name.", "inputSchema": {"type": "object"}},
+    "no tool at all",
+]
+
+
 def listed() -> list[dict[str, object]]:
     minimal = {"inputSchema": {"type": "object"}, "description": "As its name says."}
     if "floods" in sys.argv:
@@ -128,6 +140,10 @@ def listed() -> list[dict[str, object]]:
     if "bloats" in sys.argv:
         values = {"type": "object", "properties": {f"p{number}": {} for number in range(8_000)}}
         return [{"name": f"tool_{number}", "inputSchema": values} for number in range(10)]
+    if "garbles" in sys.argv:
+        return [described(remember), *GARBLED, described(flood)]
+    if "garbles_all" in sys.argv:
+        return GARBLED[:1]
     tools = [described(tool) for tool in TOOLS.values()]
     tools += [{"name": name, **minimal} for name in {**RAW, **ERRORS} if name != "unlike"]
     return [*tools, {"name": "unlike", **minimal, "outputSchema": BACKTRACKING}]

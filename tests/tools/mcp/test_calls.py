@@ -109,6 +109,38 @@ async def test_a_choice_of_tools_and_a_prefix():
             pass
 
 
+REFUSED = ("no_schema", "a_list", "no_object", "wrong_text", "wrong_type", "number 7", "number 8")
+
+
+async def used(toolkit):
+    async with opened(toolkit) as tools:
+        assert await tools["remember"].invoke({"text": "a"}) == "a"
+        assert await tools["flood"].invoke({"characters": 3}) == "xxx"
+        return list(tools)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_a_tool_that_cannot_be_offered_takes_no_other_with_it(stateful):
+    with pytest.warns(RuntimeWarning) as warned:
+        assert await used(raw("garbles", stateful=stateful)) == ["remember", "flood"]
+    sentences = [str(warning.message) for warning in warned]
+    assert len(sentences) == len(REFUSED)
+    assert all(any(f"tool `{name}` cannot" in sentence for sentence in sentences) for name in REFUSED)
+    assert all(sentence.endswith("; without it the others are offered.") for sentence in sentences)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_tool_that_is_not_chosen_may_be_described_by_anything():
+    async with opened(raw("garbles", only=["flood"])) as tools:
+        assert list(tools) == ["flood"]
+    with pytest.raises(ToolDefinitionError, match=r"tool `no_schema` .*or leave it out of `only`\.$"):
+        async with opened(raw("garbles", only=["flood", "no_schema"])):
+            pass
+    with pytest.raises(ToolDefinitionError, match="`no_schema` cannot be offered"):
+        async with opened(raw("garbles_all")):
+            pass
+
+
 async def test_two_episodes_at_once_never_see_each_others_state():
     toolkit = raw()
 

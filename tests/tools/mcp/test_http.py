@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import signal
 import socket
@@ -154,6 +155,46 @@ async def test_a_packed_reply_is_refused_in_a_sentence(kind):
         with pytest.raises(ToolError, match="the reply is packed with 'gzip, gzip'; the server must send it"):
             async with opened(McpTools(url=f"http://127.0.0.1:{httpd.server_port}/mcp")):
                 pass
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+
+
+class Garbled(BaseHTTPRequestHandler):
+    """A server whose first tool has no schema."""
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        results = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "garbled", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "bad"}, {"name": "good", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": "well"}]},
+        }
+        reply = {"jsonrpc": "2.0", "id": message.get("id"), "result": results.get(message["method"], {})}
+        body = json.dumps(reply).encode() if "id" in message else b""
+        self.send_response(200 if body else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_a_tool_that_is_described_by_nothing_takes_no_other_with_it():
+    httpd = HTTPServer(("127.0.0.1", 0), Garbled)
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    try:
+        toolkit = McpTools(url=f"http://127.0.0.1:{httpd.server_port}/mcp", only=["good"])
+        async with opened(toolkit) as tools:
+            assert await tools["good"].invoke({}) == "well"
     finally:
         httpd.shutdown()
         thread.join()

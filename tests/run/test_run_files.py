@@ -1,0 +1,166 @@
+"""Every run file of the repository is dry-run, and does what its first lines say.
+
+Models are folders of the published sizes, whose weights are holes in a file; data are rows in the form that
+is published.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoConfig
+
+from agentrl.checkpoints.tensors import tensor_shapes
+from agentrl.run.dry_run import dry_run
+from envs_contrib.search_r1.protocol import PROMPT
+from tests.cards import with_cards
+from tests.engine.sglang_launch.starting import STAND_IN
+from tests.house.source import ROOT
+from tests.rendering.subjects import CHATML, tokenizer
+
+FILES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "examples").rglob("*.toml"))}
+COMMON = {
+    "hidden_act": "silu",
+    "num_hidden_layers": 36,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+}
+QWEN25_3B = COMMON | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+}
+QWEN3_4B = COMMON | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+_Disk = namedtuple("_Disk", "total used free")
+QUESTION = {
+    "prompt": [{"role": "user", "content": PROMPT.replace("{question}", "who wrote faust?")}],
+    "reward_model": {"ground_truth": {"target": ["Goethe"]}, "style": "rule"},
+}
+PROBLEM = {
+    "prompt": [
+        {
+            "role": "user",
+            "content": "Solve the following math problem step by step. The last line of your response should "
+            "be of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
+            '\n\nWhat is 17 times 2?\n\nRemember to put your answer on its own line after "Answer:".',
+        }
+    ],
+    "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+}
+
+
+def write_model(folder: Path, config: dict) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer("byte-level", CHATML, "<|im_end|>").save_pretrained(folder)
+    header, end = {}, 0
+    for name, shape in tensor_shapes(AutoConfig.from_pretrained(folder)).items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def write_rows(path: Path, row: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([row] * 5), path)
+
+
+def prepare(folder: Path) -> None:
+    """What the run files need, by the paths in their first lines."""
+    write_model(folder / "models" / "Qwen3-4B", QWEN3_4B)
+    write_model(folder / "models" / "Qwen2.5-3B", QWEN25_3B)
+    for split in ("train", "test"):
+        write_rows(folder / "data" / "nq_search" / f"{split}.parquet", QUESTION)
+    for name in ("dapo-math-17k", "aime-2024"):
+        write_rows(folder / "data" / f"{name}.parquet", PROBLEM)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare(folder)
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    return folder
+
+
+@pytest.fixture
+def eight_cards(prepared, tmp_path, monkeypatch):
+    """A machine with eight of them, and what stands in for an SGLang; the settings that name it."""
+    monkeypatch.chdir(prepared)
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 8))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**13, 0, 10**13))
+    # Not the interpreter of the tests itself, so that it is asked for its SGLang.
+    return {"sglang_python": str(Path(sys.executable).with_name("python3"))}
+
+
+def test_all_of_them_are_found():
+    assert len(FILES) >= 10
+    assert {"examples/hop_search/run.toml", "examples/retool/qwen3-4b.toml"} <= FILES.keys()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_file_is_valid(name, prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    facts = dry_run(Path(name), {}).as_json()
+    assert facts["run"]["iterations"] > 0
+    assert facts["prompts"]["training"] > 0
+    assert facts["prompts"]["longest"] > 0
+    of_gpus = facts["gpus"]["of_the_trainer"] + facts["gpus"]["of_servers"] if "gpus" in facts else 0
+    # What is missing is missing on this machine alone: its cards, an installation, a disk.
+    assert bool(facts["missing"]) <= bool(of_gpus)
+
+
+def holders(cards, name):
+    return [card for card, whose in cards.items() if any(holder.startswith(name) for holder in whose)]
+
+
+def test_of_eight_gpus_four_train_and_four_sample(eight_cards):
+    first = FILES["examples/retool/qwen3-4b.toml"].read_text().splitlines()[0]
+    assert "eight GPUs: four train (Megatron), four sample (SGLang)" in first
+    facts = dry_run(Path("examples/retool/qwen3-4b.toml"), eight_cards).as_json()
+    assert facts["model"]["parameters"]["total"] == pytest.approx(4.02e9, rel=0.001)
+    assert holders(facts["cards"], "rank") == [f"GPU {n}" for n in range(4)]
+    assert holders(facts["cards"], "policy server") == [f"GPU {n}" for n in range(4, 8)]
+    assert not any("share" in note for note in facts["notes"])
+
+
+def test_of_eight_gpus_all_train_and_all_sample_in_turns(eight_cards):
+    first = FILES["examples/search_r1/qwen2.5-3b.toml"].read_text().splitlines()[0]
+    assert "SGLang and Megatron take turns on the same GPUs" in first
+    facts = dry_run(Path("examples/search_r1/qwen2.5-3b.toml"), eight_cards).as_json()
+    everyone = [f"GPU {n}" for n in range(8)]
+    assert holders(facts["cards"], "rank") == holders(facts["cards"], "policy server") == everyone
