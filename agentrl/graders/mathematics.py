@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import GradingError, UserError
 from agentrl.extras import require
-from agentrl.graders.answer import after_thinking, answers_of, last_boxed
+from agentrl.graders.answer import after_thinking, answers_of, labels_of, last_boxed
 from agentrl.graders.pool import MathPool, Outcome, started
 from agentrl.tools import Shared
 from agentrl.types import RewardParts, Task
@@ -99,12 +99,12 @@ class MathGrader:
         """The grade of an answer.
 
         Raises:
-            GradingError: the pool of processes died twice.
+            GradingError: the task has no label, or the pool of processes died twice.
         """
         final = after_thinking(answer) if self.after_think else answer
         boxed = None if final is None else last_boxed(final)
         outcomes: list[Outcome] = []
-        for gold in answers_of(task):
+        for gold in labels_of(task):
             outcomes.append(await compared(boxed, gold, self.timeout_s))
             if outcomes[-1] == "equal":
                 break
