@@ -42,6 +42,7 @@ UNUSABLE = (Ending.FAILED, Ending.ABORTED)
 ENV = "env"
 """The part of a verdict that is the sum of the step rewards."""
 
+_SCORE = "score"
 _MAX_CONCURRENT_SCORES = 64
 _JUDGED_AT_ONCE = 256
 _NAME = re.compile(r"\w[\w.-]*")
@@ -262,8 +263,9 @@ def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
 
 
 Grade = float | Mapping[str, float]
-"""The reward of an answer: a number, or named parts that are summed. A `RewardParts` is a number whose parts
-are journalled and not summed."""
+"""The reward of an answer: a number, or named parts that are summed. Where one of them is called `score`, as
+in the functions of verl, it is the reward, and the others are only journalled, as those of a `RewardParts`
+are."""
 
 AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
 """The reward of an answer to a task, sync or async."""
@@ -281,7 +283,7 @@ async def graded(function: AnswerReward, task: Task, answer: str, timeout_s: flo
 
 
 def reward_of(grade: object) -> float:
-    """A grade as a reward: a number, or RewardParts where it is a mapping of named parts.
+    """A grade as a reward: a number, or RewardParts where it is a mapping of named parts (see `Grade`).
 
     Raises:
         StageError: it holds anything but finite numbers.
@@ -289,8 +291,13 @@ def reward_of(grade: object) -> float:
     named = grade.parts if isinstance(grade, RewardParts) else grade
     if not isinstance(named, Mapping):
         return _finite(grade, "the reward")
+    total = float(grade) if isinstance(grade, RewardParts) else None
+    if total is None and _SCORE in named:
+        total = _finite(named[_SCORE], f"the part `{_SCORE}` of the reward")
+        # verl's have texts beside it, such as what was read as the answer.
+        named = {name: part for name, part in named.items() if isinstance(part, Real | np.bool_)}
     parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in named.items()}
-    reward = RewardParts(parts, total=float(grade) if isinstance(grade, RewardParts) else None)
+    reward = RewardParts(parts, total=total)
     _finite(reward, "the reward")
     return reward
 
@@ -362,9 +369,9 @@ def squad_normalize(text: str) -> str:
 def compared(answer: str, gold: str) -> tuple[str, str]:
     """An answer and a label in the normal form in which they are compared; the label's is not empty.
 
-    It is `squad_normalize`, which alone would make one text of `-1.5` and `15`, and nothing of `A` and `+`: the
-    signs and separators of numbers stay, articles stay where the label has no other words, and punctuation
-    where it has nothing else.
+    It is that of `squad_normalize`, which alone would make one text of `-1.5` and `15`, and nothing of `A`
+    and `+`: the signs and separators of numbers stay, articles stay where the label has no other words, and
+    punctuation where it has nothing else.
 
     Raises:
         GradingError: the label is empty.

@@ -21,7 +21,7 @@ _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 
 
 def answers_of(task: Task) -> list[str]:
-    """The labels of a task, each of them right: `metadata["answers"]`, else its answer. Empty ones are none."""
+    """The labels of a task, each of them right: `metadata["answers"]`, else its answer; no empty ones."""
     alternatives = task.metadata.get("answers")
     answers = alternatives if isinstance(alternatives, list) and alternatives else [task.answer]
     return [gold for gold in answers if isinstance(gold, str) and gold.strip()]
@@ -61,8 +61,8 @@ def after_thinking(answer: str) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` or `\fbox{...}`; None without one, or where its braces are open.
 
-    The last one is the one that begins last, as in the reference of MATH (arXiv:2103.03874): of a box in a box
-    it is the inner one. An answer that ends within its last box is unfinished, and no earlier box counts.
+    The last one is the one that begins last, as in the reference of MATH (arXiv:2103.03874): of a box in a
+    box it is the inner one. An answer that ends within its last box is unfinished, and no earlier box counts.
     Escaped braces do not count. Only the last `MAX_CHARS` characters are read.
     """
     text = tail(text)

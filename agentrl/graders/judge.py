@@ -272,7 +272,7 @@ def answer_of(episode: Episode) -> str:
 
 
 def _score(found: re.Match[str], high: float) -> float:
-    """The number of a score: complete, alone or out of `high`; any other spelling is NaN, so asked for again."""
+    """The number of a score: alone, or out of `high`; any other spelling is NaN, and asked for again."""
     value, rest = _number(found[1] or found[2]), found.string[found.end() :]
     if out_of := _OUT_OF.match(rest):
         return value if _number(out_of[1]) == high else math.nan

@@ -23,7 +23,7 @@ from agentrl.tools import PythonResult, PythonTool
 from agentrl.tools.python.choice import Sandboxing
 from agentrl.types import JSON, RewardParts, Task
 
-_FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]{0,9}(\w{0,20})[^\n]{0,200}\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 _MAX_PROGRAM_CHARS = 60_000
 _OUTPUT_BYTES = 1 << 20

@@ -16,7 +16,15 @@ from typing import TypeVar
 from agentrl.envs.scoring import compared
 from agentrl.envs.scoring import exact_match as _is_equal
 from agentrl.errors import GradingError
-from agentrl.graders.answer import ExpertAnswers, after_thinking, answers_of, best, labels_of, last_boxed, tail
+from agentrl.graders.answer import (
+    ExpertAnswers,
+    after_thinking,
+    answers_of,
+    best,
+    labels_of,
+    last_boxed,
+    tail,
+)
 from agentrl.tools import inline
 from agentrl.types import RewardParts, Task
 
