@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from agentrl.envs.scoring import NO_LABEL
+from agentrl.envs.normal_form import NO_LABEL
 from agentrl.errors import GradingError
 from agentrl.types import Task
 

@@ -13,8 +13,8 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from agentrl.envs.scoring import compared
-from agentrl.envs.scoring import exact_match as _is_equal
+from agentrl.envs.normal_form import normal_forms
+from agentrl.envs.normal_form import exact_match as _is_equal
 from agentrl.errors import GradingError
 from agentrl.graders.answer import (
     ExpertAnswers,
@@ -91,7 +91,7 @@ def exact_match(task: Task, answer: str) -> float:
 def f1(task: Task, answer: str) -> float:
     """The F1 of words, normalised as for `exact_match`, 0.0 to 1.0."""
     answer = tail(answer)
-    return best(task, lambda gold: _f1(*map(str.split, compared(answer, gold))))
+    return best(task, lambda gold: _f1(*map(str.split, normal_forms(answer, gold))))
 
 
 @inline
