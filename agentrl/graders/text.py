@@ -13,8 +13,8 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from agentrl.envs.normal_form import normal_forms
 from agentrl.envs.normal_form import exact_match as _is_equal
+from agentrl.envs.normal_form import normal_forms
 from agentrl.errors import GradingError
 from agentrl.graders.answer import (
     ExpertAnswers,

@@ -97,8 +97,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     notes = [*config.warnings, *listed_inactive(config)]
     addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
     make_env = run_env_factory(config, addresses)
-    env = make_env()
-    check_opponents(env, config.env.opponents)
+    check_opponents(env := make_env(), config.env.opponents)
     dialect = dialect_of(env, config.rendering)
     algorithm_of(config, env)
     filters_of(config.rollout)
@@ -106,7 +105,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     # A reward model or a judge may run on the other machine only.
     task = None if config.env.reward in CALL_SERVERS else data.first_task
     await scoring_of(config, make_env, task, addresses)
-    notes += await _misfits(config, env, data)
+    notes += [] if config.rollout.replay is not None else await _misfits(config, env, data)
     with tempfile.TemporaryDirectory(prefix="agentrl-dry-run-") as place:
         source = model_source(
             config.model,

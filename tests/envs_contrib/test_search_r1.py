@@ -187,12 +187,8 @@ def test_f1_is_that_of_the_nearest_accepted_answer(answer, golden, expected):
 @pytest.mark.parametrize(
     ("answer", "label", "em", "published"),
     [
-        ("", "A", 0.0, 1.0),
-        ("A", "A", 1.0, 1.0),
-        ("", "+", 0.0, 1.0),
-        ("15", "-1.5", 0.0, 1.0),
-        ("-1.5", "-1.5", 1.0, 1.0),
-        ("the Paris!", "Paris", 1.0, 1.0),
+        *(("", "A", 0, 1), ("A", "A", 1, 1), ("", "+", 0, 1)),
+        *(("15", "-1.5", 0, 1), ("-1.5", "-1.5", 1, 1), ("the Paris!", "Paris", 1, 1)),
     ],
 )
 def test_the_published_match_is_a_metric_of_its_own(answer, label, em, published):
@@ -203,10 +199,7 @@ def test_the_published_match_is_a_metric_of_its_own(answer, label, em, published
 
 def test_an_empty_label_is_no_accepted_answer_and_none_is_retrieved():
     assert golden_answers(Task.ask("t", "q", None, answers=["", "Paris"])) == ["Paris"]
-    with pytest.raises(UserError, match="t has no accepted answer"):
-        golden_answers(Task.ask("t", "q", ""))
-    shaped = Scoring.of({"retrieval_score": 0.1})
-    assert shaped.score(VALID.format("London"), ["anything"], ["The"]) == 0.0
+    assert Scoring(retrieval_score=0.1).score(VALID.format("London"), ["anything"], ["The"]) == 0.0
 
 
 def test_a_text_of_a_million_open_tags_is_read_at_once():
