@@ -5,23 +5,29 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
 
 from agentrl.assembly.addresses import Addresses, with_addresses
 from agentrl.assembly.functions import Trying, function_at
-from agentrl.envs import AnyEnv, GroupReward, Reward, Scorer
+from agentrl.data import Columns, FileSource
+from agentrl.envs import AnyEnv, GroupReward, Reward, Scorer, SingleTurnEnv
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.contract import check_group_reward, check_reward
 from agentrl.envs.scoring import AnswerReward
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.graders import make_grader, make_group_grader
+from agentrl.graders.fitting import misfit
+from agentrl.graders.registry import CALL_SERVERS
 from agentrl.tools.names import Names
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON, Episode, Task
 
 _NO_SETTINGS: Mapping[str, JSON] = MappingProxyType({})
+_SAMPLED = 64
 _NAMES = Names("reward", "package.module:function", ConfigError)
 
 
@@ -75,6 +81,44 @@ def group_reward(
         return imported
     function = cast(Callable[[Sequence[Episode]], Sequence[float]], function_at("group reward", name))
     return GroupReward(function)
+
+
+async def misfits(
+    name: str | None, settings: Mapping[str, JSON], tasks: Sequence[Task], env: AnyEnv | None = None
+) -> list[str]:
+    """Why a grader cannot tell right from wrong answers to some tasks: one clause for each of these.
+
+    The label, written as the prompt asks for it, has to get full marks, and an empty answer none. Where no
+    label is an answer (`code`, `ifeval`), only the empty one is graded; a grader that calls a server, and a
+    function by its path, are not asked.
+
+    name: the grader; None = the environment's own, if it is one of a single answer. env: the environment.
+
+    Raises:
+        UserError: the grader cannot be made.
+    """
+    own = env.grade if name is None and isinstance(env, SingleTurnEnv) else None
+    if own is None and (name is None or name in CALL_SERVERS or ":" in name):
+        return []
+    reward = own or reward_function(name or "", settings)
+    reasons = [await misfit(reward, task, has_full_marks=own is None) for task in tasks]
+    return [f"{task.id}: {why}" for task, why in zip(tasks, reasons, strict=True) if why is not None]
+
+
+async def misfits_of_rows(
+    name: str, settings: Mapping[str, JSON], path: str, columns: Columns, *, split: str
+) -> list[str]:
+    """`misfits` of some rows of a file, evenly from all of it; each names its line or row.
+
+    Raises:
+        UserError: the file cannot be opened, or the grader cannot be made.
+    """
+    source = FileSource(path, columns, shuffle=False, split=split, is_checked=False)
+    tasks = []
+    for number in range(0, source.num_tasks, -(-source.num_tasks // _SAMPLED)):
+        with suppress(DataError):  # the report names rows that are no prompts
+            tasks.append(replace(source.task_of_row(number), id=source.where(number)))
+    return await misfits(name, settings, tasks)
 
 
 async def build_scorer(

@@ -40,7 +40,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, by_section, leaves, parse, read_toml, spellings
 from agentrl.envs import env_ids, find, matching
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.config import SCRIPTS, EvalConfig
 from agentrl.files import write_text
 from agentrl.rollout.chat.config import Price
 from agentrl.rollout.chat.settings import Prices
@@ -51,7 +51,6 @@ Kind = Literal["script", "directory", "endpoint"]
 
 SUITE = "suite.toml"
 """The file of a suite in the folder of its benchmark."""
-SCRIPTS = ("expert", "null", "random")
 NO_SETTINGS = frozenset(
     {"output_dir", "openai_url", "openai_model", "price_prompt", "price_completion", "price_cached"}
     | {"sglang_models", *ClusterConfig.model_fields}

@@ -5,25 +5,42 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated
 
 import rich_click as click
+from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from agentrl.assembly.rewards import misfits_of_rows
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.data.config import ColumnChoice
 from agentrl.data.report import CHARACTERS, DataReport, Measure, report_on
 from agentrl.extras import TRAINING, require
+from agentrl.interrupts import run_until_signal
+from agentrl.tools.secrets import by_reference
+from agentrl.types import JSON
 
 BAD_DATA = 2
 
 
+class _Grader(Section):
+    """The grader of the answers."""
+
+    reward: str | None = None
+    """Grader that is tried out on the labels of 64 rows, by name (`agentrl graders list`)."""
+    reward_kwargs: Annotated[dict[str, JSON], by_reference("reward_kwargs")] = Field(default_factory=dict)
+    """Settings of the grader in reward (JSON)."""
+
+
 class _Flags(Section):
     data: ColumnChoice = ColumnChoice()
+    grader: _Grader = _Grader()
 
 
 @click.group(cls=CommandGroup)
@@ -49,12 +66,19 @@ def check_command(
 ) -> None:
     """Read every row of FILE; report invalid rows, counts, lengths and three rendered prompts.
 
-    FILE may be `path@[0:100]`. Exit code 2: a row is no valid prompt.
+    With --reward, labels are graded, too: written as the prompt asks for it, a label has to get full marks,
+    and an empty answer none.
+
+    FILE may be `path@[0:100]`. Exit code 2: a row is no valid prompt, or the grader does not fit it.
     """
-    choice = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").data
+    chosen = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags")
+    choice, grader = chosen.data, chosen.grader
     report = report_on(
         path, choice.columns, split=split, measure=_measure(tokenizer, dialect), progress=_with_progress_bar
     )
+    if grader.reward is not None:
+        unfit = misfits_of_rows(grader.reward, grader.reward_kwargs, path, choice.columns, split=split)
+        report = replace(report, unfit=tuple(run_until_signal(unfit)))
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:
@@ -99,3 +123,5 @@ def _show(report: DataReport, console: Console) -> None:
         console.print(f"[bold red]error[/] {escape(sentence)}", soft_wrap=True)
     if report.bad > len(report.problems):
         console.print(f"and {report.bad - len(report.problems):,} more.")
+    for sentence in report.unfit:
+        console.print(f"[bold red]unfit[/] {escape(sentence)}", soft_wrap=True)

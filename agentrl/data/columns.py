@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from agentrl.data.messages import prompt_of, tools_of
 from agentrl.data.rows.base import Row
@@ -41,9 +43,9 @@ class Columns:
         metadata = self._metadata(row, where)
         answer = None
         if self.label is not None:
-            label = column_value(row, self.label, where, "label_key")
+            label = _without_nulls(column_value(row, self.label, where, "label_key"))
             answer = _answer(label)
-            if isinstance(label, list) and _are_texts(label):
+            if _are_texts(label):
                 metadata[ANSWERS] = label
         if self.tools is not None:
             metadata[TOOLS] = self._tools(row, self.tools, where)
@@ -99,12 +101,31 @@ def column_value(row: Row, name: str, where: str, setting: str) -> JSON:
     return value
 
 
+def _without_nulls(label: JSON) -> JSON:
+    """A label without what stands for a missing value: null, the NaN of a Parquet column, a list of these."""
+    if isinstance(label, list):
+        return [item for item in label if _without_nulls(item) is not None] or None
+    return None if isinstance(label, float) and math.isnan(label) else label
+
+
 def _answer(label: JSON) -> str | None:
-    """A label as text: a string unchanged, the first of a list of strings, any other value as JSON."""
+    """A label as text: a string unchanged, the first of a list of strings, any other value as JSON, but its
+    numbers as they are written by hand."""
     if isinstance(label, list) and _are_texts(label):
         return str(label[0])
+    if isinstance(label, list) and all(isinstance(item, float | int) for item in label):
+        return f"[{', '.join(str(_answer(item)) for item in label)}]"
+    if isinstance(label, float) and math.isfinite(label):
+        return _decimal(label)
     return label if isinstance(label, str | None) else json.dumps(label, ensure_ascii=False)
 
 
-def _are_texts(label: list[JSON]) -> bool:
-    return bool(label) and all(isinstance(text, str) for text in label)
+def _decimal(number: float) -> str:
+    """The shortest decimal that is read as this number, without an exponent, and without the `.0` of a whole
+    number: a column of integers with a null is one of floats."""
+    text = f"{Decimal(repr(number)):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _are_texts(label: JSON) -> bool:
+    return isinstance(label, list) and bool(label) and all(isinstance(text, str) for text in label)

@@ -110,10 +110,12 @@ class FileSource(DataSource):
         Raises:
             DataError: the row is no prompt.
         """
-        row, where = self._rows.row(number), self._rows.where(number)
-        return self._columns.task(
-            row, id=f"{self._path}:{self._first + number}", split=self._split, where=where
-        )
+        id, where = f"{self._path}:{self._first + number}", self.where(number)
+        return self._columns.task(self._rows.row(number), id=id, split=self._split, where=where)
+
+    def where(self, number: int) -> str:
+        """The location of a row, by its number in the file or the slice: a file, and its line or row."""
+        return self._rows.where(number)
 
     def _make_order(self) -> Order:
         if not self._shuffle:

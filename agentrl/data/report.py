@@ -39,7 +39,8 @@ class DataReport:
     prompts: rows that are valid prompts (count). bad: rows that are not (count). problems: error messages of
     the first of these. unit: of lengths, tokens or characters. lengths: minimum, median, 95th and 99th
     percentile, maximum, mean. turns: prompts by their number of messages. labels, tools: prompts that have
-    an answer, tools (count). rendered: some prompts as text.
+    an answer, tools (count). rendered: some prompts as text. unfit: rows of a sample that a grader cannot
+    grade, and why.
     """
 
     path: str
@@ -53,11 +54,12 @@ class DataReport:
     unit: str
     lengths: dict[str, float] = field(default_factory=dict)
     rendered: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every row is a valid prompt."""
-        return self.bad == 0
+        """Whether every row is a valid prompt, and the grader fits those of the sample."""
+        return self.bad == 0 and not self.unfit
 
     def as_json(self) -> dict[str, JSON]:
         """The fields as JSON values, in their order."""

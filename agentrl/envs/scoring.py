@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import string
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,11 +41,10 @@ UNUSABLE = (Ending.FAILED, Ending.ABORTED)
 ENV = "env"
 """The part of a verdict that is the sum of the step rewards."""
 
+_SCORE = "score"
 _MAX_CONCURRENT_SCORES = 64
 _JUDGED_AT_ONCE = 256
 _NAME = re.compile(r"\w[\w.-]*")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 Measure = float | Mapping[str, float]
@@ -255,8 +253,9 @@ def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
 
 
 Grade = float | Mapping[str, float]
-"""The reward of an answer: a number, or named parts that are summed. A `RewardParts` is a number whose parts
-are journalled and not summed."""
+"""The reward of an answer: a number, or named parts that are summed. Where one of them is called `score`, as
+in the functions of verl, it is the reward, and the others are only journalled, as those of a `RewardParts`
+are."""
 
 AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
 """The reward of an answer to a task, sync or async."""
@@ -274,7 +273,7 @@ async def graded(function: AnswerReward, task: Task, answer: str, timeout_s: flo
 
 
 def reward_of(grade: object) -> float:
-    """A grade as a reward: a number, or RewardParts where it is a mapping of named parts.
+    """A grade as a reward: a number, or RewardParts where it is a mapping of named parts (see `Grade`).
 
     Raises:
         StageError: it holds anything but finite numbers.
@@ -282,8 +281,13 @@ def reward_of(grade: object) -> float:
     named = grade.parts if isinstance(grade, RewardParts) else grade
     if not isinstance(named, Mapping):
         return _finite(grade, "the reward")
+    total = float(grade) if isinstance(grade, RewardParts) else None
+    if total is None and _SCORE in named:
+        total = _finite(named[_SCORE], f"the part `{_SCORE}` of the reward")
+        # verl's have texts beside it, such as what was read as the answer.
+        named = {name: part for name, part in named.items() if isinstance(part, Real | np.bool_)}
     parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in named.items()}
-    reward = RewardParts(parts, total=float(grade) if isinstance(grade, RewardParts) else None)
+    reward = RewardParts(parts, total=total)
     _finite(reward, "the reward")
     return reward
 
@@ -345,13 +349,3 @@ def _finite(value: object, what: str) -> float:
     if not math.isfinite(number):
         raise StageError("reward", "invalid", f"{what} is {repr(value)[:80]}, return a finite number")
     return number
-
-
-def squad_normalize(text: str) -> str:
-    """Lower case, no punctuation, no articles, single spaces (SQuAD, arXiv:1606.05250)."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def exact_match(answer: str, gold: str | None) -> float:
-    """1.0 where answer and label are the same after `squad_normalize`, else 0.0; without a label 0.0."""
-    return float(gold is not None and squad_normalize(answer) == squad_normalize(gold))

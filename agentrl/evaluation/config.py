@@ -17,6 +17,9 @@ from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count, EvalSampling
 from agentrl.tools.config import ToolChoice
 
+SCRIPTS = ("expert", "null", "random")
+"""What a benchmark plays beside models."""
+
 
 class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice, EvalSampling):
     """Settings of the episodes and of sampling."""

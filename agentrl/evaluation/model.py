@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from agentrl.config import by_section, parse, refuse_inactive
 from agentrl.envs import find
 from agentrl.envs.opponents import AgentsOf, policy_agents
 from agentrl.errors import ConfigError, DiskError
-from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.config import SCRIPTS, EvalConfig
 from agentrl.evaluation.episodes import Evaluation, over_sets
 from agentrl.evaluation.folder import EvalFolder
 from agentrl.evaluation.identity import (
@@ -49,6 +50,10 @@ def evaluate(
     if (model is None) == (config.openai.openai_url is None):
         raise ConfigError(
             "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."
+        )
+    if model in SCRIPTS and not Path(model).exists():
+        raise ConfigError(
+            f"{model} is a script, not a model; `agentrl benchmark {env} --model {model}` plays it."
         )
     if resume and config.eval.output_dir is None:
         raise ConfigError("resume goes on with the evaluation in output_dir; name that folder, too.")

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
+from agentrl.envs.normal_form import NO_LABEL
+from agentrl.errors import GradingError
 from agentrl.types import Task
 
 ExpertAnswers: TypeAlias = Callable[[Task], str | None]
@@ -19,15 +21,30 @@ _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 
 
 def answers_of(task: Task) -> list[str]:
-    """The labels of a task, each of them right: `metadata["answers"]`, else its answer, if any."""
+    """The labels of a task, each of them right: `metadata["answers"]`, else its answer; no empty ones."""
     alternatives = task.metadata.get("answers")
-    answers = alternatives if isinstance(alternatives, list) else [task.answer]
-    return [gold for gold in answers if isinstance(gold, str)]
+    answers = alternatives if isinstance(alternatives, list) and alternatives else [task.answer]
+    return [gold for gold in answers if isinstance(gold, str) and gold.strip()]
+
+
+def labels_of(task: Task) -> list[str]:
+    """`answers_of` a task that is graded.
+
+    Raises:
+        GradingError: it has none, so that nothing can be said of an answer.
+    """
+    if labels := answers_of(task):
+        return labels
+    raise GradingError("invalid", f"{task.id}: {NO_LABEL}")
 
 
 def best(task: Task, grade: Callable[[str], float]) -> float:
-    """The maximum of the grade over all labels of the task; 0.0 without labels."""
-    return max(map(grade, answers_of(task)), default=0.0)
+    """The maximum of the grade over all labels of the task.
+
+    Raises:
+        GradingError: it has none.
+    """
+    return max(map(grade, labels_of(task)))
 
 
 def tail(answer: str) -> str:
@@ -42,10 +59,11 @@ def after_thinking(answer: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` or `\fbox{...}` whose braces are balanced; None without one.
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`; None without one, or where its braces are open.
 
-    Of a box in a box it is the inner one. Escaped braces do not count. Only the last `MAX_CHARS`
-    characters are read.
+    The last one is the one that begins last, as in the reference of MATH (arXiv:2103.03874): of a box in a
+    box it is the inner one. An answer that ends within its last box is unfinished, and no earlier box counts.
+    Escaped braces do not count. Only the last `MAX_CHARS` characters are read.
     """
     text = tail(text)
     opened: list[int] = []  # where the content of a box begins; -1 for other braces
@@ -56,8 +74,9 @@ def last_boxed(text: str) -> str | None:
             opened.append(-1)
         elif token == "}":
             start = opened.pop() if opened else -1
-            if start > begin:
-                begin, end = start, match.start()
+            if start >= 0 and start == begin:
+                end = match.start()
         elif token not in ("\\{", "\\}"):
             opened.append(match.end())
-    return None if begin < 0 else text[begin:end]
+            begin, end = match.end(), -1
+    return None if end < 0 else text[begin:end]

@@ -23,11 +23,18 @@ _T = TypeVar("_T")
 _MAX_CHARS = 20_000
 _MAX_REPLY_CHARS = 4000
 _PLACEHOLDER = re.compile(r"\{(question|answer|label|rubric|low|high|answer_a|answer_b)\}")
+_VALUE = r"[-+\u2212]?(?:\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(?:[eE][-+]?\d{1,3})?"
 _SCORE = re.compile(
-    r"\b(?:score|rating|grade)[\"'*`]{0,4}\s{0,4}[:=][\"'*`\s]{0,8}(-?\d{1,9}(?:\.\d{1,9})?)"
-    r"|\[\[(-?\d{1,9}(?:\.\d{1,9})?)\]\]",
+    rf"(?:\b(?:score|rating|grade)[\"'*`]{{0,4}}\s{{0,4}}[:=][\"'*`\s]{{0,8}}({_VALUE})"
+    rf"|\[\[({_VALUE})(?=[^\]\n]{{0,20}}\]\]))",
     re.IGNORECASE,
 )
+_OUT_OF = re.compile(rf"[\"'*`\s]{{0,4}}(?:/|out\s+of\b)[\"'*`\s]{{0,4}}({_VALUE})", re.IGNORECASE)
+_PERCENT = re.compile(r"\s?\\?%")
+_NO_SCORE = re.compile(
+    r"\s{0,4}[-+*/^~\u2010-\u2015\u2212]\s{0,4}\.?\d|\s{1,4}(?:to|or)\s{1,4}\d|[,.]\d|[\w/^]", re.IGNORECASE
+)
+"""What follows a number that is no score by itself: a range, a formula, a comma within it, a letter."""
 _WINNER = re.compile(r"\[\[([ABC])\]\]")
 
 RUBRIC = "Judge whether the answer is correct, complete and responds to the question."
@@ -153,8 +160,9 @@ class JudgeGrader(_Judge):
     model: its name there.
     rubric: what the judge looks at, put into the template.
     template: the whole prompt, with {answer} and, where wanted, {question}, {label}, {rubric}, {low}, {high}.
-        The judge's last `Score: 7` or `[[7]]` is read.
-    scale: the worst and the best score; a score outside of it counts as none.
+        The judge's last `Score: 7`, `Score: 7/10` or `[[7]]` is read.
+    scale: the worst and the best score. A last score outside of it counts as none, as do a range, and a
+        number out of another maximum.
     temperature, max_tokens, body: of every request; body has more of its fields.
     key_env: the environment variable with the key.
     timeout_s: for one reply, all attempts and the waits between them included. The environment's
@@ -191,8 +199,8 @@ class JudgeGrader(_Judge):
 
     def _score_in(self, reply: str) -> float | None:
         low, high = self.scale
-        found = [first or second for first, second in _SCORE.findall(reply)]
-        score = float(found[-1]) if found else math.nan
+        found = [*_SCORE.finditer(reply)]
+        score = _score(found[-1], high) if found else math.nan
         return score if low <= score <= high else None
 
 
@@ -261,6 +269,20 @@ def question_of(task: Task) -> str:
 def answer_of(episode: Episode) -> str:
     """The text of the last turn; empty without turns."""
     return episode.turns[-1].action.text if episode.turns else ""
+
+
+def _score(found: re.Match[str], high: float) -> float:
+    """The number of a score: alone, or out of `high`; any other spelling is NaN, and asked for again."""
+    value, rest = _number(found[1] or found[2]), found.string[found.end() :]
+    if out_of := _OUT_OF.match(rest):
+        return value if _number(out_of[1]) == high else math.nan
+    if _PERCENT.match(rest):
+        return value if high == 100 else math.nan
+    return math.nan if _NO_SCORE.match(rest) else value
+
+
+def _number(text: str) -> float:
+    return float(text.replace("\N{MINUS SIGN}", "-"))
 
 
 def _pairs(number: int, rounds: int | None) -> list[tuple[int, int]]:

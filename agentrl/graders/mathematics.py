@@ -3,18 +3,21 @@ r"""The answer in a box, `\boxed{...}`, and its comparison with the label by mat
 from __future__ import annotations
 
 import os
+import re
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from agentrl.errors import GradingError, UserError
 from agentrl.extras import require
-from agentrl.graders.answer import after_thinking, answers_of, last_boxed
+from agentrl.graders.answer import after_thinking, answers_of, labels_of, last_boxed
+from agentrl.graders.notation import are_distinct, readable
 from agentrl.graders.pool import MathPool, Outcome, started
 from agentrl.tools import Shared
 from agentrl.types import RewardParts, Task
 
 _MAX_BOX_CHARS = 2000
 _MAX_PROCESSES = 8
+_INTEGER = re.compile(r"[+-]?\d{1,1000}", re.ASCII)
 
 
 def _opened() -> AbstractAsyncContextManager[MathPool]:
@@ -47,19 +50,21 @@ async def compared(boxed: str | None, gold: str, timeout_s: float) -> Outcome:
     expected = last_boxed(gold)
     expected = gold.strip() if expected is None else expected.strip()
     boxed = "" if boxed is None else boxed.strip()
-    if not (boxed and expected):
-        return "different"
-    if boxed == expected:
+    if boxed and boxed == expected:
         return "equal"
-    if max(len(boxed), len(expected)) > _MAX_BOX_CHARS:
+    if _INTEGER.fullmatch(boxed) and _INTEGER.fullmatch(expected):  # most answers
+        return "equal" if int(boxed) == int(expected) else "different"
+    is_long = max(len(boxed), len(expected)) > _MAX_BOX_CHARS
+    if not (boxed and expected) or is_long or are_distinct(boxed, expected):
         return "different"
     require("grading math", "math_verify")
+    pair = readable(boxed, expected), readable(expected, boxed)
     pool = await _pool.get()
     try:
-        return await pool.compare(boxed, expected, timeout_s)
+        return await pool.compare(*pair, timeout_s)
     except GradingError:
         await _pool.drop(pool)
-        return await (await _pool.get()).compare(boxed, expected, timeout_s)
+        return await (await _pool.get()).compare(*pair, timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +104,12 @@ class MathGrader:
         """The grade of an answer.
 
         Raises:
-            GradingError: the pool of processes died twice.
+            GradingError: the task has no label, or the pool of processes died twice.
         """
         final = after_thinking(answer) if self.after_think else answer
         boxed = None if final is None else last_boxed(final)
         outcomes: list[Outcome] = []
-        for gold in answers_of(task):
+        for gold in labels_of(task):
             outcomes.append(await compared(boxed, gold, self.timeout_s))
             if outcomes[-1] == "equal":
                 break

@@ -23,7 +23,7 @@ from agentrl.tools import PythonResult, PythonTool
 from agentrl.tools.python.choice import Sandboxing
 from agentrl.types import JSON, RewardParts, Task
 
-_FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]{0,9}(\w{0,20})[^\n]{0,200}\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 _MAX_PROGRAM_CHARS = 60_000
 _OUTPUT_BYTES = 1 << 20
@@ -151,8 +151,9 @@ class ProgramGrader:
 
     async def _passed_assertions(self, suite: Assertions, source: str) -> float:
         chosen, mark = suite.tests[: self.max_tests], secrets.token_hex(16)
-        arguments = (_text("solution"), source, list(chosen), suite.entry_point, mark)
-        program = f"{_text('suite')}\nrun{arguments!r}\n"
+        solution = f"{_text('setting')}\n{_text('solution')}\nmain(names)\n"
+        arguments = (solution, source, list(chosen), suite.entry_point, mark)
+        program = f"{_text('setting')}\n{_text('suite')}\nrun(names(), *{arguments!r})\n"
         lines = (await self._tool.run(program)).output.splitlines()
         return sum(f"{mark} {number}" in lines for number in range(len(chosen))) / len(chosen)
 
@@ -163,7 +164,10 @@ def _text(name: str) -> str:
 
 
 def program_of(answer: str) -> str:
-    """The program in an answer: its last fenced block of Python, its last block of any kind, or all of it."""
+    """The program in an answer: its last fenced block of Python, its last block of any kind, or all of it.
+
+    A last block without an end is the program, too: where it is cut off, no earlier one counts.
+    """
     answer = tail(answer)
     final = after_thinking(answer)
     text = answer if final is None else final
@@ -174,8 +178,9 @@ def program_of(answer: str) -> str:
 
 def _with_input(source: str, text: str) -> str:
     # `exec` keeps what has to be the first line of a program, such as `from __future__`.
-    run = f"exec(compile({source!r}, '<solution>', 'exec'), {{'__name__': '__main__'}})"
-    return f"{_STDIN}\n_feed({text!r})\n{run}\n"
+    space = "{'__name__': '__main__', '__builtins__': names()}"
+    run = f"exec(compile({source!r}, '<solution>', 'exec'), {space})"
+    return f"{_text('setting')}\n{_STDIN}\n_feed({text!r})\n{run}\n"
 
 
 def _prints(result: PythonResult, expected: str) -> bool:
@@ -245,8 +250,10 @@ def _of_table(table: dict[str, JSON], task: Task) -> Sequence[StdinTest] | Asser
 
 def _of_list(tests: list[JSON], task: Task) -> Sequence[StdinTest] | Assertions:
     if all(isinstance(test, str) for test in tests):
-        setup = task.metadata.get("test_setup_code") or ""
-        return Assertions([f"{setup}\n{test}" for test in tests], _entry_point(task))
+        imports = task.metadata.get("test_imports") or []
+        setup = [*(imports if isinstance(imports, list) else [imports]), task.metadata.get("test_setup_code")]
+        ahead = "".join(f"{line}\n" for line in setup if line)
+        return Assertions([ahead + test for test in tests if isinstance(test, str)], _entry_point(task))
     cases = [case for case in tests if isinstance(case, dict) and "input" in case and "output" in case]
     if len(cases) < len(tests):
         return ()

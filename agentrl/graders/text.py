@@ -10,16 +10,36 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
+from typing import TypeVar
 
-from agentrl.envs.scoring import exact_match as _is_equal
-from agentrl.envs.scoring import squad_normalize
-from agentrl.graders.answer import ExpertAnswers, after_thinking, answers_of, best, last_boxed, tail
+from agentrl.envs.normal_form import exact_match as _is_equal
+from agentrl.envs.normal_form import normal_forms
+from agentrl.errors import GradingError
+from agentrl.graders.answer import (
+    ExpertAnswers,
+    after_thinking,
+    answers_of,
+    best,
+    labels_of,
+    last_boxed,
+    tail,
+)
 from agentrl.tools import inline
 from agentrl.types import RewardParts, Task
 
+_T = TypeVar("_T")
+
+_THOUSANDS = r"(?:,\\!|,|\{,\}|\\[,!;: ]|[_\u00a0\u2009\u202f])"
+"""What stands between groups of three digits: in prose, in LaTeX, in programs, as a narrow space."""
+_SIGN, _CURRENCY = r"(?<![\w.)\]}])[-+\u2212\u2013\uff0d]", r"(?:\\?[$\u00a3\u20ac])?"
 _NUMBER = re.compile(
-    r"(?:(?<![\w.])[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII
+    rf"(?:(?P<sign>{_SIGN}){_CURRENCY})?"
+    rf"(?P<digits>(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?P<exponent>[eE][-+]?\d{{1,3}})?",
+    re.ASCII,
 )
+_FINAL = re.compile(r"####[\s*]*(?=(?:\\(?:boxed|fbox|text)\{|[^\w\s]){0,4}\d)(?!\d+[.)]\s+[A-Za-z])")
+"""The mark of GSM8K before a number; not a heading of Markdown, `#### 2. Add them up`."""
 _CHOICE = re.compile(r"[\s(\[*]*([A-Za-z0-9])(?![A-Za-z0-9])")
 _MAX_CHOICE_CHARS = 1000
 
@@ -61,30 +81,32 @@ _DAPO_PATTERNS = (
 
 @inline
 def exact_match(task: Task, answer: str) -> float:
-    """1.0 where answer and label are equal in lower case, without punctuation and articles."""
+    """1.0 where answer and label are equal in lower case, without punctuation and articles (SQuAD,
+    arXiv:1606.05250), but for those that distinguish numbers, or that are all of the label."""
     answer = tail(answer)
     return best(task, lambda gold: _is_equal(answer, gold))
 
 
 @inline
 def f1(task: Task, answer: str) -> float:
-    """The F1 of words after `squad_normalize`, 0.0 to 1.0 (SQuAD, arXiv:1606.05250)."""
-    words = squad_normalize(tail(answer)).split()
-    return best(task, lambda gold: _f1(words, squad_normalize(gold).split()))
+    """The F1 of words, normalised as for `exact_match`, 0.0 to 1.0."""
+    answer = tail(answer)
+    return best(task, lambda gold: _f1(*map(str.split, normal_forms(answer, gold))))
 
 
 @inline
 def number(task: Task, answer: str) -> float:
-    """1.0 where the last number of the answer equals the last one of the label, as `1,000` and `1000.0`."""
-    last = _last_number(tail(answer))
-    return best(task, lambda gold: float(last is not None and last == _last_number(gold)))
+    """1.0 where the last number of the answer equals the last one of the label, as `1,000` and `1000.0`.
+
+    Of a text with `####`, it is the number after the last of these (GSM8K, arXiv:2110.14168).
+    """
+    return float(_last_number(tail(answer)) in _labels(task, _last_number, "number"))
 
 
 @inline
 def choice(task: Task, answer: str) -> float:
     """1.0 where the answer begins with the letter, or the digit, that the label begins with."""
-    letter = _first_letter(answer)
-    return best(task, lambda gold: float(letter is not None and letter == _first_letter(gold)))
+    return float(_first_letter(answer) in _labels(task, _first_letter, "letter or digit at the start"))
 
 
 @inline
@@ -97,11 +119,11 @@ def gpqa(task: Task, answer: str) -> float:
     (`C. Because`), the text of one choice.
     """
     choices = _choices_of(task)
-    letters = _LETTERS[: len(choices)] if choices else _LETTERS
+    letters = _letters_of(choices)
     answer = tail(answer)
     final = after_thinking(answer)
     chosen = _chosen_letter(answer if final is None else final, letters, choices)
-    return best(task, lambda gold: float(chosen is not None and chosen == _label_letter(gold, choices)))
+    return float(chosen in _labels(task, partial(_label_letter, letters=letters, choices=choices), "choice"))
 
 
 @inline
@@ -113,26 +135,48 @@ def dapo(task: Task, answer: str) -> RewardParts:
     part `right` is 1 or 0.
     """
     found = _DAPO_ANSWER.findall(answer[-_DAPO_CHARS:])
-    normal = _dapo_normal(found[-1]) if found else None
-    right = best(task, lambda gold: float(normal == _dapo_normal(gold)))
+    right = best(task, lambda gold: float(bool(found) and _is_dapo(found[-1], gold)))
     return RewardParts({"right": right}, total=2.0 * right - 1.0)
+
+
+def _labels(task: Task, read: Callable[[str], _T | None], what: str) -> list[_T]:
+    """What a grader reads in the labels of a task.
+
+    Raises:
+        GradingError: no label has it, so that no answer could be right.
+    """
+    labels = labels_of(task)
+    if found := [value for value in map(read, labels) if value is not None]:
+        return found
+    raise GradingError("invalid", f"{task.id}: the label {labels[0][:80]!r} has no {what}")
 
 
 def _choices_of(task: Task) -> list[str]:
     listed = task.metadata.get("choices")
-    return [squad_normalize(str(text)) for text in listed] if isinstance(listed, list) else []
+    return [str(text) for text in listed] if isinstance(listed, list) else []
+
+
+def _letters_of(choices: list[str]) -> str:
+    return _LETTERS[: len(choices)] if choices else _LETTERS
 
 
 def _f1(predicted: list[str], expected: list[str]) -> float:
-    if not (predicted and expected):
-        return float(predicted == expected)
     shared = (Counter(predicted) & Counter(expected)).total()
     return 2 * shared / (len(predicted) + len(expected))
 
 
 def _last_number(text: str) -> Decimal | None:
-    numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    marks = [*_FINAL.finditer(text)]
+    numbers = [*_NUMBER.finditer(text)] if not marks else [_NUMBER.search(text, marks[-1].end())]
+    return _value(numbers[-1]) if numbers else None
+
+
+def _value(number: re.Match[str] | None) -> Decimal | None:
+    if number is None:
+        return None
+    sign = "" if number["sign"] in (None, "+") else "-"
+    digits = re.sub(r"[^\d.]", "", number["digits"])
+    return Decimal(f"{sign}{digits}{number['exponent'] or ''}")
 
 
 def _first_letter(text: str) -> str | None:
@@ -160,14 +204,20 @@ def _allowed(match: re.Match[str] | None, letters: str) -> str | None:
 
 
 def _choice_with_text(text: str, choices: list[str]) -> str | None:
-    normal = squad_normalize(text)
-    return _LETTERS[choices.index(normal)] if normal in choices[: len(_LETTERS)] else None
+    """The letter of the only choice with this text."""
+    lettered = zip(_LETTERS, choices, strict=False)
+    same = [letter for letter, choice in lettered if choice.strip() and _is_equal(text, choice)]
+    return same[0] if len(same) == 1 else None
 
 
-def _label_letter(gold: str, choices: list[str]) -> str | None:
-    by_text = _choice_with_text(gold, choices)
-    match = _CHOICE.match(gold)
-    return by_text or (match[1].upper() if match else None)
+def _label_letter(gold: str, letters: str, choices: list[str]) -> str | None:
+    return _choice_with_text(gold, choices) or _allowed(_CHOICE.match(gold), letters)
+
+
+def _is_dapo(answer: str, gold: str) -> bool:
+    expected = _dapo_normal(gold)
+    # Of `km` nothing would be left, and an empty line would be as good.
+    return _dapo_normal(answer) == expected if expected else answer.strip() == gold.strip()
 
 
 def _dapo_normal(text: str) -> str:
@@ -185,7 +235,10 @@ def _dapo_normal(text: str) -> str:
 def _full_marks(grade: Callable[[Task, str], float], form: Callable[[Task, str], str]) -> ExpertAnswers:
     def answer(task: Task) -> str | None:
         candidates = (form(task, gold) for gold in answers_of(task))
-        return next((candidate for candidate in candidates if grade(task, candidate) == 1.0), None)
+        try:
+            return next((candidate for candidate in candidates if grade(task, candidate) == 1.0), None)
+        except GradingError:
+            return None
 
     return answer
 
@@ -196,7 +249,8 @@ def _label(task: Task, gold: str) -> str:
 
 
 def _letter_of(task: Task, gold: str) -> str:
-    return f"Answer: {_label_letter(gold, _choices_of(task))}"
+    choices = _choices_of(task)
+    return f"Answer: {_label_letter(gold, _letters_of(choices), choices)}"
 
 
 def _dapo_line(task: Task, gold: str) -> str:

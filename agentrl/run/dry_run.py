@@ -26,6 +26,7 @@ from agentrl.assembly.memory import Memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
 from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.rewards import misfits
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.checkpoints.source import ModelSource
@@ -52,7 +53,8 @@ from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON, Task
 
 _MEASURED = 64
-"""Prompts that are rendered and measured."""
+"""Prompts that are rendered and measured, and whose labels are graded."""
+_NAMED = 3
 _PATH = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -95,8 +97,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     notes = [*config.warnings, *listed_inactive(config)]
     addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
     make_env = run_env_factory(config, addresses)
-    env = make_env()
-    check_opponents(env, config.env.opponents)
+    check_opponents(env := make_env(), config.env.opponents)
     dialect = dialect_of(env, config.rendering)
     algorithm_of(config, env)
     filters_of(config.rollout)
@@ -104,6 +105,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     # A reward model or a judge may run on the other machine only.
     task = None if config.env.reward in CALL_SERVERS else data.first_task
     await scoring_of(config, make_env, task, addresses)
+    notes += [] if config.rollout.replay is not None else await _misfits(config, env, data)
     with tempfile.TemporaryDirectory(prefix="agentrl-dry-run-") as place:
         source = model_source(
             config.model,
@@ -140,6 +142,29 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         # The run is for another machine.
         missing.append(shortage)
     return DryRun(sections, tuple(missing), (*notes, *_sharing(config, servers)))
+
+
+async def _misfits(config: RunConfig, env: AnyEnv, data: RunData) -> list[str]:
+    """Sentences about prompts of files whose labels the environment's own reward does not fit.
+
+    Raises:
+        ConfigError: the grader that is configured does not fit some of them.
+    """
+    held_out = (data.held_out or {}) if config.eval.eval_prompt_data is not None else {}
+    tasks = [task for tasks in held_out.values() for task in tasks[:_MEASURED]]
+    if data.source is not None and data.gives_prompts:
+        tasks = [*first_tasks(data.source, _MEASURED), *tasks]
+    name = config.env.reward
+    found = await misfits(name, config.env.reward_kwargs, tasks, env)
+    if not found:
+        return []
+    sentence = (
+        f"{len(found)} of {len(tasks)} prompts do not fit the reward {name or f'of {env.id}'}: "
+        f"{'; '.join(found[:_NAMED])}"
+    )
+    if name is None:
+        return [f"{sentence}."]
+    raise ConfigError(f"{sentence}. Name another reward, or mend the column in label_key.")
 
 
 def _run_facts(config: RunConfig, folder: RunFolder) -> dict[str, JSON]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Literal, cast, get_args
 
 from agentrl import Limits, Message, Script, Tags, Task, Text, ToolEnv, ToolRejected, UserError, call, say
-from agentrl.graders import is_math_equal, last_boxed
+from agentrl.graders import last_boxed, make_grader
 from agentrl.tools import JSON, PythonTool, Tool, Toolkit, ToolSchema, make_tool
 from envs_contrib.retool.problem import LEVELS, Level, Problem
 from envs_contrib.retool.problems import NUM_PROBLEMS, problems
@@ -39,15 +39,16 @@ _INSTRUCTIONS: Mapping[Form, str] = {
     ),
 }
 _TOOL_NAMES: Mapping[Form, str] = {"tags": "code", "chat": "python"}
-_INTEGER = re.compile(r"\s*([+-]?)0*(\d{1,1000})\s*")
+_ANSWER_LINE = re.compile(r"\banswer\s*:[ \t]*([^\n]+)", re.IGNORECASE)
 
 
 class ReTool(ToolEnv):
     r"""Math problems with Python in the sandbox, whose variables stay, and the answer in \boxed{}.
 
     Its own problems come from a seeded generator of three levels; those of `prompt_data` are texts with an
-    answer, such as those of AIME or DAPO. The reward is 1 for the right answer in the last box, and 0
-    otherwise: no call is paid for, and a program that hangs, crashes or floods the tool earns nothing.
+    answer, such as those of AIME or DAPO. The reward is 1 for the right answer in the last box, by the grader
+    `math`, and 0 otherwise: no call is paid for, and a program that hangs, crashes or floods the tool earns
+    nothing.
 
     level: easy, medium or hard; None = all three.
     form: `tags`, ReTool's own (arXiv:2504.11536), or `chat`, for runs with the chat dialect, where the tool
@@ -87,6 +88,7 @@ class ReTool(ToolEnv):
         self.seed = seed
         self._instructions = f"{_INSTRUCTIONS[form]}\n\n" if instructions else ""
         self._tool_name = _TOOL_NAMES[form]
+        self._grade = make_grader("math")
         arguments = {"stateful": True, "wall_s": 5.0, "cpu_s": 5.0, **(python or {}), "name": self._tool_name}
         tool = _python_tool(json.dumps(arguments, sort_keys=True))
         self.offer(_Silent(tool) if silent else tool)
@@ -111,16 +113,17 @@ class ReTool(ToolEnv):
         return _with_prefix(prompt, self._instructions), info
 
     async def reward(self, task: Task, answer: str) -> float:
-        """1.0 for a right answer in the last box; of several answers of a task each is right."""
-        several = task.metadata.get("answers")
-        golds = several if isinstance(several, list) else [task.answer]
-        boxed = last_boxed(answer)
-        if boxed is None:
-            return 0.0
-        for gold in golds:
-            if isinstance(gold, str) and await _is_equal(boxed, gold):
-                return 1.0
-        return 0.0
+        """1.0 for a right answer in the last box; of several answers of a task each is right.
+
+        Where the task's own text asks for a line `Answer: ...`, as DAPO's do, that line counts, too.
+
+        Raises:
+            GradingError: the task has no answer.
+        """
+        if last_boxed(answer) is None and any(_ANSWER_LINE.search(message.text) for message in task.prompt):
+            lines = _ANSWER_LINE.findall(answer)
+            answer = boxed_answer(lines[-1].strip()) if lines else ""
+        return cast(float, await cast(Awaitable[object], self._grade(task, answer)))
 
     def expert(self, task: Task) -> Script:
         """Runs the cells of the problem, then boxes the last result.
@@ -195,13 +198,6 @@ def wrong_cell(cell: str, rng: random.Random) -> str:
     if rng.random() < 0.5:
         return cell.replace("**", "*", 1)
     return re.sub(r"(\w+)\*\*(\d+)", r"\2**\1", cell, count=1)
-
-
-async def _is_equal(boxed: str, gold: str) -> bool:
-    ours, theirs = _INTEGER.fullmatch(boxed), _INTEGER.fullmatch(gold)
-    if ours and theirs:  # most answers: no need to parse them as formulas
-        return (ours[1].strip("+"), ours[2]) == (theirs[1].strip("+"), theirs[2])
-    return await is_math_equal(boxed_answer(boxed), gold)
 
 
 def _with_prefix(prompt: tuple[Message, ...], prefix: str) -> tuple[Message, ...]:

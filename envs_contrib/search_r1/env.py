@@ -34,7 +34,7 @@ class SearchR1(ToolEnv):
         BM25 over the built-in corpus. In Python also a Toolkit with a tool `search`.
     topk: passages for a query, at most.
     retriever_kwargs: further arguments of the tool `search-http` or `search`, such as timeout_s or encoder.
-    scoring: settings of `Scoring`, by name: metric (em or f1) and the weights of the format.
+    scoring: settings of `Scoring`, by name: metric (em, f1 or qa_em) and the weights of the format.
     prompt: text around the question, which takes the place of `{question}`. A prompt of the data that shows
         `</answer>` is left as it is.
     seed: of the built-in corpus and questions.

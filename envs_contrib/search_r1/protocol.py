@@ -36,6 +36,7 @@ def golden_answers(task: Task) -> Sequence[str]:
     answers = [str(label) for label in labels if label is not None] if isinstance(labels, list) else []
     if isinstance(labels, str | int | float):
         answers = [str(labels)]
+    answers = [answer for answer in answers if answer.strip()]
     if not answers:
         raise UserError(
             f"{task.id} has no accepted answer; name their column with label_key, such as golden_answers."

@@ -2,24 +2,27 @@
 
     <think>...</think><search>...</search><information>...</information><think>...</think><answer>...</answer>
 
-The answer is the text of the last complete `<answer>`. Two texts match where they are equal in lower case,
-without ASCII punctuation, articles and further blanks (SQuAD, arXiv:1606.05250). The names of the scores are
-those of the published `qa_em` and `qa_em_format`.
+The answer is the text of the last complete `<answer>`. Two texts match where the gym's `exact_match` takes
+them for equal: in lower case, without ASCII punctuation, articles and further blanks (SQuAD,
+arXiv:1606.05250), but for what distinguishes numbers, and for labels that would be empty. The published
+function takes `-1.5` for `15`, and pays an empty answer where the label is `A`: that is `qa_em` here, and the
+metric of that name.
+The names of the scores are those of the published `qa_em` and `qa_em_format`.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from agentrl import UserError
+from agentrl import Task, UserError, exact_match
+from agentrl.graders import f1 as f1_of_task
 from agentrl.tools import JSON
 
-Metric = Literal["em", "f1"]
+Metric = Literal["em", "f1", "qa_em"]
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -34,18 +37,23 @@ def normalized(text: str) -> str:
 
 
 def em(answer: str, golden_answers: Sequence[str]) -> float:
-    """1.0 where the answer equals one of the accepted answers after `normalized`."""
-    return float(normalized(answer) in map(normalized, golden_answers))
+    """1.0 where the answer equals one of the accepted answers by `exact_match`."""
+    return max((exact_match(answer, gold) for gold in golden_answers), default=0.0)
 
 
 def f1(answer: str, golden_answers: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of words, after `normalized`; of the best accepted answer."""
-    return max(
-        (_f1(normalized(answer).split(), normalized(gold).split()) for gold in golden_answers), default=0.0
-    )
+    """The harmonic mean of precision and recall of words; of the best accepted answer."""
+    labels: list[JSON] = [*golden_answers]
+    return f1_of_task(Task.ask("f1", "", None, answers=labels), answer) if labels else 0.0
 
 
-_METRICS: Mapping[Metric, Callable[[str, Sequence[str]], float]] = {"em": em, "f1": f1}
+def published_em(answer: str, golden_answers: Sequence[str]) -> float:
+    """1.0 where the answer equals one of the accepted answers after `normalized`, as in the published
+    program: an empty answer equals `A`, and `-1.5` equals `15`."""
+    return float(normalized(answer) in map(normalized, golden_answers))
+
+
+_METRICS: Mapping[Metric, Callable[[str, Sequence[str]], float]] = {"em": em, "f1": f1, "qa_em": published_em}
 
 
 def last_answer(text: str, *, at_least: int = 1) -> str | None:
@@ -77,7 +85,8 @@ def is_valid_sequence(response: str) -> bool:
 def is_retrieved(information: Sequence[str], golden_answers: Sequence[str]) -> bool:
     """Whether an accepted answer is part of what a search returned, both after `normalized`."""
     texts = [normalized(text) for text in information]
-    return any(normalized(gold) in text for gold in golden_answers for text in texts)
+    wanted = [*filter(None, map(normalized, golden_answers))]
+    return any(gold in text for gold in wanted for text in texts)
 
 
 def qa_em(
@@ -91,12 +100,12 @@ def qa_em(
     answer = last_answer(text, at_least=2)
     if answer is None:
         return 0.0
-    return score if em(answer, golden_answers) else format_score
+    return score if published_em(answer, golden_answers) else format_score
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The reward of a response. m: the value of `metric` (em or f1), 0 without an answer.
+    """The reward of a response. m: the value of `metric` (em, f1 or qa_em), 0 without an answer.
 
         valid sequence              max(m, structure_format_score + retrieval_score where it was retrieved)
         another one with an answer  max(m - structure_format_score, final_format_score)
@@ -155,10 +164,3 @@ def _answers(text: str) -> Iterator[str]:
     while start >= 0 and (end := text.find(_CLOSE, start + len(_OPEN))) >= 0:
         yield text[start + len(_OPEN) : end]
         start = text.find(_OPEN, end + len(_CLOSE))
-
-
-def _f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    if not (predicted and expected):
-        return float(predicted == expected)
-    shared = (Counter(predicted) & Counter(expected)).total()
-    return 2 * shared / (len(predicted) + len(expected))

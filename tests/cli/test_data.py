@@ -86,3 +86,52 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path, capsys, name, message)
     assert stderr.startswith("agentrl: ")
     assert message in stderr
     assert stderr.count("\n") == 1
+
+
+DAPO_PROMPT = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+"""Of DAPO-Math-17k (arXiv:2503.14476), as published."""
+LETTER_PROMPT = (
+    "Answer the question. The last line of your response should be of the following format: 'Answer: $LETTER'"
+)
+BOXED_PROMPT = "{} Put your final answer within \\boxed{{}}."
+TAGGED_PROMPT = "You can directly provide the answer inside <answer> and </answer>. Question: {}"
+GSM8K_PROMPT = "{} Write the final answer after ####."
+PLAIN_PROMPT = "{} Write the answer:"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "label", "fitting"),
+    [
+        (DAPO_PROMPT, "34", {"dapo", "number"}),
+        (BOXED_PROMPT, "34", {"math", "deepscaler", "number"}),
+        (GSM8K_PROMPT, "34", {"number", "exact_match", "f1"}),
+        (TAGGED_PROMPT, "34", {"number"}),
+        (PLAIN_PROMPT, "34", {"exact_match", "f1", "number", "math", "dapo", "deepscaler"}),
+        (PLAIN_PROMPT, "Paris", {"exact_match", "f1", "math", "dapo", "deepscaler"}),
+        (LETTER_PROMPT, "C", {"gpqa", "dapo"}),
+        (PLAIN_PROMPT, None, set()),
+        (PLAIN_PROMPT, "", set()),
+        (PLAIN_PROMPT, [], set()),
+    ],
+)
+def test_rows_whose_label_a_grader_does_not_pay_are_named(tmp_path, capsys, prompt, label, fitting):
+    rows = [{"input": prompt.format(f"{n} + 17?"), "answer": label} for n in range(3)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    for grader in ("exact_match", "f1", "number", "gpqa", "dapo", "math", "deepscaler"):
+        fits = grader in fitting
+        arguments = (str(path), "--label-key=answer", f"--reward={grader}", "--json")
+        report = json.loads(run_check(capsys, *arguments, code=0 if fits else 2).out)
+        assert report["ok"] == fits, (grader, report["unfit"])
+        assert [sentence.split(": ")[0] for sentence in report["unfit"]] == [
+            f"{path}, line {n}" for n in (1, 2, 3) if not fits
+        ]
+
+
+def test_rows_without_tests_are_named_and_an_empty_answer_must_not_pay(tmp_path, capsys):
+    path = write_lines(tmp_path / "a.jsonl", [{"input": "?", "answer": "9"}])
+    output = run_check(capsys, str(path), "--label-key=answer", "--reward=code", code=2).out
+    assert "line 1 has no tests of programs in its label or `tests`" in output

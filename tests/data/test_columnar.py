@@ -8,6 +8,7 @@ import subprocess
 import sys
 from decimal import Decimal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -170,6 +171,53 @@ def test_dates_and_decimals_become_text_and_bytes_are_an_error(tmp_path, name):
     assert task.answer == "[1, 2]"
     with pytest.raises(DataError, match="row 1: `raw` holds bytes, which is neither text"):
         source(path, Columns(label="raw"))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "labels"),
+    [
+        ([34, None, -7], pa.int64(), ["34", None, "-7"]),
+        ([34.0, NAN, 0.00001], pa.float64(), ["34", None, "0.00001"]),
+        ([0.1, 1e-5, 1e22], pa.float32(), ["0.1", "0.00001", "1e22"]),
+        ([0.5, 0.1, NAN], pa.float16(), ["0.5", "0.1", None]),
+        ([Decimal("0.00000001"), None, Decimal("1.50")], pa.decimal128(20, 8), ["0.00000001", None, "1.5"]),
+        ([["a", None], [], [None]], pa.list_(pa.string()), ["a", None, None]),
+        ([[0.1], [2.0, NAN], None], pa.list_(pa.float32()), ["[0.1]", "[2]", None]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_labels_are_the_numbers_that_were_written(tmp_path, values, kind, labels, nested):
+    """Python's decimal reads them: no exponent, no `.0` of a column of integers with a null, no 32 bits."""
+    array = pa.array(values, kind)
+    if nested:
+        array = pa.StructArray.from_arrays([array], ["truth"])
+    table = pa.table({"input": pa.array(["a"] * 3), "answer": array})
+    for name, write in (("a.parquet", pq.write_table), ("b.parquet", _as_pandas_writes)):
+        write(table, tmp_path / name)
+        read = source(
+            tmp_path / name,
+            Columns(label="answer.truth" if nested else "answer"),
+            shuffle=False,
+            is_checked=False,
+        )
+        for number, label in enumerate(labels):
+            if nested and values[number] is None:
+                continue  # a null field of a struct is left out, and the row is refused by name
+            answer = read.task(number).answer
+            assert answer == label or Decimal(answer) == Decimal(label), (number, answer)
+            assert answer is None or "e" not in answer
+
+
+def _as_pandas_writes(table, path):
+    """The table with every column of integers with a null as one of floats."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_integer(field.type) and table[number].null_count:
+            floats = [NAN if value is None else float(value) for value in table[number].to_pylist()]
+            table = table.set_column(number, field.name, pa.array(floats))
+    pq.write_table(table, path)
 
 
 def test_null_fields_of_messages_are_left_out(tmp_path):

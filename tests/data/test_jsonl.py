@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -246,6 +247,13 @@ def test_a_file_without_prompts_is_an_error(tmp_path, name, content, message):
         (True, "true", {}),
         (None, None, {}),
         (["Paris", "Lutetia"], "Paris", {"answers": ["Paris", "Lutetia"]}),
+        (["Paris", None], "Paris", {"answers": ["Paris"]}),
+        ([], None, {}),
+        ([None], None, {}),
+        ("", "", {}),
+        (0.00001, "0.00001", {}),
+        (34.0, "34", {}),
+        ([0.00001, 2.0], "[0.00001, 2]", {}),
         ([1, 2], "[1, 2]", {}),
         ({"é": 1}, '{"é": 1}', {}),
     ],
@@ -313,3 +321,15 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
         file.truncate()
     with pytest.raises(DataError, match="has changed since it was opened; start again"):
         [prompts.next() for _ in range(1000)]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers())
+def test_a_number_becomes_the_decimal_that_it_is_read_as(tmp_path_factory, number, integer):
+    path = write_lines(
+        tmp_path_factory.mktemp("numbers") / "a.jsonl",
+        [{"input": "a", "answer": value} for value in (number, integer, float(integer % 10**15))],
+    )
+    rows = FileSource(str(path), Columns(label="answer"), shuffle=False)
+    first, second, third = (rows.task(k).answer for k in range(3))
+    assert (Decimal(first), set(first) <= set("-.0123456789")) == (Decimal(repr(number)), True)
+    assert (second, third) == (str(integer), str(integer % 10**15))

@@ -6,7 +6,8 @@ import pytest
 
 from agentrl import Limits, Task, exact_match
 from agentrl.envs import squad_normalize
-from agentrl.envs.scoring import sum_of_steps
+from agentrl.envs.scoring import reward_of, sum_of_steps
+from agentrl.errors import GradingError, StageError
 from agentrl.types import Ending, Episode
 
 
@@ -40,12 +41,36 @@ def test_an_episode_cut_short_before_any_reward_is_worth_zero():
         ("theory", "ory", 0.0),
         ("Tirak or Torek", "Tirak", 0.0),
         ("", "Tirak", 0.0),
-        ("anything", None, 0.0),
-        ("None", None, 0.0),
+        ("", "the", 0.0),
+        ("+", "-", 0.0),
     ],
 )
 def test_exact_match_ignores_only_case_articles_and_punctuation(answer, gold, score):
     assert exact_match(answer, gold) == score
+
+
+@pytest.mark.parametrize("gold", [None, "", " \n"])
+def test_without_a_label_nothing_can_be_said_of_an_answer(gold):
+    with pytest.raises(GradingError, match="the task has no label to grade by"):
+        exact_match("", gold)
+
+
+@pytest.mark.parametrize(
+    ("grade", "total", "parts"),
+    [
+        ({"score": 1, "acc": 1}, 1.0, {"score": 1.0, "acc": 1.0}),
+        ({"score": -1.0, "acc": False, "pred": "34"}, -1.0, {"score": -1.0, "acc": 0.0}),
+        ({"a": 1, "b": 1}, 2.0, {"a": 1.0, "b": 1.0}),
+    ],
+)
+def test_a_part_called_score_is_the_reward_as_in_verl(grade, total, parts):
+    reward = reward_of(grade)
+    assert (float(reward), reward.parts) == (total, parts)
+
+
+def test_a_score_that_is_no_number_is_refused():
+    with pytest.raises(StageError, match="the part `score` of the reward is None"):
+        reward_of({"score": None, "acc": 1})
 
 
 def test_normalizing_twice_changes_nothing():

@@ -14,6 +14,7 @@ import pytest_asyncio
 from agentrl import ScriptedAgent, Task, UserError, call, play, say
 from agentrl.data import Columns, FileSource
 from agentrl.envs import inline_text
+from agentrl.errors import GradingError
 from agentrl.tools import release_shared
 from agentrl.types import Ending
 from envs_contrib.retool import ReTool, env
@@ -153,6 +154,8 @@ ANSWERS = {
     "\\boxed{1042": 0.0,
     "\\boxed{-1042}": 0.0,
     "\\boxed{1042} or \\boxed{7}": 0.0,
+    "\\boxed{1042} or \\boxed{7": 0.0,
+    "Answer: 1042": 0.0,
     "\\boxed{10 42 7}": 0.0,
     "x" * 100_000: 0.0,
 }
@@ -161,6 +164,8 @@ ANSWERS = {
 async def test_only_the_right_answer_in_the_last_box_pays():
     task = Task.ask("t", "?", "1042")
     assert {answer: await ReTool().reward(task, answer) for answer in ANSWERS} == ANSWERS
+    with pytest.raises(GradingError, match="t: the task has no label"):
+        await ReTool().reward(Task.ask("t", "?", None), "\\boxed{1}")
     several = Task.ask("t", "?", "1", answers=["1", "\\frac{1}{3}"])
     assert await ReTool().reward(several, "\\boxed{1/3}") == 1.0
     assert await ReTool().reward(several, "\\boxed{2/3}") == 0.0
@@ -207,11 +212,19 @@ async def test_the_control_runs_programs_and_returns_nothing():
     await retool.close()
 
 
+# Of DAPO-Math-17k (arXiv:2503.14476), as published.
+DAPO_PROMPT = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+
+
 async def test_rows_of_dapo_and_aime_are_problems(tmp_path):
     rows = {
         "dapo.jsonl": (
             {
-                "prompt": [{"role": "user", "content": "What is $2^{10}$?"}],
+                "prompt": [{"role": "user", "content": DAPO_PROMPT.format("What is $2^{10}$?")}],
                 "reward_model": {"ground_truth": "1024"},
             },
             Columns("prompt", "reward_model.ground_truth"),
@@ -223,10 +236,15 @@ async def test_rows_of_dapo_and_aime_are_problems(tmp_path):
         task = FileSource(str(tmp_path / name), columns).task(0)
         retool = ReTool()
         prompt, _ = await retool.reset(task, seed=0)
-        assert prompt[-1].text.endswith("What is $2^{10}$?")
+        assert "What is $2^{10}$?" in prompt[-1].text
         await retool.step(call("code", code="2**10"))
         assert (await retool.step(say("\\boxed{1024}"))).reward == 1.0
         await retool.close()
+        # The last line that DAPO's prompt asks for.
+        for answer, right in (("Answer: 1024", 1), ("Answer: $1024$", 1), ("Answer: 1", 0), ("1024", 0)):
+            reward = await retool.reward(task, f"Hence.\n{answer}")
+            assert reward == (right if name == "dapo.jsonl" else 0), answer
+        assert await retool.reward(task, "\\boxed{1}\nAnswer: 1024") == 0
         with pytest.raises(UserError, match="expert for its own problems only"):
             retool.expert(task)
 

@@ -99,7 +99,8 @@ async def test_an_answered_episode_has_the_score_of_its_whole_text():
         answer = oracle.pieces(rng, rng.randrange(1, 4))
         turns.append(f"{oracle.pieces(rng, 1)}<answer>{answer}</answer>")
         task = Task.ask(f"t{number}", "q", answers=[oracle.altered(rng, answer), "Paris"])
-        env = SearchR1(Fixed("Berlin"))
+        env = SearchR1(Fixed("Berlin"), scoring={"metric": "qa_em"})
+        labels = [label for label in task.metadata["answers"] if label.strip()]
         text = PROMPTED
         (await env.reset(task, seed=0))[0]
         for turn in turns:
@@ -108,7 +109,7 @@ async def test_an_answered_episode_has_the_score_of_its_whole_text():
             text += turn + "".join(env.dialect.framed(message.text) for message in step.observation)
         await env.close()
         assert step.terminated
-        assert step.reward == oracle.scored(text, task.metadata["answers"]), text
+        assert step.reward == oracle.scored(text, labels), text
         counts[step.reward] += 1
     assert min(counts[0.0], counts[1.0]) > 60
 
@@ -172,7 +173,8 @@ def test_without_weights_the_format_is_worth_nothing():
         ("The city of Paris", ["Paris"], 0.5),
         ("Paris Paris", ["Paris"], 2 / 3),
         ("London", ["Paris"], 0.0),
-        ("the", ["a"], 1.0),
+        ("the", ["a"], 0.0),
+        ("", ["The The"], 0.0),
         ("", ["Paris"], 0.0),
         ("light", ["Paris", "City of Light"], 0.5),
     ],
@@ -180,6 +182,24 @@ def test_without_weights_the_format_is_worth_nothing():
 def test_f1_is_that_of_the_nearest_accepted_answer(answer, golden, expected):
     assert f1(answer, golden) == pytest.approx(expected)
     assert Scoring("f1").score(INVALID.format(answer), [], golden) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "em", "published"),
+    [
+        *(("", "A", 0, 1), ("A", "A", 1, 1), ("", "+", 0, 1)),
+        *(("15", "-1.5", 0, 1), ("-1.5", "-1.5", 1, 1), ("the Paris!", "Paris", 1, 1)),
+    ],
+)
+def test_the_published_match_is_a_metric_of_its_own(answer, label, em, published):
+    assert Scoring().score(INVALID.format(answer), [], [label]) == em
+    assert Scoring("qa_em").score(INVALID.format(answer), [], [label]) == published
+    assert oracle.scored(f"<answer></answer><answer>{answer}</answer>", [label]) == published
+
+
+def test_an_empty_label_is_no_accepted_answer_and_none_is_retrieved():
+    assert golden_answers(Task.ask("t", "q", None, answers=["", "Paris"])) == ["Paris"]
+    assert Scoring(retrieval_score=0.1).score(VALID.format("London"), ["anything"], ["The"]) == 0.0
 
 
 def test_a_text_of_a_million_open_tags_is_read_at_once():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl import Task, UserError
 from agentrl.envs import Scorer
 from agentrl.envs.contract import check_group_reward
 from agentrl.errors import ConfigError, GradingError, StageError
 from agentrl.graders import make_grader, make_group_grader
+from agentrl.graders.judge import JudgeGrader
 from tests.graders.test_text import HOSTILE
 from tests.rollout.chat.chat_server import ChatServer, assistant
 
@@ -40,7 +44,13 @@ def says(text):
         ('{"score": 10, "why": "x"}', 1.0),
         ("Rating: `10`", 1.0),
         ("It is [[10]] of 10", 1.0),
-        ("Score: 10" + "x" * 3000, 1.0),
+        ("Score: 10" + " x" * 1500, 1.0),
+        ("Score: 5.5, since it is half right.", 0.5),
+        ("Score: 1e1", 1.0),
+        ("Score: 10/10", 1.0),
+        ("Score: **10** / 10", 1.0),
+        ("Score: 10 out of 10.", 1.0),
+        ("Score: 10 - well done", 1.0),
         ("<think>Score: 2</think>Score: 10", 1.0),
     ],
 )
@@ -49,9 +59,31 @@ async def test_the_last_score_of_a_reply_counts(reply, reward):
         assert await make_grader("judge", url=server.url, **QUICK)(TASK, "an answer") == reward
 
 
+@given(st.decimals(0, 1, places=4))
+def test_a_score_is_the_number_that_pythons_decimal_reads(value):
+    grader = JudgeGrader(url="http://127.0.0.1:1/v1", scale=(0.0, 1.0))
+    for text in (f"{value:f}", f"{value:e}", f"{value:E}", f"+{value:f}"):
+        assert grader._score_in(f"Score: {text}") == float(Decimal(text))
+
+
 @pytest.mark.parametrize(
     "reply",
-    ["", "I will not.", "Score: eleven", "Score: 11", "Score: -3", "Score: 0", "Score: 10" + "x" * 5000, "7"],
+    [
+        *("", "I will not.", "Score: eleven", "Score: 11", "Score: -3", "Score: 0", "7"),
+        "Score: 10" + "x" * 5000,
+        # By Python's float and fractions none of these is a number from 1 to 10, or it is not alone.
+        *("Score: 1e-1", "Score: 4/5", "Score: 7/100", "Score: 7 out of 20", "Score: 70%", "Score: 7-8"),
+        *(
+            "Score: 7–8",
+            "Score: 7 to 8",
+            "Score: 7,5",
+            "Score: 7.5.1",
+            "Score: 7th",
+            "Score: 10^1",
+            "[[4/5]]",
+        ),
+        "Score: \N{MINUS SIGN}3",
+    ],
 )
 async def test_a_reply_without_a_score_is_asked_for_again_and_then_a_typed_failure(reply):
     async with ChatServer(says(reply)).serving() as server:

@@ -49,7 +49,9 @@ def verify(gold, answer, timeout_seconds):
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """A package in the place of math-verify, which starts at once and does what an answer asks for."""
-    (tmp_path / "math_verify.py").write_text(STAND_IN)
+    (tmp_path / "math_verify").mkdir()
+    (tmp_path / "math_verify" / "__init__.py").write_text(STAND_IN)
+    (tmp_path / "math_verify" / "grader.py").write_text("def sympy_numeric_eq(*_): return False")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -65,7 +67,10 @@ def stand_in(tmp_path, monkeypatch):
         (r"\boxed{x = \boxed{3}}", "3"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),
-        (r"\boxed{4} and then \boxed{5", "4"),
+        (r"\boxed{4} and then \boxed{5", None),
+        (r"\boxed{4} and then \boxed{\frac{5}{6}", None),
+        (r"\boxed{4} and then \fbox{5", None),
+        (r"\boxed{x = \boxed{3}", "3"),
         (r"\boxed{5", None),
         (r"\boxed{ {5 }", None),
         (r"} \boxed{6}", "6"),
@@ -126,7 +131,6 @@ async def test_the_right_one_of_several_labels_counts_although_another_compariso
     task = Task.ask("t", "?", None, answers=["6", "spin"])
     reward = await grade(task, r"\boxed{spin}")
     assert (reward, reward.parts) == (1, {"grader_timeout": 0})
-    assert await grade(Task.ask("t", "?", None), r"\boxed{1}") == 0
 
 
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGALRM"])
@@ -143,16 +147,16 @@ async def test_cancelled_comparisons_leave_the_pool_as_it_was(stand_in):
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    for answer in ("7", "8"):
-        assert not await is_math_equal(f"\\boxed{{{answer}}}", "9")
+    for answer in ("a", "b"):
+        assert not await is_math_equal(f"\\boxed{{{answer}}}", "c")
 
 
 async def test_a_pool_that_dies_is_started_again(stand_in):
     before = descendants()
-    assert not await is_math_equal(r"\boxed{1}", "2")
+    assert not await is_math_equal(r"\boxed{a}", "b")
     for pid in descendants() - before:
         os.kill(pid, signal.SIGKILL)
-    assert not await is_math_equal(r"\boxed{1}", "2")
+    assert not await is_math_equal(r"\boxed{a}", "b")
     await release_shared()
     assert await gone(before)
 
@@ -175,7 +179,7 @@ def test_nothing_outlives_a_host_that_is_killed(stand_in):
         from agentrl.graders import is_math_equal
 
         async def main():
-            await is_math_equal(r"\\boxed{1}", "2")
+            await is_math_equal(r"\\boxed{a}", "b")
             print("ready", flush=True)
             await is_math_equal(r"\\boxed{spin}", "2", timeout_s=1.0)
 

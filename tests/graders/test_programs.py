@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -54,9 +55,53 @@ async def test_the_metadata_has_the_tests_where_it_has_any():
     assert await grade(Task.ask("t", "?", "9", tests=SQUARES_BY_INPUT), READS) == 1
 
 
+SORTS = "class Solution:\n    def f(self, a):\n        "
+STARTERS = {
+    # As LeetCode shows them: annotated, and without imports.
+    "List": "class Solution:\n    def f(self, a: List[int]) -> Optional[int]:\n        return sorted(a)",
+    "heapq": f"{SORTS}heapq.heapify(a)\n        return [heappop(a) for _ in range(len(a))]",
+    "Counter": f"{SORTS}return sorted(Counter(a).elements())",
+    "defaultdict": f"{SORTS}d = defaultdict(list)\n        d[0] += a\n        return sorted(d[0])",
+    "lru_cache": f"@lru_cache(None)\ndef g(n): return n\n{SORTS}return sorted(map(g, a))",
+    "deep recursion": f"def g(n): return n and 1 + g(n - 1)\n{SORTS}return sorted(a)[: g(20_000)]",
+    "its own main": f"{SORTS}return sorted(a)\nif __name__ == '__main__':\n    print(int(input()))",
+    "dataclasses": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        f"@dataclass(order=True)\nclass P:\n    x: int\n{SORTS}return [p.x for p in sorted(map(P, a))]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTERS)
+async def test_a_program_has_the_setting_of_its_benchmark(name):
+    """The harness of LiveCodeBench imports names ahead, and runs no `__main__` where it calls a function."""
+    tests = [{"input": "[3, 1, 2]", "output": "[1, 2, 3]", "testtype": "functional"}]
+    assert await make_grader("code", **QUICK)(task(tests, func_name="f"), STARTERS[name]) == 1
+
+
+@pytest.mark.parametrize("name", ["search", "count", "sample", "insert", "compile", "path"])
+async def test_no_name_of_the_setting_stands_in_the_way_of_a_method(name):
+    tests = [{"input": "[3]", "output": "[3]", "testtype": "functional"}]
+    program = f"class Solution:\n    def {name}(self, a): return a"
+    assert await make_grader("code", **QUICK)(task(tests, func_name=name), program) == 1
+
+
+async def test_tests_have_the_imports_of_their_benchmark():
+    tests = ["assert math.isclose(square(2), 4)", "assert os.sep and square(1) == 1"]
+    assert await make_grader("code", **QUICK)(task(tests, test_imports=["import os"]), DEFINES) == 1
+
+
+def test_the_program_of_many_fences_is_found_at_once():
+    began_s = time.process_time()
+    program_of("```" * 33_000)
+    assert time.process_time() - began_s < 1
+
+
 @pytest.mark.parametrize(
     ("program", "output", "right"),
     [
+        ("n = stdin.readline(); print(gcd(4, 6), max(Counter(n)) > '')", "2 True", True),
+        ("def g(n): return n and 1 + g(n - 1)\nprint(g(20_000))", "20000", True),
         ("print(1, 2)\nprint(3)", "1 2 \n3\n\n", True),
         ("print('1  2')\nprint('3')", "1 2\n3", True),
         ("print(0.50)", "0.5", True),
@@ -175,7 +220,8 @@ async def test_nothing_is_left_behind_by_a_program():
         ("```python\na\n```\n```Python\nb\n```", "b\n"),
         ("<think>```python\na\n```</think>```\nb\n```", "b\n"),
         ("<think>a</think> b", " b"),
-        ("```python\na", "```python\na"),
+        ("```python\na", "a"),
+        ("```python\na\n```\nNo:\n```python\nb(", "b("),
     ],
 )
 def test_the_program_is_the_last_block_of_python(answer, program):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agentrl import Task, UserError, make, play, say
 from agentrl.assembly.rewards import reward_function
 from agentrl.envs import ScriptedAgent
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, GradingError
 from agentrl.graders.text import TEXT_GRADERS
 from agentrl.tools import is_inline
 
@@ -26,13 +28,29 @@ def worth(name, answer, label, **metadata):
     [
         ("exact_match", "The Paris.", "paris", 1),
         ("exact_match", "in Paris", "Paris", 0),
-        ("exact_match", "Paris", None, 0),
+        ("exact_match", "", "A", 0),
+        ("exact_match", "a.", "A", 1),
+        ("exact_match", "", "The The", 0),
+        ("exact_match", "the the", "The The", 1),
+        ("exact_match", "", "+", 0),
+        ("exact_match", "+", "+", 1),
+        ("exact_match", "-", "+", 0),
+        ("exact_match", "5", "-5", 0),
+        ("exact_match", "\N{MINUS SIGN}5", "-5", 1),
+        ("exact_match", "15", "1.5", 0),
+        ("exact_match", "-$1,000", "-$1000", 1),
+        ("exact_match", "COVID 19", "COVID-19", 0),
+        ("exact_match", "covid19", "COVID-19", 1),
+        ("exact_match", ".5", "0.5", 1),
         ("f1", "It is in Paris", "Paris", 2 / 5),
         ("f1", "Paris, France", "paris france", 1),
         ("f1", "Rome", "Paris", 0),
         ("f1", "Paris Paris", "Paris", 2 / 3),
         ("f1", "", "Paris", 0),
-        ("f1", "the", "a", 1),
+        ("f1", "the", "a", 0),
+        ("f1", "", "A", 0),
+        ("f1", "A", "A", 1),
+        ("f1", "5 apples", "-5 apples", 1 / 2),
         ("number", "So it is 72.", "Half of it is 24. #### 72", 1),
         ("number", "1,000 or so", "1000.0", 1),
         ("number", "-3", "3", 0),
@@ -41,14 +59,16 @@ def worth(name, answer, label, **metadata):
         ("number", ".5", "0.50", 1),
         ("number", "7 of 8", "7", 0),
         ("number", "none", "7", 0),
-        ("number", "7", "none", 0),
+        ("number", "#### 72\nI used 3 steps.", "#### 72", 1),
+        ("number", "#### 3\nI used 72 steps.", "#### 72", 0),
+        ("number", "#### 2. Add them\nIt is 72.", "#### 72", 1),
+        ("number", "#### -$18 in 3 days", "-18", 1),
         ("choice", "(b) because", "B", 1),
         ("choice", "**B**", "B) Tuesday", 1),
         ("choice", "Both", "B", 0),
         ("choice", "A or B", "B", 0),
         ("choice", "", "B", 0),
         ("choice", "2.", "2", 1),
-        ("choice", "B", "-", 0),
     ],
 )
 def test_an_answer_is_worth_what_its_grader_says(name, answer, label, value):
@@ -59,13 +79,102 @@ def test_an_answer_is_worth_what_its_grader_says(name, answer, label, value):
 def test_the_best_of_several_answers_counts(name):
     assert worth(name, "7", "5", answers=["5", "7"]) == 1
     assert worth(name, "7", "7", answers=["5", "6"]) == 0
-    assert worth(name, "7", None) == 0
+    assert worth(name, "", "7", answers=["", "7"]) == 0
+    assert worth(name, "7", "7", answers=[]) == 1
+
+
+@pytest.mark.parametrize("name", TEXT_GRADERS)
+@pytest.mark.parametrize("label", [None, "", "  "])
+@pytest.mark.parametrize("answer", ["", "nan", "null", "Answer: "])
+def test_a_task_without_a_label_is_a_failure_and_no_zero(name, label, answer):
+    with pytest.raises(GradingError, match="t: the task has no label to grade by"):
+        worth(name, answer, label)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("number", "none"), ("choice", "-"), ("gpqa", "K"), ("gpqa", "7")]
+)
+def test_a_label_that_a_grader_cannot_read_is_a_failure_and_no_zero(name, label):
+    with pytest.raises(GradingError, match=f"t: the label {label!r} has no"):
+        worth(name, "7", label)
+
+
+def test_choices_that_are_signs_are_told_apart():
+    signs = ["+", "-", "×", "÷"]
+    assert [
+        worth("gpqa", sign, letter, choices=signs) for sign, letter in zip(signs, "ABCD", strict=True)
+    ] == [1] * 4
+    assert worth("gpqa", "", "A", choices=signs) == 0
+    assert worth("gpqa", "-1", "B", choices=["1", "-1"]) == 1
+
+
+NUMBERS = st.decimals(-10_000, 10_000, allow_nan=False, allow_infinity=False, places=2)
+SPELLINGS = (
+    "{:f}",
+    "{:,f}",
+    "It is {:f}.",
+    "-> {:f} apples",
+    "${:,f}",
+    r"\boxed{{{:f}}}",
+    "#### {:f}\nin 3 steps",
+)
+SEPARATORS = (",", "{,}", r"\,", r"\!", ",\\!", "_", "\u202f")
+CURRENCIES = ("", "$", r"\$", "€")
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(SPELLINGS))
+def test_numbers_are_equal_where_pythons_decimals_are(number, other, spelling):
+    for first, second in ((number, other), (number, number), (number, -number), (number, number * 10)):
+        assert worth("number", spelling.format(first), f"{second:f}") == (first == second)
+
+
+@given(
+    st.integers(1000, 10**12),
+    st.sampled_from(SEPARATORS),
+    st.sampled_from(CURRENCIES),
+    st.sampled_from("-\N{MINUS SIGN}"),
+)
+def test_signs_and_groups_of_digits_are_read_in_every_spelling(number, separator, currency, minus):
+    grouped = f"{number:,}".replace(",", separator)
+    assert worth("number", f"Hence {currency}{grouped}.", str(number)) == 1
+    for text in (f"{minus}{currency}{grouped}", f"{currency}{minus}{grouped}"):
+        assert worth("number", f"x = {text}", str(-number)) == 1
+        assert worth("number", f"x = {text}", str(number)) == 0
+
+
+ARTICLES, PUNCTUATION = {"a", "an", "the"}, set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+def squad(text):
+    """The normalisation of the paper, word by word: SQuAD, arXiv:1606.05250, section 6."""
+    kept = "".join(letter for letter in text.lower() if letter not in PUNCTUATION)
+    words = ["".join(run) for _, run in groupby(kept, key=str.isalnum)]
+    return "".join(" " if word in ARTICLES else word for word in words).split()
+
+
+TEXTS = st.text(st.sampled_from("aAn theTHE.,-'!?()bc "), max_size=12)
+
+
+@given(TEXTS, TEXTS)
+def test_without_numbers_both_metrics_are_those_of_squad(answer, label):
+    words, expected = squad(answer), squad(label)
+    assume(expected)
+    assert worth("exact_match", answer, label) == (words == expected)
+    shared = sum((Counter(words) & Counter(expected)).values())
+    assert worth("f1", answer, label) == pytest.approx(2 * shared / (len(words) + len(expected)))
+
+
+@given(NUMBERS, NUMBERS)
+def test_an_exact_match_tells_numbers_apart(number, other):
+    for first, second in ((number, other), (number, number), (number, -number), (number, number * 10)):
+        assert worth("exact_match", f"{first:f}", f"{second:f}") in (0, first == second)
+    assert worth("exact_match", f"{number:,f}", f"{number:f}") == 1
 
 
 @pytest.mark.parametrize("name", TEXT_GRADERS)
 @given(st.text(), st.text())
 def test_whatever_a_model_writes_is_within_the_range(name, answer, label):
-    assert (-1 if name == "dapo" else 0) <= worth(name, answer, label) <= 1
+    assert (-1 if name == "dapo" else 0) <= worth(name, answer, f"7 {label}", choices=[f"7 {label}"]) <= 1
 
 
 @pytest.mark.parametrize("name", TEXT_GRADERS)
@@ -159,7 +268,7 @@ def test_a_letter_is_found_in_the_forms_that_models_write(answer, letter):
 
 def test_without_choices_letters_go_to_j():
     assert worth("gpqa", "Answer: J", "J") == 1
-    assert worth("gpqa", "Answer: K", "K") == 0
+    assert worth("gpqa", "Answer: K", "J") == 0
     assert worth("gpqa", "Answer: B", "B) Tuesday") == 1
 
 
@@ -190,7 +299,9 @@ DAPO = [
     ("Answer: a dog", "dog", 1),
     ("Answer: 42" + " " * 300, "42", -1),
     ("x" * 300 + "Answer: 42", "42", 1),
-    ("", "", -1),
+    ("Answer: $", "km", -1),
+    ("Answer: km", "km", 1),
+    ("", "km", -1),
 ]
 
 
@@ -220,5 +331,5 @@ HOSTILE = {
 def test_hostile_answers_are_graded_in_time_linear_in_their_length(name):
     for answer in HOSTILE.values():
         began_s = time.process_time()
-        assert worth(name, answer, "B") in (0, -1)
+        assert worth(name, answer, "7 B" if name == "number" else "B") in (0, -1)
         assert time.process_time() - began_s < 2

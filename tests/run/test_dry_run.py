@@ -71,6 +71,25 @@ def test_functions_by_path_are_tried_out_and_listed():
     assert [note.split(",")[0] for note in report.notes] == ["Nothing is held out"]
 
 
+def test_prompts_whose_labels_the_reward_does_not_pay_are_named(tmp_path):
+    rows = [{"input": "2 + 2? Answer in \\boxed{}.", "answer": label} for label in ("4", "5", None)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings = {**SINGLE, "prompt_data": "rows.jsonl", "input_key": "input", "label_key": "answer"}
+    settings = {**settings, "rollout_shuffle": False}
+    with pytest.raises(UserError) as caught:
+        dry_run(None, {**settings, "reward": "exact_match"})
+    assert "3 of 3 prompts do not fit the reward exact_match: rows.jsonl:0: its label, written as" in str(
+        caught.value
+    )
+    with pytest.raises(
+        UserError, match=r"1 of 3 prompts do not fit the reward math: rows.jsonl:2: the task has no"
+    ):
+        dry_run(None, {**settings, "reward": "math"})
+    dry_run(None, {**settings, "reward": "math", "prompt_data": "rows.jsonl@[:2]"})
+    (note,) = [note for note in dry_run(None, settings).notes if "do not fit" in note]
+    assert note.startswith("3 of 3 prompts do not fit the reward of SingleTurn-v0: rows.jsonl:0: its label")
+
+
 def without_weights(folder):
     save_tiny(folder)
     for path in folder.glob("*.safetensors"):

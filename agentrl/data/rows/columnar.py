@@ -10,6 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from agentrl.data.rows.base import Row
 from agentrl.errors import DataError, did_you_mean
 from agentrl.types import JSON
@@ -22,6 +24,9 @@ _BLOCKS = 256
 _BLOCK = 64 << 10
 _END = 4 << 20
 """Bytes hashed at the end of a large file, where Parquet and Arrow store their tables of contents."""
+
+_NARROW: Mapping[str, type[np.floating]] = {"float": np.float32, "halffloat": np.float16}
+"""Numbers of 32 and of 16 bits, by the names of their types in Arrow."""
 
 
 def fingerprint_of(path: Path) -> str:
@@ -81,22 +86,36 @@ def row_of(batch: pa.RecordBatch, number: int, where: str) -> Row:
         DataError: the row has a value that JSON cannot represent.
     """
     (record,) = batch.slice(number, 1).to_pylist()
-    return {name: _plain(value, f"{where}: `{name}`") for name, value in record.items()}
+    types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+    return {name: _plain(value, f"{where}: `{name}`", types[name]) for name, value in record.items()}
 
 
-def _plain(value: object, what: str) -> JSON:
-    """A value as JSON; null fields of a struct are left out, since every row has all fields of the struct."""
-    if isinstance(value, str | int | float | None):
+def _plain(value: object, what: str, kind: object) -> JSON:
+    """A value as JSON; null fields of a struct are left out, since every row has all fields of the struct.
+
+    kind: its type in Arrow; None = unknown.
+    """
+    if isinstance(value, float):
+        # As a double, the 0.1 of 32 bits would be 0.10000000149011612.
+        narrow = _NARROW.get(str(getattr(kind, "value_type", kind)))
+        return value if narrow is None else float(str(narrow(value)))
+    if isinstance(value, str | int | None):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(field, what) for name, field in value.items() if field is not None}
+        fields = {str(name): field for name, field in value.items() if field is not None}
+        return {name: _plain(field, what, _type_of(kind, name)) for name, field in fields.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, what) for item in value]
+        return [_plain(item, what, getattr(kind, "value_type", None)) for item in value]
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return str(value)
+        return f"{value:f}"
     raise DataError(f"{what} holds {type(value).__name__}, which is neither text, number, list nor object.")
+
+
+def _type_of(struct: object, name: str) -> object:
+    field = getattr(struct, "field", None)
+    return field(name).type if callable(field) else None
 
 
 def _line(error: Exception) -> str:

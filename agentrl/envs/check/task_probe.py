@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from agentrl.envs.check.report import Finding, ProbeResult, error, some, warning
-from agentrl.envs.scoring import squad_normalize
+from agentrl.envs.normal_form import squad_normalize
 from agentrl.types import Task
 
 TOLERANCE = 0.02

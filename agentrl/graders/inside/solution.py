@@ -10,14 +10,19 @@ import json
 import os
 import pickle
 import sys
-from types import TracebackType
+from collections.abc import Callable
+from types import ModuleType, TracebackType
 
 _SCALARS = (type(None), bool, int, str)
 _MAX_DEPTH = 50
 
 
-def main() -> None:
-    """Run the program, report its names, then answer calls until the pipe is closed."""
+def main(names: Callable[[], dict[str, object]]) -> None:
+    """Run the program, report its names, then answer calls until the pipe is closed.
+
+    names: of `setting`. As in the harnesses of the field the program is no `__main__`: what it would do with
+    its input is not run.
+    """
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     null = os.open(os.devnull, os.O_RDWR)
@@ -25,12 +30,15 @@ def main() -> None:
         os.dup2(null, fd)
     sys.set_int_max_str_digits(0)
     source = str(pickle.loads(base64.b64decode(requests.readline())))
-    space: dict[str, object] = {"__name__": "__main__"}
+    # A module, since dataclasses look up the module of their class.
+    module = sys.modules["solution"] = ModuleType("solution")
+    space = vars(module)
+    space["__builtins__"] = names()
     exec(compile(source, "<solution>", "exec"), space)
     cls = space.get("Solution")
     methods = [name for name in dir(cls) if not name.startswith("_")] if isinstance(cls, type) else []
-    names = [name for name, value in space.items() if callable(value) and not name.startswith("__")]
-    print(json.dumps({"names": [*methods, *names]}), file=replies, flush=True)
+    functions = [name for name, value in space.items() if callable(value) and not name.startswith("__")]
+    print(json.dumps({"names": [*methods, *functions]}), file=replies, flush=True)
     for line in requests:
         name, args, kwargs = pickle.loads(base64.b64decode(line))
         reply = _Reply()
@@ -89,7 +97,3 @@ def _scalar(value: object) -> object:
     if isinstance(value, bytes | complex):
         return {"literal": repr(value)}
     raise TypeError(type(value).__name__)
-
-
-if __name__ == "__main__":
-    main()

@@ -23,15 +23,23 @@ _GROUPS: dict[str, Callable[[Iterable[object]], object]] = {
 _SCALARS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "literal": ast.literal_eval}
 
 
-def run(solution: str, source: str, tests: Sequence[str], entry_point: str, mark: str) -> None:
+def run(
+    builtin_names: dict[str, object],
+    solution: str,
+    source: str,
+    tests: Sequence[str],
+    entry_point: str,
+    mark: str,
+) -> None:
     """Run the tests one after another, in one namespace. A passed one prints a line: `mark` and its number.
 
-    solution: the text of `solution`. source: the model's program. entry_point: the function that a test calls
+    builtin_names: of `setting`, which tests use as programs do. solution: the program that runs `solution`.
+    source: the model's program. entry_point: the function that a test calls
     `candidate`; "" = none.
     """
     sys.set_int_max_str_digits(0)
     program = Program(solution)
-    space: dict[str, object] = {"__name__": "tests", "same": same}
+    space: dict[str, object] = {"__name__": "tests", "__builtins__": builtin_names, "same": same}
     for name in program.start(source):
         space[name] = program.function(name)
     if entry_point:
