@@ -180,6 +180,55 @@ def test_without_delimiters_text_that_is_no_call_is_the_answer(form, text):
     assert (message.content, message.tool_calls) == (text, ())
 
 
+LOOK, WAIT = '{"name": "look", "parameters": {"at": "it"}}', '{"name": "wait", "parameters": {}}'
+
+
+@pytest.mark.parametrize("form", UNDELIMITED)
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|eom_id|>"])
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (LOOK, "", ["look"]),
+        (f"<|python_tag|>{LOOK}", "", ["look"]),
+        (f"I look.<|python_tag|>{LOOK}", "I look.", ["look"]),
+        (f"{LOOK};", "", ["look"]),
+        (f"<|python_tag|>{LOOK}; {WAIT}", "", ["look", "wait"]),
+        (f"{LOOK}; {WAIT};\n", "", ["look", "wait"]),
+        (f"{LOOK}\n{WAIT}", "", ["look", "wait"]),
+        (f"<|python_tag|>{LOOK}<|python_tag|>{WAIT}", "", ["look", "wait"]),
+        ('{"name": "look", "arguments": {"at": "it"}}', "", ["look"]),
+        (f"{LOOK} is a call.", f"{LOOK} is a call.", []),
+        (f"A call is {LOOK}", f"A call is {LOOK}", []),
+    ],
+)
+def test_llama_3_calls_are_read_as_its_servers_read_them(form, end, text, content, names):
+    # The forms of vLLM's `llama3_json` parser: after the tag or without it, `;` between objects, either key.
+    subject = renderer(form, "byte-level")
+    ids = subject._tokenizer.encode(text + end, add_special_tokens=False)
+    assert ids[-1] in subject.stops(TOOLS).token_ids
+    message = subject.parse(ids, TOOLS)
+    assert (message.content, len(message.tool_calls)) == (content, len(names))
+    assert [call.name for call in message.tool_calls[:1]] == names[:1]
+    assert all(call.arguments == {"at": "it"} for call in message.tool_calls[:1])
+    if form == "llama-3":
+        # Its template takes one call a turn: the others get an error.
+        assert all("one call a turn" in call.error for call in message.tool_calls[1:])
+    else:
+        assert [call.name for call in message.tool_calls] == names
+    if names:
+        seen = seen_before(subject, (message,), ids)
+        results = tuple(Message("tool", "x", tool_call_id=call.id) for call in message.tool_calls)
+        assert isinstance(subject.extend(seen, results, TOOLS), list)
+
+
+@pytest.mark.parametrize("form", UNDELIMITED)
+@pytest.mark.parametrize("text", ["search.call(query='x')", '{"name": "look", "par', "[1]", '{"at": 1}'])
+def test_what_follows_llama_3s_tag_is_never_the_answer(form, text):
+    message = read(form, f"<|python_tag|>{text}")
+    assert [call.arguments for call in message.tool_calls] == [None]
+    assert message.content == ""
+
+
 @every
 def test_a_call_without_arguments_is_a_call(form):
     subject = renderer(form, "byte-level")

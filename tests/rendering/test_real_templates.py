@@ -6,6 +6,7 @@ model are what that template writes for them, up to the first token that ends a 
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -13,10 +14,12 @@ from functools import lru_cache
 import pytest
 
 from agentrl import Message, ToolCall
+from agentrl.envs import Tags
 from agentrl.errors import RenderingError
 from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer
 from agentrl.rendering.choice import chat_renderer
+from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
 from tests.rendering.real_templates import FAMILIES, IN_PARTS, NAMES, THINKING, real_tokenizer
@@ -221,6 +224,21 @@ def play(name, messages, renderer, tools, *, bare=False):
             same = squeezed if kept else lambda text: "".join(text.split())
             assert same(decode(prefix)) == same(text)
     return restarts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_inline_dialects_prompt_is_what_the_real_template_writes(name):
+    prompt = InlineRenderer(real_tokenizer(name), Tags()).render((user("Where?"),), TOOLS)
+    assert prompt == ids_of(name, whole(name, (user("Where?"),), ()))
+
+
+@pytest.mark.parametrize("named", ["Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B", ""])
+def test_a_name_is_no_proof_of_a_format(named):
+    tokenizer = copy.deepcopy(real_tokenizer(THINKING))
+    tokenizer.name_or_path = named
+    prompt = chat_renderer(tokenizer).render((user("Where?"),), TOOLS)
+    assert tokenizer.decode(prompt) == whole(THINKING, (user("Where?"),), TOOLS)
+    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
 
 
 @pytest.mark.parametrize("name", NAMES)
