@@ -1,18 +1,23 @@
 """Chat templates that were published with models: those in TRL's wheel, which is read and never imported.
 
-Their tokenizers are small ones with the special tokens of the family. What a template writes is written by
-transformers (`apply_chat_template`), so no expectation here comes from the code under test.
+Their tokenizers are small ones with the special tokens of the family; published ones are in packages of npm.
+What a template writes is written by transformers (`apply_chat_template`), so no expectation here comes from
+the code under test.
 """
 
 from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import tarfile
+import tempfile
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
 
-import pytest
 from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from agentrl import UserError
 from agentrl.rendering.chat import FamilyRenderer
@@ -123,21 +128,26 @@ _MARKUP = re.compile(
 
 @lru_cache
 def template(name: str) -> str:
-    """The text of a template; the test is skipped where TRL's wheel is not installed."""
+    """The text of a template, from TRL's wheel."""
     if name == THINKING:
         before, _, _ = template("qwen3").rpartition("{%- if enable_thinking is defined")
         return before.replace("|>assistant\\n'", "|>assistant\\n<think>\\n'") + "{%- endif %}"
     try:
         paths = files("trl") or []
     except PackageNotFoundError:
-        pytest.skip("TRL's wheel is not installed, which holds the templates; `make install` installs it")
+        raise AssertionError("TRL's wheel holds the templates; `make install` installs it") from None
     (path,) = (path for path in paths if path.name == f"{name}.jinja")
     return path.read_text()
 
 
 @lru_cache
 def real_tokenizer(name: str):
-    """A small tokenizer with a published template and all special tokens of its family."""
+    """A small tokenizer with a published template and all special tokens of its family.
+
+    Of a package of npm it is the published tokenizer itself, with its template.
+    """
+    if name.startswith("@"):
+        return _published(name)
     text = template(name)
     end, beginning = _by_prefix(_ENDS, name), _by_prefix(_BEGINNINGS, name)
     special = (*_MARKUP.findall(text), end, beginning, "<|endoftext|>", "<think>", "</think>")
@@ -151,6 +161,15 @@ def real_tokenizer(name: str):
             ((first, second),) = MISSING.findall(str(error))
             words.add_tokens([AddedToken(first or second, normalized=False, special=True)])
     return words
+
+
+def _published(package: str):
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(["npm", "pack", "--silent", package], cwd=directory, check=True, capture_output=True)
+        (archive,) = Path(directory).glob("*.tgz")
+        with tarfile.open(archive) as members:
+            members.extractall(directory, filter="data")
+        return AutoTokenizer.from_pretrained(Path(directory) / "package" / "models")
 
 
 def _by_prefix(table: dict[str, str], name: str) -> str | None:
