@@ -126,7 +126,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt $(PIP_ARGS)
-	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps agentdojo==0.1.35 $(PIP_ARGS)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps agentdojo==0.1.35 trl==1.16.0 $(PIP_ARGS)
 	touch $(INSTALLED) $@
 
 # Without their dependencies: SGLang asks for CUDA. Some pins contradict what others ask for; see the file.

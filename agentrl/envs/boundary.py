@@ -23,14 +23,18 @@ from agentrl.envs.scoring import reward_of
 from agentrl.errors import StageError, stage
 from agentrl.protocols import MultiAgentEnvironment, SingleAgentEnvironment, ToolSchema
 from agentrl.tools import is_inline, run
+from agentrl.tools.json_text import encodable, storable
 from agentrl.types import (
     JSON,
+    History,
     JointStep,
     Message,
     Observation,
     Step,
     StepReward,
     Task,
+    Text,
+    ToolCall,
     ToolStats,
     observation_of,
     quoted,
@@ -279,9 +283,46 @@ def _observations(env: AnyEnvironment, method: str, value: object) -> Mapping[st
 
 def _observation(env: AnyEnvironment, method: str, value: object) -> Observation:
     try:
-        return observation_of(value)
+        observation = observation_of(value)
+        if all(_is_encodable(message) for message in observation):
+            return observation
+        messages = tuple(map(_encodable, observation))
     except ValueError as error:
         raise _wrong(env, method, f"returned an observation that cannot be read: {error}") from None
+    return History(messages, observation.reason) if isinstance(observation, History) else messages
+
+
+def _is_encodable(message: Message) -> bool:
+    """Whether no text of a message holds half a surrogate pair, which no tokenizer takes."""
+    texts = (message.text, message.reasoning, message.tool_call_id, message.name)
+    calls = all(call == _encodable_call(call) for call in message.tool_calls)
+    return calls and all(text is None or text == encodable(text) for text in texts)
+
+
+def _encodable(message: Message) -> Message:
+    """The message with `?` for every half of a surrogate pair, as in results of tools."""
+    content = message.content
+    if not isinstance(content, str):
+        content = tuple(Text(encodable(part.text)) if isinstance(part, Text) else part for part in content)
+    reasoning, call_id, name = (
+        None if text is None else encodable(text)
+        for text in (message.reasoning, message.tool_call_id, message.name)
+    )
+    return Message(
+        message.role,
+        encodable(content) if isinstance(content, str) else content,
+        reasoning,
+        tuple(map(_encodable_call, message.tool_calls)),
+        call_id,
+        name,
+    )
+
+
+def _encodable_call(call: ToolCall) -> ToolCall:
+    name, raw, id = map(encodable, (call.name, call.raw, call.id))
+    error = None if call.error is None else encodable(call.error)
+    arguments = None if call.arguments is None else cast(dict[str, JSON], storable(dict(call.arguments)))
+    return ToolCall(name, arguments, raw, id, error)
 
 
 def _reward(value: object) -> float | None:

@@ -18,6 +18,7 @@ from agentrl.errors import Stage, StageError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
 from agentrl.tools.arguments import Reading
+from agentrl.tools.json_text import encodable
 from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bin
 
 _LEAST_S = 0.002
@@ -136,8 +137,8 @@ class Toolbox:
 
     async def _answer(self, tool_call: ToolCall, number: int, limits: Limits) -> Message:
         self._counts["tool_calls"] += 1
-        text = _encodable(await self._outcome(tool_call, number, limits))
-        return Message("tool", text, tool_call_id=tool_call.id, name=_encodable(tool_call.name))
+        text = encodable(await self._outcome(tool_call, number, limits))
+        return Message("tool", text, tool_call_id=tool_call.id, name=encodable(tool_call.name))
 
     async def _outcome(self, tool_call: ToolCall, number: int, limits: Limits) -> str:
         most = limits.max_calls_per_turn
@@ -238,8 +239,3 @@ class Toolbox:
     def _took(self, name: str, seconds: float) -> None:
         self._tallies[name].seconds += seconds
         self._tallies[name].took[latency_bin(seconds)] += 1
-
-
-def _encodable(text: str) -> str:
-    """The same without halves of surrogate pairs: JSON can hold them, tokenizers and files cannot."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()

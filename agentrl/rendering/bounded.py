@@ -90,6 +90,11 @@ class TokenRenderer(ABC):
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens of an action."""
 
+    def looks_back(self, observation: Observation) -> bool:
+        """Whether `extend` renders the whole conversation for an observation of these roles."""
+        del observation
+        return False
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         # transformers looks at every id of a list, which takes longer than the decoding; not of an array.
@@ -147,7 +152,10 @@ class BoundedRenderer:
             RenderingError: the chat template refuses the messages.
         """
         is_short = self._is_short(seen.completion_ids, seen.prompt_ids)
-        if is_short and _num_characters(observation) <= _PLAIN_CHARS:
+        rendered = observation
+        if self._renderer.looks_back(observation):
+            rendered = (*seen.messages, *observation)
+        if is_short and _num_characters(rendered) <= _PLAIN_CHARS:
             return self._renderer.extend(seen, observation, tools)
         packed = seen._replace(
             prompt_ids=_packed(seen.prompt_ids), completion_ids=_packed(seen.completion_ids)

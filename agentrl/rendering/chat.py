@@ -11,17 +11,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from renderers.base import MODEL_RENDERER_MAP, create_renderer
-from renderers.configs import config_from_name
+from renderers.configs import BaseRendererConfig, config_from_name
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError, did_you_mean
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.bare_calls import one_call_a_turn, read_bare_calls
 from agentrl.rendering.bounded import TokenRenderer
-from agentrl.rendering.messages import as_chat, read_call, tool_as_json, unreadable_call, verbatim
+from agentrl.rendering.messages import as_chat, read_call, tools_as_chat, unreadable_call, verbatim
+from agentrl.rendering.template_facts import Chat, ChatTemplate
+from agentrl.rendering.thoughts import THINK_END, Thoughts, continues, shows_thought
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 
 # This family downloads a vocabulary of its own.
 _ONLINE = {"gpt-oss"}
+# The library takes a turn for a call only where it is one JSON object and nothing else.
+_BARE_CALLS = "llama-3"
 _PARSE_ERRORS = {
     "invalid_json": "The call is not valid JSON",
     "unclosed_block": "The call has no end",
@@ -104,7 +109,7 @@ class FamilyRenderer(TokenRenderer):
                 f"{', '.join(families())}; or `template`, the tokenizer's own chat template."
             )
         try:
-            self._family: _Family = create_renderer(tokenizer, config_from_name(family))
+            self._family: _Family = create_renderer(tokenizer, _config(tokenizer, family))
         except (AssertionError, ValueError) as error:
             raise UserError(
                 f"the tokenizer does not fit the chat format `{family}`: {str(error).splitlines()[0]}; "
@@ -112,10 +117,17 @@ class FamilyRenderer(TokenRenderer):
             ) from None
         super().__init__(tokenizer)
         self._name = family
+        self._thoughts = Thoughts(self._probed)
 
     def __reduce__(self) -> tuple[type[FamilyRenderer], tuple[PreTrainedTokenizerBase, str]]:
         """The arguments for pickles."""
         return FamilyRenderer, (self._tokenizer, self._name)
+
+    def _probed(self, chat: Chat) -> str:
+        try:
+            return self.decode(self._family.render_ids(chat, tools=None, add_generation_prompt=True))
+        except ValueError as error:
+            raise RenderingError(str(error)) from error
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The tokens that end a turn in this family."""
@@ -149,15 +161,47 @@ class FamilyRenderer(TokenRenderer):
             tools=_tools(self.escaped_tools(tools)),
         )
         # Some bridges cut the tokens sampled after the end of a turn, which changes the prefix.
-        if bridge is not None and bridge.token_ids[: len(prefix)] == prefix:
-            return bridge.token_ids[len(prefix) :]
-        reasoned = any(message.reasoning for message in seen.messages)
-        return Restart.REASONING_STRIPPED if reasoned else Restart.REWRITTEN
+        holds = bridge is not None and bridge.token_ids[: len(prefix)] == prefix
+        if self.looks_back(observation):
+            # The library bridges no question of some families, though no thought could be dropped there, and
+            # every question of others, though their templates drop thoughts.
+            text = self.decode(prefix)
+            if not holds or shows_thought(seen, text, self._escape):
+                return self._rendered_anew(seen, observation, text)
+        if bridge is None or not holds:
+            return Restart.REWRITTEN
+        return bridge.token_ids[len(prefix) :]
+
+    def looks_back(self, observation: Observation) -> bool:
+        """Whether thoughts may be dropped, so that `extend` renders the whole conversation."""
+        return not self._thoughts.are_kept(observation)
+
+    def _rendered_anew(self, seen: Seen, observation: Observation, prefix: str) -> list[int] | Restart:
+        """What follows the prefix in the whole conversation, rendered; or why that changes the prefix."""
+        stripped = any(message.reasoning for message in seen.messages) or THINK_END in prefix
+        reason = Restart.REASONING_STRIPPED if stripped else Restart.REWRITTEN
+        stops = self.stops(seen.tools).token_ids
+        try:
+            rendered = self.render((*seen.messages, *observation), seen.tools)
+        except RenderingError:
+            return reason
+        turns = sum(token in stops for token in (*seen.prompt_ids, *seen.completion_ids))
+        ends = [index for index, token in enumerate(rendered) if token in stops]
+        last = list(seen.completion_ids[-1:])
+        if not turns or len(ends) < turns or [rendered[ends[turns - 1]]] != last:
+            return reason
+        end = ends[turns - 1] + 1
+        return rendered[end:] if continues(prefix, self.decode(rendered[:end])) else reason
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
     ) -> Message:
         """Reasoning, content and calls of a sampled turn."""
+        if self._name == _BARE_CALLS:
+            ends = self.stops(tools).token_ids
+            text = self.decode(ids[:-1] if ids and ids[-1] in ends else ids)
+            content, bare = read_bare_calls(text, "name", "parameters")
+            return Message("assistant", content.strip(), tool_calls=tuple(one_call_a_turn(bare)))
         try:
             response = self._family.parse_response(
                 list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
@@ -202,8 +246,18 @@ class FamilyRenderer(TokenRenderer):
         return [*ids[len(prompt) :], *(token for token in longer[len(ids) :][:1] if token in stops)]
 
 
+def _config(tokenizer: PreTrainedTokenizerBase, family: str) -> BaseRendererConfig | None:
+    """The library's settings; whether a prompt opens a thought is the template's default, not the name's."""
+    config = config_from_name(family)
+    if tokenizer.chat_template is None or getattr(config, "enable_thinking", True) is not None:
+        return config
+    prompt = ChatTemplate(tokenizer).text([{"role": "user", "content": "?"}], prompt=True)
+    return config.model_copy(update={"enable_thinking": not prompt.rstrip().endswith("</think>")})
+
+
 def _tools(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]] | None:
-    return [tool_as_json(tool) for tool in tools] or None
+    # With the envelope of OpenAI's API, which templates show where they show a schema as it is.
+    return tools_as_chat(tools) or None
 
 
 def _read(call: _Call, index: int) -> ToolCall:

@@ -10,7 +10,7 @@ the tokenizer it is a stop token, elsewhere a stop string, whose tokens are kept
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,8 +27,9 @@ from agentrl.types import Message, Observation
 class InlineRenderer(TokenRenderer):
     """A Renderer for `Tags` over a tokenizer.
 
-    The first prompt is rendered by the tokenizer's chat template where it has one. Later
-    observations are inserted between the result tags, without any chat markup.
+    The first prompt is rendered by the tokenizer's chat template; where it has none, as a base model's, it is
+    the messages, one a line, after what the tokenizer begins every text with (BOS). Later observations are
+    inserted between the result tags, without any chat markup.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Tags) -> None:
@@ -81,7 +82,8 @@ class InlineRenderer(TokenRenderer):
 
     def _prompt(self, messages: Observation, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         if self._tokenizer.chat_template is None:
-            return self._encode("\n".join(self._content(message, tools) for message in messages) + "\n")
+            text = "\n".join(self._content(message, tools) for message in messages) + "\n"
+            return (*self._beginning, *self._encode(text))
         # Templates refuse an empty conversation.
         nonempty = messages or (Message("user"),)
         turns: Chat = [
@@ -109,6 +111,14 @@ class InlineRenderer(TokenRenderer):
         """Escapes all special tokens but tags: prompts explain these, and the model's own text holds them."""
         tags = (*names, self._tags.answer, self._tags.result, "think")
         return MarkupEscaper(self._tokenizer, keep=[form(tag) for tag in tags for form in (opening, closing)])
+
+    @cached_property
+    def _beginning(self) -> tuple[int, ...]:
+        """What the tokenizer puts in front of a text of its own accord: BOS, or nothing."""
+        text = list(self._encode("x"))
+        whole = [int(token) for token in self._tokenizer.encode("x")]
+        starts = [n for n in range(len(whole)) if whole[n : n + len(text)] == text]
+        return tuple(whole[: starts[0]]) if starts else ()
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -14,14 +14,20 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.bare_calls import CALL_END, call_from_json, one_call_a_turn, read_bare_calls
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.cached import cached_encode
-from agentrl.rendering.messages import as_chat, read_call, tools_as_chat, unreadable_call, verbatim
-from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
-from agentrl.tools.json_text import read_json
+from agentrl.rendering.messages import as_chat, tools_as_chat, unreadable_call, verbatim
+from agentrl.rendering.template_facts import (
+    MARK,
+    CallFormat,
+    Chat,
+    ChatTemplate,
+    TemplateFacts,
+    probe_turn,
+)
+from agentrl.rendering.thoughts import THINK, THINK_END, Thoughts, continues, shows_thought
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
-
-_THINK, _THINK_END = "<think>", "</think>"
 
 
 class TemplateRenderer(TokenRenderer):
@@ -39,8 +45,9 @@ class TemplateRenderer(TokenRenderer):
         self._facts = self._template.facts()
         self._calls = self._facts.calls
         vocabulary = tokenizer.get_added_vocab()
-        self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
-        self._keeps_reasoning = lru_cache(64)(self._probe_reasoning)
+        ends = (self._facts.close, self._facts.call_close, CALL_END)
+        self._ends = {vocabulary[token] for token in ends if token in vocabulary}
+        self._thoughts = Thoughts(lambda chat: self._text(chat, (), prompt=True))
         self._encode = cached_encode(self._encode_once)
 
     def __reduce__(self) -> tuple[type[TemplateRenderer], tuple[PreTrainedTokenizerBase]]:
@@ -48,7 +55,7 @@ class TemplateRenderer(TokenRenderer):
         return TemplateRenderer, (self._tokenizer,)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
-        """The token that ends a turn, and the end-of-text token."""
+        """The tokens that end a turn, and the end-of-text token."""
         del tools
         ends = set(self._ends)
         if self._tokenizer.eos_token_id is not None:
@@ -68,17 +75,22 @@ class TemplateRenderer(TokenRenderer):
             return Restart.TOOLS_CHANGED
         if not seen.completion_ids or seen.completion_ids[-1] not in self._ends:
             return Restart.REWRITTEN
-        roles = tuple(message.role for message in observation)
-        if not self._keeps_reasoning(roles) and self._shows_reasoning(seen):
+        if self.looks_back(observation) and self._drops_thought(seen, observation):
             return Restart.REASONING_STRIPPED
-        calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
-        chat = self._template.probe_turn(calls) + [as_chat(message, self._escape) for message in observation]
+        results = sum(message.role == "tool" for message in observation)
+        calls = results if self._facts.several else min(results, 1)
+        chat = probe_turn(calls) + [as_chat(message, self._escape) for message in observation]
         after = self._text(chat, tools, prompt=True)
         for _ in range(max(calls, 1)):
             # Every call of the probe turn holds the mark once.
             after = after.partition(MARK)[2]
-        close = self._facts.call_close if calls else self._facts.close
-        return list(self._encode(after.partition(close)[2]))
+        _, close, added = after.partition(self._facts.call_close if calls else self._facts.close)
+        # Some templates end the last turn of a conversation with another token than earlier ones.
+        return list(self._encode(added)) if close else Restart.REWRITTEN
+
+    def looks_back(self, observation: Observation) -> bool:
+        """Whether thoughts may be dropped, so that `extend` renders the whole conversation."""
+        return not self._thoughts.are_kept(observation)
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
@@ -87,16 +99,15 @@ class TemplateRenderer(TokenRenderer):
         ends = self.stops(tools).token_ids
         last = len(ids) - 1 if ids and ids[-1] in ends else len(ids)
         text = self.decode(ids[:last])
-        prefilled = self.decode(prompt_ids[-8:]).rstrip().endswith(_THINK)
-        reasoning, is_open, text = _split_reasoning(text, prefilled=prefilled)
+        prefilled = self.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
+        reasoning, is_open, text = _split_reasoning(text, self._facts, prefilled=prefilled)
         if is_open:
             return Message("assistant", "", reasoning)
         if self._calls is None:
             return Message("assistant", text.strip(), reasoning)
         content, calls = _find_calls(text, self._calls)
         if not self._facts.several:
-            reason = "This model takes one call a turn, and this is one more"
-            calls[1:] = [unreadable_call(reason, call.raw, n) for n, call in enumerate(calls[1:], 1)]
+            calls = one_call_a_turn(calls)
         return Message("assistant", content.strip(), reasoning, tuple(calls))
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
@@ -135,38 +146,37 @@ class TemplateRenderer(TokenRenderer):
             # Text of a model or an environment may cause this error, which must not end the run.
             raise RenderingError(str(error)) from error
 
-    def _probe_reasoning(self, roles: tuple[str, ...]) -> bool:
-        observation: Chat = [{"role": role, "content": "."} for role in roles]
-        calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
-        chat = self._template.probe_turn(calls, reasoning=True) + observation
-        return self._text(chat, (), prompt=True).count(MARK) >= 1 + calls
-
-    def _shows_reasoning(self, seen: Seen) -> bool:
-        reasonings = [message.reasoning for message in seen.messages if message.reasoning]
-        if not reasonings:
-            return False
+    def _drops_thought(self, seen: Seen, observation: Observation) -> bool:
+        """Whether the conversation, rendered anew, lacks a thought that its prefix shows."""
         prefix = self.decode([*seen.prompt_ids, *seen.completion_ids])
-        # Where it was rendered again, its markup is escaped.
-        return any(form in prefix for text in reasonings for form in (text, self._escape(text)))
+        if not shows_thought(seen, prefix, self._escape):
+            return False
+        chat = [as_chat(message, self._escape) for message in (*seen.messages, *observation)]
+        return not continues(prefix, self._text(chat, seen.tools, prompt=True))
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def _split_reasoning(text: str, *, prefilled: bool) -> tuple[str | None, bool, str]:
+def _split_reasoning(text: str, facts: TemplateFacts, *, prefilled: bool) -> tuple[str | None, bool, str]:
     """Split off the reasoning: its text, whether it is still open at the end, and the rest."""
-    begins = text.lstrip().startswith(_THINK)
+    opening, closing = facts.thought
+    if opening and text.startswith(opening):
+        inside, end, rest = text.removeprefix(opening).partition(closing)
+        return inside.strip() or None, not end, rest
+    text = text.removeprefix(facts.header)
+    begins = text.lstrip().startswith(THINK)
     if not begins and not prefilled:
         return None, False, text
-    inside, end, rest = text.partition(_THINK_END)
-    reasoning = inside.lstrip().removeprefix(_THINK).strip() or None
+    inside, end, rest = text.partition(THINK_END)
+    reasoning = inside.lstrip().removeprefix(THINK).strip() or None
     return reasoning, not end, rest
 
 
 def _find_calls(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
     """The text before and between the calls, and the calls, readable or not."""
     if not form.opening:
-        return _unmarked_call(text, form)
+        return read_bare_calls(text, form.name_key, form.arguments_key)
     content: list[str] = []
     calls: list[ToolCall] = []
     position = 0
@@ -188,25 +198,4 @@ def _block_pattern(opening: str, closing: str) -> str:
 def _read(block: re.Match[str], form: CallFormat, index: int) -> ToolCall:
     if form.closing and not block["end"]:
         return unreadable_call("The call has no end", block[0], index)
-    return _from_json(block["inner"], form, index)
-
-
-def _unmarked_call(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
-    """Parse a format without delimiters: a turn that is one JSON object with a name is a call."""
-    try:
-        parsed = read_json(text)
-    except ValueError:
-        return text, []
-    if not isinstance(parsed, dict) or not parsed.get(form.name_key):
-        return text, []
-    return "", [_from_json(text, form, 0)]
-
-
-def _from_json(text: str, form: CallFormat, index: int) -> ToolCall:
-    try:
-        parsed = read_json(text)
-    except ValueError:
-        return unreadable_call("The call is not valid JSON", text.strip(), index)
-    if not isinstance(parsed, dict):
-        return unreadable_call("The call is not a JSON object", text.strip(), index)
-    return read_call(parsed.get(form.name_key), parsed.get(form.arguments_key, {}), text.strip(), index)
+    return call_from_json(block["inner"], form.name_key, form.arguments_key, index)

@@ -82,8 +82,8 @@ def storable(value: JSON) -> JSON:
 
 
 def encodable(text: str) -> str:
-    """The text with `?` for every half of a surrogate pair."""
-    return text.encode("utf-8", "replace").decode()
+    """The text with `?` for every half of a surrogate pair: no tokenizer and no file can hold one."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _is_nested_at_most(depth: int, value: JSON) -> bool:

@@ -12,11 +12,14 @@ import pytest
 
 from agentrl import (
     Env,
+    Image,
     Message,
     MultiAgentEnv,
     ScriptedAgent,
     Step,
     Task,
+    Text,
+    ToolCall,
     play,
     register,
 )
@@ -331,3 +334,46 @@ def test_in_gymnasium_such_an_environment_is_any_other():
     assert env.step("<answer> one</answer>")[:4] == ("one is 1", 0.5, False, False)
     assert env.step("<answer> two</answer>")[:4] == ("two is 2", 0.5, True, False)
     env.close()
+
+
+HALF, PAIR = "a\ud800b", "a\U0001f600b"
+IMAGE = Image.of(b"x")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (HALF, Message("user", "a?b")),
+        (PAIR, Message("user", PAIR)),
+        ({"role": "system", "content": HALF}, Message("system", "a?b")),
+        (Message("user", (Text(HALF), IMAGE)), Message("user", (Text("a?b"), IMAGE))),
+        (Message("tool", HALF, None, (), HALF, HALF), Message("tool", "a?b", None, (), "a?b", "a?b")),
+        (
+            Message("assistant", HALF, HALF, (ToolCall(HALF, {HALF: [HALF, 1]}, HALF, HALF),)),
+            Message("assistant", "a?b", "a?b", (ToolCall("a?b", {"a?b": ["a?b", 1]}, "a?b", "a?b"),)),
+        ),
+    ],
+)
+async def test_half_a_surrogate_pair_from_an_environment_is_a_question_mark(said, expected):
+    # As Python encodes it where it may replace, and as results of tools hold it.
+    assert HALF.encode("utf-8", "replace").decode() == "a?b"
+    for env in (stepping((said, 0.0, False, False, {})), resetting((said, {}))):
+        episode = await played(env, "one", "two")
+        assert expected in [message for turn in episode.turns for message in turn.observation]
+
+
+async def test_a_task_with_half_a_surrogate_pair_is_played():
+    class Asks(Counting):
+        def reset(self, task, *, seed):
+            self.steps = 1
+            return task.prompt, {}
+
+    episode = await play(Asks(), ScriptedAgent(["one"]), Task.ask("1", HALF), seed=0)
+    assert episode.turns[0].observation == (Message("user", "a?b"),)
+
+
+async def test_a_rewritten_history_keeps_its_reason_without_halves_of_pairs():
+    env = stepping(Step.restarted(Message("user", HALF), reason=Restart.COMPACTED))
+    episode = await played(env, "one", "two")
+    assert [message.text for message in episode.turns[1].observation] == ["a?b"]
+    assert episode.turns[1].observation.reason is Restart.COMPACTED

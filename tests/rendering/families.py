@@ -12,7 +12,7 @@ from agentrl import UserError
 from agentrl.rendering.chat import FamilyRenderer, families
 from tests.rendering.subjects import tokenizer
 
-_MISSING = re.compile(r"[Tt]oken '([^']+)' not found|(?:single|one) token for '([^']+)'")
+MISSING = re.compile(r"[Tt]oken '([^']+)' not found|(?:single|one) token for '([^']+)'")
 _MOST_TOKENS = 60
 
 
@@ -24,7 +24,7 @@ def family_renderer(family: str) -> FamilyRenderer:
         try:
             return FamilyRenderer(words, family)
         except UserError as error:
-            ((first, second),) = _MISSING.findall(str(error))
+            ((first, second),) = MISSING.findall(str(error))
             missing = first or second
             words.add_tokens([AddedToken(missing, normalized=False, special=True)])
     raise AssertionError(f"{family} asks for more than {_MOST_TOKENS} tokens")

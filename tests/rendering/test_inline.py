@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from agentrl import Message, Tags, ToolCall, call, say, tool
 from agentrl.protocols import Seen
@@ -334,6 +335,24 @@ def test_without_a_chat_template_the_prompt_is_its_lines():
     inline, _ = renderer(False, template=False)
     prompt = (Message("system", "Be brief."), Message("user", "Where?"))
     assert inline.decode(inline.render(prompt, TOOLS)) == "Be brief.\nWhere?\n"
+
+
+@pytest.mark.parametrize(
+    ("adds", "beginning"),
+    [("<|user|> $A", ["<|user|>"]), ("<|user|> $A <|end|>", ["<|user|>"]), ("$A <|end|>", []), ("$A", [])],
+    ids=["BOS, as Llama 3 and Gemma", "BOS and EOS", "EOS, as T5", "nothing, as Qwen"],
+)
+def test_a_base_models_prompt_begins_as_its_tokenizer_begins_a_text(adds, beginning):
+    inline, words = renderer(False, template=False)
+    special = [(token, words.convert_tokens_to_ids(token)) for token in ("<|user|>", "<|end|>")]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single=adds, special_tokens=special)
+    ids = inline.render((Message("user", "Where was Kalor born?"),), TOOLS)
+    (whole,) = words(["Where was Kalor born?\n"])["input_ids"]
+    assert ids == [token for token in whole if token != words.convert_tokens_to_ids("<|end|>")]
+    assert words.convert_ids_to_tokens(ids)[: len(beginning)] == beginning
+    # It stands at the beginning only, not before a result.
+    result = inline.extend(EMPTY, (Message("tool", "x"),), TOOLS)
+    assert inline.decode(result) == "<information> x</information>"
 
 
 def test_no_marker_is_added_by_the_tokenizer():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentrl import Message, ToolCall, UserError, call, say
+from agentrl.envs import Tags
 from agentrl.errors import RenderingError
 from agentrl.protocols import Seen
 from agentrl.rendering.choice import chat_renderer
+from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
 from tests.rendering.subjects import CHATML, LLAMA, TAGGED_CALLS, UNDELIMITED_CALLS, renderer, tokenizer
@@ -91,6 +93,36 @@ def test_a_template_that_ends_no_turn_is_refused():
     )
     with pytest.raises(UserError, match="no special token"):
         TemplateRenderer(plain)
+
+
+def test_arguments_under_another_usual_key_are_arguments():
+    subject = renderer("template, tagged calls", "byte-level")
+    ids = subject._tokenizer.encode(
+        '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call><|im_end|>'
+    )
+    assert [call.arguments for call in subject.parse(ids, TOOLS).tool_calls] == [{"a": 1}]
+
+
+SILENT = "{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}"
+
+
+def test_a_template_that_shows_no_content_is_refused():
+    with pytest.raises(UserError, match="shows the model nothing of what a user says"):
+        TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", SILENT))
+    with pytest.raises(UserError, match="shows the model nothing of what a user says"):
+        InlineRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", SILENT), Tags()).render(ASK, ())
+
+
+ENDS_EARLIER_TURNS_OTHERWISE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{{ '<|im_end|>' if loop.last and m.role == 'assistant' else '<|endoftext|>' }}{% endfor %}"
+)
+
+
+def test_a_turn_that_the_template_ends_otherwise_later_begins_a_new_prefix():
+    subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", ENDS_EARLIER_TURNS_OTHERWISE))
+    seen = Seen((*ASK, say("x")), (), subject.render(ASK, ()), subject._tokenizer.encode("x<|im_end|>"))
+    assert subject.extend(seen, (Message("user", "Why?"),), ()) is Restart.REWRITTEN
 
 
 def test_a_template_without_tools_renders_conversations_without_tools():

@@ -186,19 +186,8 @@ def _too_long(episodes: Sequence[Episode]) -> list[Finding]:
             "allowed; cut what the world says."
         )
         findings.append(error("observation-unbounded", text))
-    if broken := [e.task.id for e, text in texts if not _is_utf8(text)]:
-        text = f"the world says text that is no UTF-8 ({some(broken)}); drop lone surrogates from it."
-        findings.append(error("observation-not-utf8", text))
     return findings
 
 
 def _answers(episode: Episode) -> list[Message]:
     return [message for turn in episode.turns for message in turn.observation]
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from agentrl.protocols import Act, Session, ToolSchema
 from agentrl.rollout.chat.endpoint import ChatClient, ChatTurn
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.transcript import Transcript
-from agentrl.rollout.chat.wire import REASONING_FIELDS
+from agentrl.rollout.chat.wire import assistant_body
 from agentrl.types import Finish, Message, Observation, Usage
 
 
@@ -48,9 +48,10 @@ class ChatAgent:
         )
         turn = await self._connection.complete(request)
         reply = turn.reply
-        dropped = REASONING_FIELDS if self._settings.reasoning == "drop" else ()
-        body = {name: value for name, value in reply.body.items() if name not in dropped}
-        self._transcript.add_turn(body, [call.id for call in reply.message.tool_calls])
+        calls = reply.message.tool_calls
+        drops = self._settings.reasoning == "drop"
+        body = assistant_body(reply.message.text, calls) if drops else reply.body
+        self._transcript.add_turn(body, [call.id for call in calls])
         finish = reply.finish
         if reply.usage is not None:
             self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens

@@ -28,7 +28,8 @@ class EndpointConfig(Section):
     openai_max_tokens: Count | None = None
     """Most tokens in one turn of the model (tokens); left out, the endpoint's own limit."""
     openai_reasoning: Literal["keep", "drop"] = "keep"
-    """`keep` sends the model's reasoning back with its turns, in the field it came in; `drop` does not."""
+    """`keep` sends the model's reasoning back with its turns, in the field or the content that it came in;
+    `drop` does not."""
     openai_body: dict[str, JSON] = Field(default_factory=dict)
     """More fields of every request (JSON), such as {"reasoning_effort": "low"}."""
     openai_omit: Names = ()

@@ -6,7 +6,8 @@
      "usage": {"prompt_tokens": 31, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 16}}}
 
 Everything that a model may write is accepted: arguments that are no JSON, calls without a name or an id, an
-empty turn. Only what the endpoint itself adds (a choice with a message) is required.
+empty turn, a thought inside the content. Only what the endpoint itself adds (a choice with a message) is
+required.
 """
 
 from __future__ import annotations
@@ -68,14 +69,30 @@ def read_reply(body: bytes) -> ChatReply:
     refused = not message.get("content") and bool(message.get("refusal"))
     content = _content(message.get("refusal" if refused else "content"))
     thoughts = {name: _text(message[name]) for name in REASONING_FIELDS if isinstance(message.get(name), str)}
+    thought, answer = next(filter(None, thoughts.values()), None), content
+    if thought is None and not refused:
+        thought, answer = _split_thought(content)
     return ChatReply(
-        Message("assistant", content, next(filter(None, thoughts.values()), None), calls),
+        Message("assistant", answer, thought, calls),
         {**assistant_body(content, calls), **thoughts},
         _FINISHES.get(reason, Finish.STOP),
         reason,
         refused,
         _usage(reply.get("usage")),
     )
+
+
+def _split_thought(content: str) -> tuple[str | None, str]:
+    """A thought and the answer after it, as an endpoint without a reasoning parser sends them.
+
+    Where the prompt opens the thought, as for DeepSeek-R1, only its end is part of the content. A thought
+    without an end is followed by no answer.
+    """
+    before, end, rest = content.partition("</think>")
+    opens = before.lstrip().startswith("<think>")
+    if not opens and (not end or "<think>" in before):
+        return None, content
+    return before.strip().removeprefix("<think>").strip() or None, rest.strip()
 
 
 def assistant_body(content: str, calls: tuple[ToolCall, ...]) -> Body:

@@ -230,11 +230,3 @@ class Echoes(Good):
 
     def expert(self, task):
         yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
-
-
-@caught_by("observation-not-utf8")
-class EchoesHalves(Good):
-    async def step(self, action):
-        step = await super().step(action)
-        words = "".join(str((tool_call.arguments or {}).get("word"))[:100] for tool_call in action.tool_calls)
-        return Step.going(Message("tool", words)) if action.tool_calls and "\ud800" in words else step

@@ -102,6 +102,17 @@ async def test_reasoning_is_parsed_and_sent_back_under_keep(setting, field):
 
 
 @pytest.mark.parametrize(
+    ("setting", "sent"), [("keep", "<think>two and one</think>\n\nSo."), ("drop", "So.")]
+)
+async def test_reasoning_in_the_content_is_sent_back_under_keep(setting, sent):
+    thought = assistant("<think>two and one</think>\n\nSo.", [("add", '{"a": 2}')])
+    server = ChatServer(lambda request: thought if len(request["messages"]) == 1 else assistant("3"))
+    played = await episode(server, settings=ChatSettings("m", reasoning=setting))
+    assert (played.turns[0].action.reasoning, played.turns[0].action.text) == ("two and one", "So.")
+    assert server.requests[1]["messages"][1]["content"] == sent
+
+
+@pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ('{"a": 2', "add: the arguments are no JSON"),

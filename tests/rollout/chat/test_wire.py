@@ -92,3 +92,32 @@ def test_tokens_are_counts(reported, expected):
     assert read_reply(json.dumps(reply(assistant("x"), usage=USAGE | reported)).encode()).usage == Usage(
         *expected
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "thought", "answer"),
+    [
+        ("<think>\n6 times 7</think>\n\n42", "6 times 7", "42"),
+        # The prompt opened the thought, as for DeepSeek-R1 and Qwen3-Thinking.
+        ("6 times 7\n</think>\n\n42", "6 times 7", "42"),
+        ("\n<think>\n\n</think>\n\n42", None, "42"),
+        ("<think>\n6 times", "6 times", ""),
+        ("<think>a</think>b</think>c", "a", "b</think>c"),
+        (
+            "Tags such as <think> and </think> mark a thought.",
+            None,
+            "Tags such as <think> and </think> mark a thought.",
+        ),
+        ("42", None, "42"),
+        ("", None, ""),
+    ],
+)
+def test_a_thought_in_the_content_is_reasoning(content, thought, answer):
+    read = read_reply(json.dumps(reply(assistant(content))).encode())
+    assert (read.message.reasoning, read.message.text) == (thought, answer)
+    assert read.body["content"] == content
+
+
+def test_content_beside_a_field_of_reasoning_is_the_answer_as_it_is():
+    read = read_reply(json.dumps(reply(assistant("a</think>b", reasoning_content="Hm."))).encode())
+    assert (read.message.reasoning, read.message.text) == ("Hm.", "a</think>b")
