@@ -2,6 +2,8 @@
 
 engine    play | release                       resume weights | new weights | resume kv_cache | play
 trainer        | onload, score, update | offload              | publish     |
+
+A checkpoint is copied in a turn of the trainer of its own, after which the served version is sent again.
 """
 
 from __future__ import annotations
@@ -105,6 +107,22 @@ class Colocation:
             await self.engine.resume_memory((CACHE,))
             set_engine_released(False)
             self.absence.come_back()
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncIterator[None]:
+        """A turn of the trainer for a checkpoint: to be copied, its state needs the memory of a step.
+
+        Raises:
+            EngineError: the engine cannot release or resume its memory.
+            TrainerError: a rank failed.
+        """
+        if not (self.offload_rollout and self.offload_train):
+            yield
+            return
+        async with self.training():
+            yield
+        async with self.publishing(sends=False):
+            pass
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call; none where nothing is offloaded."""

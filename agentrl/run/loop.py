@@ -263,6 +263,7 @@ class PlayLoop:
     producer: Rollouts
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
+    colocation: Colocation = field(default_factory=Colocation)
 
     @property
     def version(self) -> int:

@@ -23,7 +23,7 @@ from agentrl.assembly.trainer import TrainerFactory
 from agentrl.data import DataSource, PromptStream
 from agentrl.envs import tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
-from agentrl.errors import TrainerError
+from agentrl.errors import EngineError, TrainerError
 from agentrl.event_loop import to_its_end
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
@@ -238,7 +238,7 @@ class TrainingRun:
         """All iterations; the producer is closed however they end, and what was finished is kept."""
         self.progress.state = await self._state(loop, prompts)
         if self.records.origin is None and self.config.warm_starts:
-            await self._save()
+            await self._save(loop.colocation)
         try:
             async with LagMeter() as lag:
                 await self._iterations(loop, recorder, lag, prompts)
@@ -259,18 +259,19 @@ class TrainingRun:
             await self.records.journal.write_step(self.progress.step + 1, entries)
         if loop.in_progress.trained:
             return
-        with suppress(TrainerError):  # a trainer that has died is what stopped the run
-            await self._save()
+        with suppress(TrainerError, EngineError):  # one that has died is what stopped the run
+            await self._save(loop.colocation)
             if self.config.rollout.is_async and self.progress.state is not None:
                 groups = SavedGroups.of(self.progress.step, (*loop.in_progress.outcomes, *left), stopped)
                 groups.write(self.records.folder.groups)
 
-    async def _save(self) -> None:
+    async def _save(self, colocation: Colocation) -> None:
         """Write a checkpoint of the last finished step, unless it has one."""
         progress = self.progress
         if progress.state is None or progress.saved_step == progress.state.step:
             return
-        await self.records.checkpoints.save(progress.trainer, progress.state)
+        async with colocation.saving():
+            await self.records.checkpoints.save(progress.trainer, progress.state)
         progress.saved_step = progress.state.step
 
     async def _iterations(
@@ -329,7 +330,7 @@ class TrainingRun:
         if await self.evaluations.after(step, has_new_weights=loop.in_progress.has_new_weights):
             progress.state = await self._state(loop, prompts)
         if step % self.config.checkpoint.save_interval == 0:
-            await self._save()
+            await self._save(loop.colocation)
 
     def _rollouts(self, colocation: Colocation) -> tuple[Rollouts, Prompts]:
         """The batches from the next step on, and the place in their prompts."""

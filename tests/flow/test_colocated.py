@@ -28,6 +28,37 @@ def ended(folder):
     return without_times(rows), without_times(journal_of(folder)), weights
 
 
+@pytest.fixture
+def turns(monkeypatch):
+    """Who has the devices, in the order of the calls; and when the trainer's state is copied."""
+    happened = []
+
+    def noting(owner, name, what):
+        call = getattr(owner, name)
+
+        async def noted(self, *args, **kwargs):
+            happened.append(what)
+            return await call(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(RankTrainer, "onload", "trainer")
+    noting(RankTrainer, "offload", "engine")
+    noting(RankTrainer, "save_state", "save")
+    return happened
+
+
+def test_a_checkpoint_is_copied_where_the_engine_has_no_memory(tmp_path, turns):
+    """On one card the state of the optimizer does not fit beside the engine's cache."""
+    train("Talkative", tmp_path, "x", colocate=True, **SHORT)
+    assert turns.count("save") == 3
+    assert all(turns[at - 1 : at + 2] == ["trainer", "save", "engine"] for at in saves_in(turns))
+
+
+def saves_in(turns):
+    return [at for at, what in enumerate(turns) if what == "save"]
+
+
 def offloads_of(folder):
     rows = [row for row in metrics_of(folder) if "perf/step_time" in row]
     return [row.get("perf/offload_rollout_bytes") for row in rows]

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from agentrl.engine.conformance import CHECKS
-from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang import SGLangPolicy
+from agentrl.protocols import Sampling
 from tests.cards import free_memory
 from tests.engine.fleets import sglang_fleet
 from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of
@@ -43,14 +44,14 @@ async def test_released_memory_is_free_on_the_card(tmp_path, agentrl_sglang_pyth
         await fleet.release_memory(("weights", "kv_cache"))
         assert free_memory() - before > 1 << 20
         await fleet.resume_memory(("weights",))
-        # Somebody else's health check, which samples a token as soon as it may.
-        stranger = Server(fleet.url)
-        check = asyncio.create_task(stranger.healthy(20))
+        # Somebody else's request, which is sampled as soon as it may be.
+        stranger = SGLangPolicy(fleet.url)
+        sampled = asyncio.create_task(stranger.generate([1, 2], Sampling(4), session="theirs"))
         await publish(fleet, 1)
         await asyncio.sleep(2)
-        assert not check.done()
+        assert not sampled.done()
         await fleet.resume_memory(("kv_cache",))
-        assert await check
+        assert len((await sampled).token_ids) == 4
         await stranger.close()
         _, request = start_request(fleet, 1, new=8)
         assert (await request).versions.tolist() == [1] * 8

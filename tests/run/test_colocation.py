@@ -132,6 +132,25 @@ async def test_a_deadline_that_waits_for_the_engine_stands_still_in_the_trainers
         assert deadline.is_over
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"colocate": True, "offload_rollout": False}, "save"),
+        (
+            {"colocate": True},
+            "release weights kv_cache, onload, save, offload, resume weights, publish 3, resume kv_cache",
+        ),
+    ],
+)
+async def test_a_checkpoint_is_copied_in_a_turn_of_the_trainer(settings, expected):
+    calls = Calls()
+    colocation = Colocation.of(TrainerConfig(**settings), calls, calls)
+    colocation.trainer = calls
+    async with colocation.saving():
+        calls.calls.append("save")
+    assert ", ".join(calls.calls) == expected
+
+
 async def test_a_failure_in_the_trainers_turn_resumes_nothing():
     calls = Calls()
     colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
