@@ -1,8 +1,8 @@
 """Weights in the memory of a device, which other processes map: how they are laid out, and their checksum.
 
 Nothing of it leaves the device but one number a bucket. XXH3, the hash of `checksum`, is none that a device
-computes; `content_hash` is made of multiplications and sums of integers, which give the same 64 bits on a CPU
-and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
+computes; `content_hash` is made of products and sums of integers, which give the same 64 bits on a CPU and on
+a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _RESERVED_BYTES = 1 << 30
 """What weights for other processes leave free on a GPU, for whatever is computed next."""
 
 _ALIGNMENT = 256
-_COLUMNS = 4096
-_CHUNK_BYTES = 32 << 20
+_ROW_BYTES, _COLUMNS = 16384, 16
+_BLOCK_BYTES = 64 << 20
+_LEAST_ROWS = 32
 _GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
 """The 64 bits 0x9E3779B97F4A7C15 and 0xD6E8FEB86659FD93, as signed numbers."""
 _LOW = 0xFFFFFFFF
@@ -128,25 +129,35 @@ def device_checksum(parts: Sequence[DevicePart]) -> int:
 def content_hash(bytes_B: Tensor) -> Tensor:
     """A signed 64-bit number over the bytes, on their device, for which nothing waits. bytes_B: contiguous.
 
-    The words w[r, c] of 32 bits, signed, lie in rows of 4096, with zeros at the end; modulo 2^64:
+    The bytes b[r, k], signed, lie in rows of 16384, with zeros to the end of a block; modulo 2^64:
 
-        sum over r of mix(GOLDEN x (r + 1) + sum over c of key[c] x w[r, c])
+        sum over r of mix(GOLDEN x (r + 1) + sum over c < 16 of weight[c] x sum over k of key[c, k] x b[r, k])
 
-    No key is even, so a changed word changes the sum of its row, and `mix` is a bijection.
+    No key or weight is even, so a changed byte changes all 16 sums of its row, and `mix` is a bijection. The
+    innermost sums are products of matrices of 8 bits, exact in 32, which read each byte once.
     """
-    keys_C, sums = _keys(bytes_B.device), []
-    for start in range(0, len(bytes_B), _CHUNK_BYTES):
-        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
-        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
-        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
-        if whole < len(chunk_B):
-            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
-            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
-            sums.append((tail_B.view(1, -1).view(torch.int32) * keys_C).sum(1))
+    keys_CK, weight_C = _keys(bytes_B.device)
+    sums = []
+    for start in range(0, len(bytes_B), _BLOCK_BYTES):
+        block_B = bytes_B[start : start + _BLOCK_BYTES]
+        if len(block_B) < _BLOCK_BYTES:
+            missing = -len(block_B) % (_LEAST_ROWS * _ROW_BYTES)
+            block_B = torch.cat([block_B, block_B.new_zeros(missing)])
+        sums.append(_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK))
     if not sums:
         return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
-    sums_R = torch.cat(sums)
+    sums_R = (torch.cat(sums) * weight_C).sum(1)
     return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+
+
+def _products(rows_RK: Tensor, keys_CK: Tensor) -> Tensor:
+    """int32 [rows, 16], exact."""
+    try:
+        return torch._int_mm(rows_RK, keys_CK.t())
+    except RuntimeError:
+        # A device without such products: the same numbers, one column at a time.
+        columns = [(rows_RK.int() * key_K).sum(1, dtype=torch.int32) for key_K in keys_CK]
+        return torch.stack(columns, dim=1)
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -157,9 +168,11 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 @cache
-def _keys(device: torch.device) -> Tensor:
-    """Odd numbers of 64 bits, one a column."""
-    return _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=device)) | 1
+def _keys(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Odd numbers: int8 [16, bytes of a row], and int64 [16]."""
+    words = _mixed(_GOLDEN * torch.arange(1, _COLUMNS * _ROW_BYTES // 8 + 1, device=device))
+    weight_C = _mixed(_MIX * torch.arange(1, _COLUMNS + 1, device=device)) | 1
+    return words.view(torch.int8).view(_COLUMNS, _ROW_BYTES) | 1, weight_C
 
 
 def _floats(load: Sequence[TensorSpec], span_B: Tensor) -> Iterator[Tensor]:

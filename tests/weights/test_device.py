@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from agentrl.engine.sglang.inside.agentrl_sglang import device as inside
 from agentrl.protocols import DevicePart, TensorSpec
-from agentrl.weights import cuda
+from agentrl.weights import cuda, device
 from agentrl.weights.device import allocated, content_hash, device_checksum, layout_of, packed
 from agentrl.weights.host_copy import HostCopy
 from tests.engine.devices import FileMemory, packed_of
 
 BITS = 2**64
 GOLDEN, MIX = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-ROW = 4096 * 4
+ROW, LEAST = 16384, 32
 
 
 def mixed(x: int) -> int:
@@ -25,16 +27,25 @@ def mixed(x: int) -> int:
     return x ^ (x >> 32)
 
 
-def by_hand(data: bytes) -> int:
-    """The formula of `content_hash`, in Python's integers without limits."""
-    data += bytes(-len(data) % ROW)
+@cache
+def keys() -> np.ndarray:
+    words = (mixed(n * GOLDEN % BITS).to_bytes(8, "little") for n in range(1, 2 * ROW + 1))
+    odd = bytearray(byte | 1 for word in words for byte in word)
+    return np.frombuffer(odd, np.int8).reshape(16, ROW).astype(np.int64)
+
+
+def by_hand(data: bytes, block_bytes: int) -> int:
+    """The formula of `content_hash`, in numpy's integers of 64 bits and Python's without limits."""
+    padded = b"".join(
+        block + bytes(-len(block) % (LEAST * ROW) if len(block) < block_bytes else 0)
+        for block in (data[start : start + block_bytes] for start in range(0, len(data), block_bytes))
+    )
+    rows = np.frombuffer(padded, np.int8).reshape(-1, ROW).astype(np.int64)
+    weights = [mixed(n * MIX % BITS) | 1 for n in range(1, 17)]
     total = 0
-    for number in range(len(data) // ROW):
-        row = data[number * ROW :][:ROW]
-        words = (int.from_bytes(row[n : n + 4], "little", signed=True) for n in range(0, ROW, 4))
-        keys = (mixed((column + 1) * GOLDEN % BITS) | 1 for column in range(4096))
-        sums = sum(word * key for word, key in zip(words, keys, strict=True))
-        total += mixed((GOLDEN * (number + 1) + sums) % BITS)
+    for number, sums in enumerate((rows @ keys().T).tolist()):
+        row = sum(weight * one for weight, one in zip(weights, sums, strict=True))
+        total += mixed((GOLDEN * (number + 1) + row) % BITS)
     return total % BITS
 
 
@@ -42,43 +53,50 @@ def tensor_of(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 7, ROW - 1, ROW, ROW + 5, 3 * ROW + 2])
-def test_the_hash_is_its_formula_here_and_in_a_server(size, monkeypatch):
+@pytest.mark.parametrize("has_products", [True, False])
+@pytest.mark.parametrize(
+    "size", [0, 1, 3, 4, 7, ROW - 1, ROW, ROW + 5, 3 * ROW + 2, LEAST * ROW, 70 * ROW + 1]
+)
+def test_the_hash_is_its_formula_here_and_in_a_server(size, has_products, monkeypatch):
+    if not has_products:
+        monkeypatch.setattr(torch, "_int_mm", missing)
     data = random.Random(size).randbytes(size)
-    hashed = int(content_hash(tensor_of(data)))
-    assert hashed % BITS == by_hand(data)
-    assert int(inside.content_hash(tensor_of(data))) == hashed
-    for module in ("agentrl.weights.device", "agentrl.engine.sglang.inside.agentrl_sglang.device"):
-        # However the bytes are cut into chunks of whole rows.
-        monkeypatch.setattr(f"{module}._CHUNK_BYTES", ROW)
-    assert int(content_hash(tensor_of(data))) == int(inside.content_hash(tensor_of(data))) == hashed
+    for block_bytes in (64 << 20, LEAST * ROW):
+        for module in (device, inside):
+            monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+            assert int(module.content_hash(tensor_of(data))) % BITS == by_hand(data, block_bytes)
+
+
+def missing(*_):
+    raise RuntimeError("_int_mm is not there")
 
 
 def test_the_hash_tells_apart_what_differs_a_little():
-    data = random.Random(0).randbytes(ROW + 40)
-    seen = {int(content_hash(tensor_of(data)))}
-    for bit in range(0, 8 * len(data), 97):
+    size = ROW + 40
+    data = random.Random(0).randbytes(size)
+    seen, count = {int(content_hash(tensor_of(data)))}, 1
+
+    def see(*changes: tuple[int, int]) -> None:
+        nonlocal count
         changed = bytearray(data)
-        changed[bit // 8] ^= 1 << bit % 8
+        for place, bits in changes:
+            changed[place] ^= bits
         seen.add(int(content_hash(tensor_of(bytes(changed)))))
-    places = range(0, len(data) - 4, 40)
-    for place in places:
-        # Two neighbours change places; two numbers change their signs.
-        changed = bytearray(data)
-        changed[place : place + 4], changed[place + 4 : place + 8] = (
-            data[place + 4 : place + 8],
-            data[place : place + 4],
-        )
-        seen.add(int(content_hash(tensor_of(bytes(changed)))))
-        changed = bytearray(data)
-        changed[place + 3] ^= 0x80
-        changed[(place + 43) % len(data)] ^= 0x80
-        seen.add(int(content_hash(tensor_of(bytes(changed)))))
+        count += 1
+
+    for bit in range(0, 8 * size, 997):
+        see((bit // 8, 1 << bit % 8))
+    for place in range(0, size - 4, 311):
+        # Two numbers change their signs; two neighbours change places.
+        see((place + 3, 0x80), ((place + 43) % size, 0x80))
+        difference = data[place] ^ data[place + 1]
+        if difference:
+            see((place, difference), (place + 1, difference))
     first, second = data[:ROW], data[ROW:].ljust(ROW, b"\0")
-    seen |= {
-        int(content_hash(tensor_of(rows))) for rows in (first + first, second + first, first + second + first)
-    }
-    assert len(seen) == 1 + len(range(0, 8 * len(data), 97)) + 2 * len(places) + 3
+    for rows in (first + first, second + first, first + second + first):
+        seen.add(int(content_hash(tensor_of(rows))))
+        count += 1
+    assert len(seen) == count
 
 
 def test_the_checksum_is_over_names_types_shapes_and_order():

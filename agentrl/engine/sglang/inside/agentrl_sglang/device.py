@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -13,8 +14,9 @@ _DRIVER = "libcuda.so.1"
 _PEER_ACCESS = ctypes.c_uint(1)
 _COMPARED = 16 << 20
 """Numbers that are compared at once (count): each needs a byte."""
-_COLUMNS = 4096
-_CHUNK_BYTES = 32 << 20
+_ROW_BYTES, _COLUMNS = 16384, 16
+_BLOCK_BYTES = 64 << 20
+_LEAST_ROWS = 32
 _GOLDEN, _MIX = -7046029254386353131, -2960836687051489901
 
 
@@ -36,25 +38,41 @@ def differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 def content_hash(bytes_B: torch.Tensor) -> torch.Tensor:
     """The sender's hash of some bytes, computed on their device: see `agentrl.weights.device`."""
-    keys_C, sums = _mixed(_GOLDEN * torch.arange(1, _COLUMNS + 1, device=bytes_B.device)) | 1, []
-    for start in range(0, len(bytes_B), _CHUNK_BYTES):
-        chunk_B = bytes_B[start : start + _CHUNK_BYTES]
-        whole = len(chunk_B) // (4 * _COLUMNS) * 4 * _COLUMNS
-        sums.append((chunk_B[:whole].view(torch.int32).view(-1, _COLUMNS) * keys_C).sum(1))
-        if whole < len(chunk_B):
-            tail_B = chunk_B.new_zeros(4 * _COLUMNS)
-            tail_B[: len(chunk_B) - whole] = chunk_B[whole:]
-            sums.append((tail_B.view(torch.int32).view(1, _COLUMNS) * keys_C).sum(1))
+    keys_CK, weight_C = _keys(bytes_B.device)
+    sums = []
+    for start in range(0, len(bytes_B), _BLOCK_BYTES):
+        block_B = bytes_B[start : start + _BLOCK_BYTES]
+        if len(block_B) < _BLOCK_BYTES:
+            missing = -len(block_B) % (_LEAST_ROWS * _ROW_BYTES)
+            block_B = torch.cat([block_B, block_B.new_zeros(missing)])
+        sums.append(_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK))
     if not sums:
         return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
-    sums_R = torch.cat(sums)
+    sums_R = (torch.cat(sums) * weight_C).sum(1)
     return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+
+
+def _products(rows_RK: torch.Tensor, keys_CK: torch.Tensor) -> torch.Tensor:
+    """int32 [rows, 16], exact."""
+    try:
+        return torch._int_mm(rows_RK, keys_CK.t())
+    except RuntimeError:
+        # A device without such products: the same numbers, one column at a time.
+        columns = [(rows_RK.int() * key_K).sum(1, dtype=torch.int32) for key_K in keys_CK]
+        return torch.stack(columns, dim=1)
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     for _ in range(2):
         x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * _MIX
     return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+@cache
+def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    words = _mixed(_GOLDEN * torch.arange(1, _COLUMNS * _ROW_BYTES // 8 + 1, device=device))
+    weight_C = _mixed(_MIX * torch.arange(1, _COLUMNS + 1, device=device)) | 1
+    return words.view(torch.int8).view(_COLUMNS, _ROW_BYTES) | 1, weight_C
 
 
 @contextmanager
