@@ -39,6 +39,7 @@ class InlineRenderer(TokenRenderer):
         self._escape = MarkupEscaper(tokenizer, (opening(tags.result), closing(tags.result)))
         # Prompts and results recur: siblings share prompts, searches return the same documents.
         self._encode = cached_encode(self._encode_once)
+        self._first_text = lru_cache(64)(self._render_first)
         self._stops = lru_cache(64)(self._find_stops)
         self._escape_outside_tags = lru_cache(64)(self._find_markup)
 
@@ -86,10 +87,16 @@ class InlineRenderer(TokenRenderer):
             return (*self._beginning, *self._encode(text))
         # Templates refuse an empty conversation.
         nonempty = messages or (Message("user"),)
-        turns: Chat = [
-            {"role": message.role, "content": self._content(message, tools)} for message in nonempty
-        ]
-        return self._encode(ChatTemplate(self._tokenizer).text(turns, prompt=True))
+        turns = tuple((message.role, self._content(message, tools)) for message in nonempty)
+        return self._encode(self._first_text(turns))
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    def _render_first(self, turns: tuple[tuple[str, str], ...]) -> str:
+        chat: Chat = [{"role": role, "content": content} for role, content in turns]
+        return self._template.text(chat, prompt=True)
 
     def _content(self, message: Message, tools: Sequence[ToolSchema]) -> str:
         escape = self._escape if message.role == "tool" else self._outside_tags(tools)
