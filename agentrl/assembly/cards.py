@@ -1,6 +1,6 @@
 """The GPUs that a rank of the trainer and a server share: what each side takes, and what the server is given.
 
-    total  =  rank: weights, gradients, optimizer, activations, logits, runtime
+    total  =  rank: weights, gradients, optimizer, activations, published versions, logits, runtime
            +  server: weights, cache, activations, logits, runtime
            +  spare
 
@@ -227,10 +227,13 @@ def rank_on_card(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | 
     tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.megatron
     rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
     number = BF16 if config.trainer.bf16 else FP32
+    is_kept = config.engine.update_weights_transport in (None, "tensor") and not _takes_turns(config)
+    # The version that is served, for servers that restart, and the one that is being sent.
+    published = 2 * number * num_parameters(policy) if is_kept else 0
     chunk = min(-(-tokens // ranks.context_parallel_size) * rows, max_logits_on(total))
     # Logits and their gradient; and the head's own gradient: a sum in fp32, a share of it, and the result.
     head = 2 * number * chunk + (FP32 + 2 * number) * rows * sizes.hidden
-    return memory._replace(logits=head, runtime=CONTEXT_BYTES)
+    return memory._replace(logits=head, published=published, runtime=CONTEXT_BYTES)
 
 
 def _check(card: Card, least_tokens: int) -> None:
