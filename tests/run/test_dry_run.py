@@ -234,7 +234,7 @@ def test_a_run_for_gpus_is_validated_without_any(model):
 
 def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 1))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     settings = {"trainer": "megatron", "rollout_num_gpus_per_engine": 1, "sglang_python": PYTHON}
