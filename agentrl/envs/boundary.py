@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from inspect import CO_COROUTINE
@@ -126,13 +126,13 @@ async def call_close(env: AnyEnvironment) -> None:
 @asynccontextmanager
 async def closing(env: AnyEnvironment) -> AsyncIterator[None]:
     """Close the environment at the end of the block. Where both fail, the failure of the block is raised."""
+    is_done = False
     try:
         yield
-    except BaseException:
-        with suppress(StageError):
+        is_done = True
+    finally:
+        with nullcontext() if is_done else suppress(StageError):
             await call_close(env)
-        raise
-    await call_close(env)
 
 
 async def call_save_state(env: AnyEnvironment) -> JSON:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,7 @@ def _shortened(value: object) -> object:
     return value
 
 
-def _leading(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _leading(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """The beginning of an array, in the order in which it is written."""
     while array.size > OBSERVATION_CHARS:
         axis = next(axis for axis, length in enumerate(array.shape) if length > 1)

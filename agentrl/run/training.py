@@ -253,8 +253,7 @@ class TrainingRun:
 
         Groups that were played go on when the run resumes. Until then, the journal has them as dropped.
         """
-        stopped = await loop.producer.stop()
-        left = await loop.producer.close()
+        stopped, left = await loop.producer.stop(), await loop.producer.close()
         if entries := [*leftover_entries(left, loop.in_progress)]:
             await self.records.journal.write_step(self.progress.step + 1, entries)
         if loop.in_progress.trained:

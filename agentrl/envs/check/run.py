@@ -27,7 +27,7 @@ from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import find, path_of
 from agentrl.envs.resuming import saves_state
-from agentrl.errors import AgentRLError, StageError, UserError, stage, summary_of
+from agentrl.errors import EnvCode, StageError, UserError, stage, summary_of
 from agentrl.event_loop import blocking
 from agentrl.interrupts import run_until_signal
 from agentrl.tools.secrets import with_secrets
@@ -134,17 +134,18 @@ def _silent(what: str) -> None:
 async def _until_broken(probes: AsyncIterator[ProbeResult]) -> AsyncIterator[ProbeResult]:
     """The results of probes, up to one in which code of the environment breaks outside of an episode."""
     try:
-        async for result in probes:
-            yield result
+        with EnvCode("the class", "outside of an episode", stage="class"):
+            async for result in probes:
+                yield result
     except StageError as broken:
-        yield _broken(broken)
-    except AgentRLError:
-        raise
-    except (Exception, SystemExit) as broken:
+        cause = broken.__cause__
+        if broken.stage != "class" or cause is None:
+            yield _broken(broken)
+            return
         # Without a line of an author it is a fault of the check.
-        if not (place := place_of(broken)):
-            raise
-        text = f"the class breaks outside of an episode: {summary_of(broken)} ({place}); mend it first."
+        if not (place := place_of(cause)):
+            raise cause from None
+        text = f"the class breaks outside of an episode: {summary_of(cause)} ({place}); mend it first."
         yield ProbeResult((error("class-fails", text),))
 
 

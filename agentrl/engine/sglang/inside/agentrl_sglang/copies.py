@@ -9,7 +9,7 @@ a weight, a conversion), every version is loaded as the first one was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -110,7 +110,9 @@ class Recording(TorchDispatchMode):
     """Records what its block does with parts of a sender's memory, which `begin` announces one by one."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        # It has no types.
+        initialize: Callable[[TorchDispatchMode], None] = TorchDispatchMode.__init__
+        initialize(self)
         self._is_pure, self._is_paused = True, False
         self._copies: list[tuple[int, _Copy]] = []
         self._constants: list[torch.Tensor] = []
