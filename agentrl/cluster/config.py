@@ -20,9 +20,9 @@ class ClusterConfig(Section):
     """Where the trainer's ranks, the servers and the players run: child processes on this machine (local), or
     actors on the machines of a Ray cluster (ray)."""
     ray_address: str | None = None
-    """Ray cluster to attach to: HOST:PORT of its head, or `auto` for the one of this machine. Left out, the
-    run starts a Ray of its own on this machine, reachable from it alone, and ends it; under `ray job submit`
-    it attaches to the cluster of the job. RAY_ADDRESS alone is ignored."""
+    """Ray cluster to attach to: HOST:PORT of its head, or `auto` for the one that this user runs on this
+    machine. Left out, the run starts a Ray of its own on this machine, reachable from it alone, and ends it;
+    under `ray job submit` it attaches to the cluster of the job. RAY_ADDRESS alone is ignored."""
     placement_timeout_s: Seconds = 300.0
     """How long the run waits until the cluster has room for all its processes (seconds)."""
     num_cpus_per_rank: Cpus = 1.0
