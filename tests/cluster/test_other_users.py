@@ -348,9 +348,10 @@ def test_a_link_in_the_runs_folder_removes_nothing_but_a_folder_of_a_ray(base, t
         assert not logs.is_symlink()
     assert victim.exists()
     assert list(base.iterdir()) == []
-    logs.symlink_to("/")
-    folder.remove_stale(logs)
-    assert not logs.is_symlink()
+    for target in ("/", stale, logs):
+        logs.symlink_to(target)
+        folder.remove_stale(logs)
+        assert not logs.is_symlink()
 
 
 ON_ANOTHER_MACHINE = """

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -54,10 +54,12 @@ def remove_stale(logs: Path) -> None:
     """Remove the logs of an earlier run, and the folder of a Ray that was killed, to which they lead."""
     if logs.is_symlink():
         base = Path(tempfile.gettempdir()).resolve()
-        for path in logs.resolve().parents:
-            # The link itself may lead anywhere.
-            if path.parent == base and path.name.startswith(PREFIX) and path.stat().st_uid == os.geteuid():
-                shutil.rmtree(path, ignore_errors=True)
+        # The link itself may lead anywhere, and to nothing any more.
+        for path in Path(os.path.realpath(logs)).parents:
+            with suppress(FileNotFoundError):
+                is_own = path.lstat().st_uid == os.geteuid()
+                if is_own and path.parent == base and path.name.startswith(PREFIX):
+                    shutil.rmtree(path, ignore_errors=True)
     _remove(logs)
 
 
