@@ -21,7 +21,10 @@ from agentrl.cluster.ray import folder, head, listening, session
 from agentrl.errors import ConfigError
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user, too")
+# Only root can act as another user, too.
+as_root = pytest.mark.parametrize("user", [NOBODY] if os.geteuid() == 0 else [])
+# Only root can give a folder away.
+SHARED = ["a link", "open to all", *(["of another user"] if os.geteuid() == 0 else [])]
 BECOME = f"""
 import json, os, select, socket, sys
 from pathlib import Path
@@ -111,7 +114,10 @@ def result_of(script: str, *arguments: object) -> list:
 
 @pytest.mark.full
 @as_root
-def test_another_user_reaches_nothing_of_a_ray_while_it_starts_and_while_it_runs(base, tmp_path, listener):
+def test_another_user_reaches_nothing_of_a_ray_while_it_starts_and_while_it_runs(
+    base, tmp_path, listener, user
+):
+    assert user == NOBODY
     planter = subprocess.Popen(
         [sys.executable, "-I", "-c", PLANTING, str(base), address(listener)],
         stdin=subprocess.PIPE,
@@ -241,10 +247,10 @@ def children() -> set[int]:
 
 
 @as_root
-def test_auto_is_no_cluster_of_another_user(base, listener):
+def test_auto_is_no_cluster_of_another_user(base, listener, user):
     """Ray takes the address from the arguments of any process that has the name of a raylet."""
     theirs, own = "--gcs-address=127.0.0.1:1", f"--gcs-address={address(listener)}"
-    with a_raylet(base / "a", theirs, user=NOBODY) as stranger:
+    with a_raylet(base / "a", theirs, user=user) as stranger:
         found = listening.processes_of_this_user()
         assert os.getpid() in found
         assert stranger.pid not in found
@@ -283,11 +289,9 @@ def test_a_folder_that_others_can_replace_is_refused(base):
     assert list(inside.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", ["a link", "open to all", "of another user"])
+@pytest.mark.parametrize("how", SHARED)
 def test_a_folder_that_is_not_this_users_alone_is_refused(base, monkeypatch, how):
     """As on a file system that gives everything the same mode and owner."""
-    if how == "of another user" and os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
     victim = base / "victim"
     victim.mkdir(mode=0o700)
     (victim / "kept").write_text("kept")
