@@ -84,13 +84,14 @@ def _reaped() -> Iterator[tuple[int, int]]:
             yield pid, os.waitstatus_to_exitcode(status)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The children of a process and theirs; none that has left them, unless it has come to one of these."""
     pids: list[int] = []
     # A process may end while its children are listed.
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, path.read_text().split()):
-                pids += [child, *_descendants(child)]
+                pids += [child, *descendants(child)]
     return pids
 
 
@@ -98,7 +99,7 @@ def _end_all(signum: signal.Signals, within_s: float) -> bool:
     """Send `signum` to all descendants until none is left; False where some are left after `within_s`."""
     deadline = time.monotonic() + within_s
     signalled: set[int] = set()
-    while pids := _descendants(os.getpid()):
+    while pids := descendants(os.getpid()):
         for pid in pids:
             # SIGTERM is sent once, SIGKILL until the process is dead.
             if signum is signal.SIGKILL or pid not in signalled:
@@ -114,7 +115,7 @@ def _end_all(signum: signal.Signals, within_s: float) -> bool:
 
 def _kill_first(server: int) -> None:
     """Kill the server first: some descendants wait for its end to clean up, such as its semaphores."""
-    if server in _descendants(os.getpid()):
+    if server in descendants(os.getpid()):
         os.kill(server, signal.SIGKILL)
         _end_all(signal.SIGTERM, CLEANUP_S)
 

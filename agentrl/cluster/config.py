@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.config import Section
 
@@ -20,9 +20,9 @@ class ClusterConfig(Section):
     """Where the trainer's ranks, the servers and the players run: child processes on this machine (local), or
     actors on the machines of a Ray cluster (ray)."""
     ray_address: str | None = None
-    """Ray cluster to attach to: HOST:PORT of its head, or `auto` for the one of this machine. Left out, the
-    run starts a Ray of its own on this machine, reachable from it alone, and ends it; under `ray job submit`
-    it attaches to the cluster of the job. RAY_ADDRESS alone is ignored."""
+    """Ray cluster to attach to: HOST:PORT of its head, or `auto` for the one that this user runs on this
+    machine. Left out, the run starts a Ray of its own on this machine, reachable from it alone, and ends it;
+    under `ray job submit` it attaches to the cluster of the job. RAY_ADDRESS alone is ignored."""
     placement_timeout_s: Seconds = 300.0
     """How long the run waits until the cluster has room for all its processes (seconds)."""
     num_cpus_per_rank: Cpus = 1.0
@@ -37,6 +37,16 @@ class ClusterConfig(Section):
     ray_env_vars: list[VariableName] = Field(default_factory=list)
     """Environment variables of this process that the ranks, servers and players get, too (a list of names,
     `NCCL_*` for all that begin so; as a flag: JSON). A Ray that the run starts has all of them already."""
+
+    @field_validator("ray_address")
+    @classmethod
+    def _names_a_cluster(cls, address: str | None) -> str | None:
+        # With `local`, Ray would start one that admits everybody, with files that all users can write.
+        if address is not None and address != "auto" and ":" not in address:
+            raise ValueError(
+                f"ray_address = {address} names no cluster; give HOST:PORT of its head, or auto."
+            )
+        return address
 
     @property
     def inactive(self) -> dict[str, str]:

@@ -67,7 +67,7 @@ def two_machines(
     address = f"{NEAR}:{_PORT}"
     far = [f"--address={address}", f"--node-ip-address={FAR}", f"--num-cpus={far_cpus}"]
     with one_machine(NEAR, _PORT, near_cpus, variables=variables) as place:
-        log = place / "far.log"
+        log = place.parent / "far.log"
         with _ray(far, log, variables, where=[*IN_FAR, *_OWN_FILES, str(place)]):
             wait_for(lambda: not waits or _STARTED in log.read_text())
             yield address
@@ -79,10 +79,11 @@ def one_machine(
 ) -> Iterator[Path]:
     """A Ray of one machine for the block; gives the folder with its files. options: of `ray start`."""
     with tempfile.TemporaryDirectory(prefix="r") as temporary:
-        place = Path(temporary)
+        # Ray opens its folder to all users; the one around it stays this user's alone.
+        place = Path(temporary) / "r"
         head = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
         head += [f"--temp-dir={place}", f"--num-cpus={cpus}", *options]
-        with _ray(head, place / "near.log", variables):
+        with _ray(head, Path(temporary) / "near.log", variables):
             wait_for((place / "ray_current_cluster").exists)
             yield place
 

@@ -182,7 +182,11 @@ def main(scenario: str, folder: Path) -> dict[str, object]:
     path = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     # Ray's sockets need a short path.
     with tempfile.TemporaryDirectory(prefix="r") as place:
-        os.environ |= {"PATH": os.pathsep.join(path), "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0"}
+        os.environ |= {
+            "PATH": os.pathsep.join(path),
+            "RAY_TMPDIR": f"{place}/r",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         return {"slurm": slurm, "job": job}[scenario](folder)
 
 

@@ -60,12 +60,8 @@ def test_an_address_in_the_environment_attaches_only_where_ray_submitted_the_job
 
 
 AUTO = """
-import os
-import ray
-def init(address, **options):
-    print([address, os.environ["RAY_ADDRESS"]])
-    raise ConnectionError("none runs")
-ray.init = init
+from agentrl.cluster.ray import session
+session.processes_of_this_user = lambda: []
 """
 ATTACHED = """
 import os, sys
@@ -222,9 +218,9 @@ def test_a_ray_that_did_not_come_up_is_started_once_more(tmp_path, monkeypatch):
     """As on a machine that is too busy for the time that Ray gives its raylet."""
     address, starts = head._address, []
 
-    def first_is_none(session, process, log, *, is_last):
+    def first_is_none(place, process, log, *, is_last):
         starts.append(process)
-        return None if len(starts) == 1 else address(session, process, log, is_last=is_last)
+        return None if len(starts) == 1 else address(place, process, log, is_last=is_last)
 
     monkeypatch.setattr(head, "_address", first_is_none)
     with head.own_head(tmp_path) as started:
@@ -234,19 +230,25 @@ def test_a_ray_that_did_not_come_up_is_started_once_more(tmp_path, monkeypatch):
     assert len(starts) == 2
 
 
-def test_auto_is_the_ray_of_this_machine_whatever_the_environment_names(tmp_path):
-    # In a process of its own: where Ray is imported early, it leaves the loopback address.
-    done = subprocess.run(
-        [sys.executable, "-c", AUTO + ATTACHED, "auto", str(tmp_path)],
-        env={**os.environ, "RAY_ADDRESS": "neighbour:6379"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    address, refusal = done.stdout.splitlines()
-    # Ray takes an empty one as none.
-    assert address == "['auto', '']"
-    assert refusal.startswith("no Ray cluster answers at ray_address = auto (none runs)")
+def test_auto_is_the_ray_of_this_machine_whatever_the_environment_and_a_file_of_all_users_name(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as neighbour:
+        neighbour.setblocking(False)
+        address = f"127.0.0.1:{neighbour.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        # In a process of its own: where Ray is imported early, it leaves the loopback address.
+        done = subprocess.run(
+            [sys.executable, "-c", AUTO + ATTACHED, "auto", str(tmp_path / "run")],
+            env={**os.environ, "RAY_ADDRESS": address, "RAY_TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        expected = "no Ray cluster answers at ray_address = auto (this user runs none on this machine)"
+        assert done.stdout.startswith(expected)
+        with pytest.raises(BlockingIOError):
+            neighbour.accept()
 
 
 def test_an_address_without_a_ray_is_one_sentence_within_seconds(tmp_path, address, monkeypatch):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl import guard
+from agentrl.cluster.ray.folder import keep_logs, link, private_folder, remove_stale
+from agentrl.cluster.ray.listening import address_of
 from agentrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-_PREFIX = "agentrl-ray-"
 _CURRENT = "ray_current_cluster"
 _START_S = 120.0
 _MOST_STARTS = 2
@@ -49,9 +48,7 @@ def own_head(folder: Path) -> Iterator[Head]:
         ConfigError: it did not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_stale(folder / "logs")
-    # The sockets of Ray need a short path.
-    session = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    remove_stale(folder / "logs")
     variables = {
         # Read where Ray is imported: it binds to the loopback address, not to the network's.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -64,36 +61,37 @@ def own_head(folder: Path) -> Iterator[Head]:
         "RAY_ADDRESS": "",
     }
     log = folder / "head.log"
-    try:
-        for number in range(1, _MOST_STARTS + 1):
-            with _started(session, variables, log) as process:
-                address = _address(session, process, log, is_last=number == _MOST_STARTS)
-                if address is None:
-                    continue
-                _link(folder / "logs", session)
-                yield Head(address, variables)
-                return
-    finally:
-        # On a full disk they are lost, and not the error of the run.
-        with suppress(OSError):
-            _keep_logs(folder / "logs")
-        shutil.rmtree(session, ignore_errors=True)
+    with private_folder() as place:
+        try:
+            for number in range(1, _MOST_STARTS + 1):
+                with _started(place, variables, log) as process:
+                    address = _address(place, process, log, is_last=number == _MOST_STARTS)
+                    if address is None:
+                        continue
+                    link(folder / "logs", place)
+                    yield Head(address, variables)
+                    return
+        finally:
+            # On a full disk they are lost, and not the error of the run.
+            with suppress(OSError):
+                keep_logs(folder / "logs")
 
 
 @contextmanager
-def _started(session: Path, variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(place: Path, variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     options = {
         "node-ip-address": LOOPBACK,
         "port": "0",
         "include-dashboard": "false",
         # A free one. Only ray[default] listens there, by itself at a port that another Ray may have.
         "dashboard-agent-listen-port": "0",
-        "temp-dir": str(session),
+        "temp-dir": str(place),
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
-    (session / _CURRENT).unlink(missing_ok=True)
-    with log.open("wb") as out:
+    (place / _CURRENT).unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
+    with log.open("xb") as out:
         process = subprocess.Popen(
             guard.command(command, _GRACE_S),
             stdin=subprocess.DEVNULL,
@@ -119,11 +117,15 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _address(session: Path, process: subprocess.Popen[bytes], log: Path, *, is_last: bool) -> str | None:
-    """The address that the head writes when it is up; None = it ended, as on a machine that is too busy for
-    Ray's limit of 30 s, and may be started again."""
-    file, deadline = session / _CURRENT, time.monotonic() + _START_S
-    while not (address := file.read_text().strip() if file.exists() else ""):
+def _address(place: Path, process: subprocess.Popen[bytes], log: Path, *, is_last: bool) -> str | None:
+    """The address of the head, once it is up; None = it ended, as on a machine that is too busy for Ray's
+    limit of 30 s, and may be started again.
+
+    What Ray writes to `place` says only that it is up. The address is where a process of this head listens,
+    so the token goes to no other.
+    """
+    deadline = time.monotonic() + _START_S
+    while not (place / _CURRENT).exists() or (address := address_of(process.pid, LOOPBACK)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             if not is_last:
                 return None
@@ -135,32 +137,3 @@ def _address(session: Path, process: subprocess.Popen[bytes], log: Path, *, is_l
             )
         time.sleep(_POLL_S)
     return address
-
-
-def _remove_stale(logs: Path) -> None:
-    """Remove the logs of an earlier run in this folder, and the session of one that was killed."""
-    if logs.is_symlink() and (session := logs.resolve().parents[1]).name.startswith(_PREFIX):
-        shutil.rmtree(session, ignore_errors=True)
-    _remove(logs)
-
-
-def _link(logs: Path, session: Path) -> None:
-    """Have `logs` lead to those of the running session, the last one."""
-    if targets := sorted(session.glob("session_2*/logs")):
-        logs.symlink_to(targets[-1])
-
-
-def _keep_logs(logs: Path) -> None:
-    """Replace the link by what it leads to."""
-    if logs.is_symlink():
-        target = logs.resolve()
-        _remove(logs)
-        if target.is_dir():
-            shutil.copytree(target, logs, symlinks=True, ignore_dangling_symlinks=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)

@@ -52,7 +52,7 @@ class ObjectHost:
     def __init__(self, settings: HostSettings) -> None:
         os.environ.update(settings.environment)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        self._log = settings.log or Path(tempfile.gettempdir()) / f"{settings.name}-{os.getpid()}.log"
+        self._log = settings.log or _new_log(settings.name)
         _write_output_to(self._log)
         print_stacks_on_signal()
         self._object: object = None
@@ -118,9 +118,15 @@ class _Reported:
         raise ClusterError(reported, at_s=time.time()) from None
 
 
+def _new_log(name: str) -> Path:
+    """A file in the folder for temporary files, where all users can make files of any name before."""
+    descriptor, path = tempfile.mkstemp(".log", f"{name}-")
+    os.close(descriptor)
+    return Path(path)
+
+
 def _write_output_to(log: Path) -> None:
     """Write standard output and errors to a file; nothing is left in a buffer when this process is killed."""
-    # That of another machine is in a folder of all users.
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)

@@ -22,13 +22,16 @@ from pathlib import Path
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray.draining import Draining
+from agentrl.cluster.ray.folder import PREFIX
 from agentrl.cluster.ray.head import LOOPBACK, own_head
+from agentrl.cluster.ray.listening import clusters_of, processes_of_this_user
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 
 _OF_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the process of `ray job submit`, and RAY_ADDRESS with it."""
 _ADDRESS = "RAY_ADDRESS"
+_AUTO = "auto"
 _CONNECT_S = 10.0
 
 
@@ -112,7 +115,7 @@ def cluster_address(config: ClusterConfig, environment: Mapping[str, str]) -> st
     """
     if config.ray_address is not None:
         return config.ray_address
-    return environment.get(_ADDRESS, "auto") if is_job(environment) else None
+    return environment.get(_ADDRESS, _AUTO) if is_job(environment) else None
 
 
 def is_job(environment: Mapping[str, str]) -> bool:
@@ -189,10 +192,11 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
     if ray.is_initialized():
         yield None
         return
+    if address == _AUTO:
+        _check_listening(address := _of_this_user())
     try:
         _check_admitted(address)
-        # Ray would prefer this variable to `auto`.
-        with _environment({_ADDRESS: ""}), _same_handler():
+        with _same_handler():
             context = ray.init(
                 address,
                 namespace=namespace,
@@ -215,6 +219,26 @@ def _attached(address: str, namespace: str, metadata: Mapping[str, str]) -> Iter
         yield None if not dashboard else dashboard if "://" in dashboard else f"http://{dashboard}"
     finally:
         ray.shutdown()
+
+
+def _of_this_user() -> str:
+    """The address of the cluster of which this user runs a part on this machine.
+
+    Ray's own search would find those of other users, too, and takes an address from a file that anyone can
+    write.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    found = sorted(clusters_of(processes_of_this_user(), besides=PREFIX))
+    if not found:
+        raise _no_answer(_AUTO, ConnectionError("this user runs none on this machine"))
+    if len(found) > 1:
+        raise ConfigError(
+            f"this user runs parts of {len(found)} Ray clusters on this machine ({', '.join(found)}); give "
+            "the address of one as ray_address."
+        )
+    return found[0]
 
 
 def _check_listening(address: str) -> None:
