@@ -42,6 +42,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
 _PYTHON_BELOW: Mapping[str, tuple[int, int]] = {"megatron": (3, 13)}
 """By extra: the first version of Python that its packages are not made for, and for which it is empty."""
 
+PYTHON = sys.version_info[:2]
+
 TRAINING = tuple(EXTRAS["train"])
 """The modules that are needed to load a model."""
 
@@ -79,7 +81,7 @@ def _missing(what: str, module: str) -> MissingExtraError:
         (extra, packages[module]) for extra, packages in EXTRAS.items() if module in packages
     )
     below = _PYTHON_BELOW.get(extra)
-    if below is not None and sys.version_info >= below:
+    if below is not None and below <= PYTHON:
         where = f"is not made for Python {below[0]}.{below[1]} or newer; install agentrl for an older one"
         return MissingExtraError(f"{what} needs {package}, which {where}.")
     return MissingExtraError(f"{what} needs {package}: pip install 'agentrl[{extra}]'.")

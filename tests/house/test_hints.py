@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import namedtuple
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -23,10 +22,12 @@ from agentrl.run.resuming import MAY_CHANGE
 from agentrl.simulate.request import SimulationFlags
 from tests.house.source import name_of, python_files, requirements, tree_of
 
-FIELDS = [
-    (name, at[1]) for kind in (RunConfig, EvalConfig, SimulationFlags) for name, at in leaves(kind).items()
-]
-SETTINGS = dict(FIELDS)
+CHOICES: dict[str, set[str]] = {}
+for kind in (RunConfig, EvalConfig, SimulationFlags):
+    for name, (_, field) in leaves(kind).items():
+        chosen = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        CHOICES.setdefault(name, set()).update(chosen)
+VALUES = set().union(*CHOICES.values())
 # Of pip, of Ray and of SGLang.
 OTHER_FLAGS = {
     *("--force-reinstall", "--no-deps", "--temp-dir", "--object-store-memory", "--node-ip-address"),
@@ -35,7 +36,7 @@ OTHER_FLAGS = {
 # Keys of tables, arguments of SGLang, attributes of environments, Python's, and settings of the kernel.
 OTHER_NAMES = {
     *(*ServerGroup.model_fields, *ServedModel.model_fields, "remote_rm"),
-    *("mem_fraction_static", "context_length", "dp_size", "chance_score"),
+    *("mem_fraction_static", "context_length", "dp_size", "chance_score", "step_loss_mask"),
     *("unprivileged_userns_clone", "apparmor_restrict_unprivileged_userns"),
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
@@ -92,38 +93,30 @@ def texts() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def unknown_words(line: str) -> list[str]:
-    """Of a command line: the command, or its flags, which do not exist. A value may stand for a command."""
-    *_, path = ["agentrl", *(path for path in COMMANDS if f"{line} ".startswith(f"{path} "))]
-    path = {"agentrl benchmark": "agentrl benchmark run"}.get(path, path)
-    known = OPTIONS[path] if path != "agentrl" else set().union(*OPTIONS.values())
-    is_known = path != "agentrl" or line == path or line.startswith("agentrl {}")
-    return [flag for flag in FLAG.findall(line) if flag not in known] if is_known else [line]
-
-
 def test_every_command_and_flag_exists() -> None:
     every = OTHER_FLAGS.union(*OPTIONS.values())
     for place, text in texts():
         wrong = {flag for flag in FLAG.findall(text) if not flag.startswith("--sglang-")} - every
         assert not wrong, (place, wrong)
-        for line in re.findall(r"`(agentrl [^`]*)`", text):
-            assert unknown_words(line) == [], place
+        for line in re.findall(r"`(agentrl(?: [^`{][^`]*)?)`", text):
+            path = max((path for path in COMMANDS if f"{line} ".startswith(f"{path} ")), key=len)
+            assert path != "agentrl" or line == path, place
+            known = OPTIONS["agentrl benchmark run" if path == "agentrl benchmark" else path]
+            assert set(FLAG.findall(line)) <= known, place
 
 
 def test_every_setting_exists_and_takes_the_value() -> None:
     for place, text in texts():
         named = {name for pattern in NAMED for name in pattern.findall(text)}
-        assert named <= SETTINGS.keys() | OTHER_NAMES, (place, text)
+        assert named <= CHOICES.keys() | VALUES | OTHER_NAMES, (place, text)
         for name, value in re.findall(r"\b([a-z]\w+) = ([a-z]\w+)", text):
-            kinds = [field.annotation for known, field in FIELDS if known == name]
-            allowed = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
-            assert not allowed or any(value in choices for choices in allowed), (place, text)
+            assert not CHOICES.get(name) or value in CHOICES[name], (place, text)
 
 
 def test_what_a_run_is_told_to_change_when_it_resumes_may_change() -> None:
     for place, text in texts():
         if "resume" in text:
-            named = set(CHANGED.findall(text.partition("begin a new run")[0])) & SETTINGS.keys()
+            named = set(CHANGED.findall(text.partition("begin a new run")[0])) & CHOICES.keys()
             assert named <= MAY_CHANGE, (place, text)
 
 
@@ -147,8 +140,7 @@ def test_no_remedy_is_refused_by_the_run_itself(kind: type[Section], settings: d
 def test_an_extra_is_named_only_where_it_holds_the_package(
     minor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = namedtuple("version", "major minor")(3, minor)
-    monkeypatch.setattr("sys.version_info", version)
+    monkeypatch.setattr(extras, "PYTHON", (3, minor))
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for extra, packages in extras.EXTRAS.items():
         held = {
