@@ -124,9 +124,8 @@ def test_what_a_run_is_told_to_change_when_it_resumes_may_change() -> None:
 def test_no_remedy_is_refused_by_the_run_itself(kind: type[Section], settings: dict[str, Any]) -> None:
     config = parse(kind, by_section(kind, settings), source="x")
     for name, reason in config.inactive.items():
-        named = (
-            set(re.findall(r"\w+", reason)) & leaves(kind).keys() if reason.startswith("without ") else set()
-        )
+        words = set(re.findall(r"\w+", reason)) if reason.startswith("without ") else set()
+        named = words & leaves(kind).keys()
         # `engine = sglang` names no table of that name.
         named -= {value for key, value in re.findall(r"(\w+) = (\w+)", reason)}
         # One without effect "without" another has a remedy, too.
@@ -137,17 +136,12 @@ def test_no_remedy_is_refused_by_the_run_itself(kind: type[Section], settings: d
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])
-def test_an_extra_is_named_only_where_it_holds_the_package(
-    minor: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extra_is_named_where_it_holds_the_package(minor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "PYTHON", (3, minor))
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for extra, packages in extras.EXTRAS.items():
-        held = {
-            r.name
-            for r in requirements(extra)
-            if r.marker is None or r.marker.evaluate({"python_version": f"3.{minor}"})
-        }
+        python = {"python_version": f"3.{minor}"}
+        held = {r.name for r in requirements(extra) if r.marker is None or r.marker.evaluate(python)}
         for module, package in packages.items():
             with pytest.raises(MissingExtraError) as missing:
                 extras.require("it", module)
