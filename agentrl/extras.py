@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -37,6 +38,11 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "search": {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"},
 }
 """By extra, as pyproject.toml declares them: each module, and the package that contains it."""
+
+_PYTHON_BELOW: Mapping[str, tuple[int, int]] = {"megatron": (3, 13)}
+"""By extra: the first version of Python that its packages are not made for, and for which it is empty."""
+
+PYTHON = sys.version_info[:2]
 
 TRAINING = tuple(EXTRAS["train"])
 """The modules that are needed to load a model."""
@@ -74,4 +80,8 @@ def _missing(what: str, module: str) -> MissingExtraError:
     extra, package = next(
         (extra, packages[module]) for extra, packages in EXTRAS.items() if module in packages
     )
+    below = _PYTHON_BELOW.get(extra)
+    if below is not None and below <= PYTHON:
+        where = f"is not made for Python {below[0]}.{below[1]} or newer; install agentrl for an older one"
+        return MissingExtraError(f"{what} needs {package}, which {where}.")
     return MissingExtraError(f"{what} needs {package}: pip install 'agentrl[{extra}]'.")

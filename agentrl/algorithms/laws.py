@@ -52,7 +52,7 @@ _REMEDIES: Mapping[str, str] = {
     "logprobs": "mend the engine, or look in metrics.jsonl for a gradient that is not finite",
     "kept": f"{_ENGINE}, whose kept ids have to be ragged ids that include the sampled token",
     "versions": "restart the engine: it serves weights that this run has not published",
-    "temperature": "sample above temperature 0 (rollout_temperature)",
+    "temperature": f"{_ENGINE}, or the generate function, which have to sample above temperature 0",
     "once": "report this as a bug, with the episode from the journal",
     "mask": "report this as a bug, with the episode from the journal",
 }

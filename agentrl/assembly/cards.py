@@ -242,11 +242,13 @@ def _check(card: Card, least_tokens: int) -> None:
     if card.tokens >= least_tokens and fits and (card.arguments or card.peak <= card.total):
         return
     turns = "" if card.takes_turns else "colocate = true, by which they take turns, "
+    change = "lower" if card.tokens >= least_tokens else "raise"
+    # Those that follow from the GPU are as large as they can be.
+    limits = "" if card.arguments else f"{change} {' or '.join(_LIMITS)}, "
     raise ConfigError(
         f"a rank takes up to {_parts_text(rank)} of a GPU, a server on the same one {_parts_text(server)} "
-        f"and a cache of {least_tokens:,} tokens for one episode; the GPU has {size_text(card.total)}: lower "
-        f"max_tokens_per_gpu or mem_fraction_static, or set {turns}recompute_granularity = full, or take "
-        "more GPUs."
+        f"and a cache of {least_tokens:,} tokens for one episode; the GPU has {size_text(card.total)}: "
+        f"{limits}lower max_tokens_per_gpu, or set {turns}recompute_granularity = full, or take more GPUs."
     )
 
 

@@ -138,7 +138,7 @@ class RunConfig(Section):
         names = {*EvalSection.model_fields, *COLOCATION, "metric_for_best_model", "rollout_max_prompt_len"}
         # The length of an episode divides its loss, and arguments of the environment name models.
         names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
-        names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields}
+        names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields, *_OF_PLAYING}
         is_fresh = self.model.hf_checkpoint is None
         if not (is_fresh and self.data.gives_prompts):
             # No tokenizer is trained on the prompts.
@@ -187,8 +187,7 @@ class RunConfig(Section):
             reasons["num_gpus_per_rank"] = "without trainer = megatron; choose it"
         serves_policy = self.engine.engine == "sglang" and self.engine.sglang_url is None
         if not (serves_policy or self.engine.sglang_models):
-            reason = "without servers that the run starts (engine = sglang); choose that"
-            reasons["num_cpus_per_server"] = reason
+            reasons["num_cpus_per_server"] = self.engine.without_servers
         if not self.num_players:
             reasons["num_cpus_per_rollout_worker"] = "without num_rollout_workers; set it"
         return reasons
@@ -247,13 +246,15 @@ class RunConfig(Section):
         return self
 
 
+_OF_PLAYING = {"num_cpus_per_server", "num_cpus_per_rollout_worker"}
+"""Settings of the cluster that have no effect where nothing is played."""
 _WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")
 SFT_SETTINGS = frozenset(
     {
         *(*RunSection.model_fields, *ModelSection.model_fields),
         *(*SftSection.model_fields, *RenderingConfig.model_fields),
         *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
-        *ClusterConfig.model_fields,
+        *(ClusterConfig.model_fields.keys() - _OF_PLAYING),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
         *("use_prometheus", "prometheus_host", "prometheus_port"),

@@ -46,8 +46,8 @@ def load_run(
     path = None if run is None else Path(run)
     if path is not None and not path.exists() and str(run) in env_ids():
         raise ConfigError(
-            f"there is no run file {run}; an environment is a setting, --env {run} (in Python, "
-            f"env={str(run)!r})."
+            f"there is no run file {run}; it is an environment: set env in a run file, or use "
+            f"`agentrl train --env {run}` (in Python, env={str(run)!r})."
         )
     if path is None or not path.is_dir():
         return load_config(path, settings, kind)

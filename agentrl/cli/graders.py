@@ -18,7 +18,9 @@ from agentrl.assembly.rewards import reward_function
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import read_json_object
 from agentrl.cli.tools import arguments_of
+from agentrl.envs.normal_form import NO_LABEL
 from agentrl.envs.scoring import graded
+from agentrl.errors import ConfigError, GradingError
 from agentrl.graders import grader_names, group_grader_names
 from agentrl.graders.registry import find_grader
 from agentrl.interrupts import run_until_signal
@@ -80,7 +82,14 @@ def grade_command(
     facts = read_json_object("--metadata", metadata)
     task = Task.ask("command-line", question, label, **facts)
     text = sys.stdin.read() if answer == _STDIN else answer
-    reward = run_until_signal(graded(function, task, text, None))
+    try:
+        reward = run_until_signal(graded(function, task, text, None))
+    except GradingError as error:
+        if NO_LABEL not in error.detail:
+            raise
+        raise ConfigError(
+            f"the grader `{name}` compares with the right answer; give it with --label."
+        ) from None
     parts = dict(reward.parts) if isinstance(reward, RewardParts) else {}
     click.echo(json.dumps({"reward": float(reward), "parts": parts}))
 

@@ -90,7 +90,8 @@ def _entry_of(name: str, output_dir: str) -> tuple[Path, Entry]:
 async def _differences(
     folder: Path, entry: Entry, env_id: str | None, env_kwargs: Mapping[str, JSON] | None
 ) -> list[Difference]:
-    make_env, generate = recorded_env(folder, entry.episode.env_id, env_id, env_kwargs)
+    remedy = "name the environment of the episode with --env"
+    make_env, generate = recorded_env(folder, entry.episode.env_id, env_id, env_kwargs, remedy=remedy)
     play_episode = await build_play(generate, make_env, None)
     return await replay_episode(make_env(), entry.episode, entry.verdicts, play_episode)
 

@@ -138,9 +138,11 @@ class PromptStream:
                 return prompt
             self.skipped[prompt.reason] += 1
             last = prompt
+        # A source of the user's own has reasons of its own.
+        remedy = "raise rollout_max_prompt_len, or give" if last.reason == TOO_LONG else "give"
         raise ConfigError(
             f"{_MAX_SKIPPED_IN_A_ROW:,} prompts in a row were skipped (last: {last.reason}, {last.detail}); "
-            "raise rollout_max_prompt_len, or give other prompts."
+            f"{remedy} other prompts."
         )
 
     def take_skipped(self) -> dict[str, int]:

@@ -116,7 +116,7 @@ class EngineConfig(Section):
     engine_dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and cache of the embedded engine; probabilities are computed in fp32 either way. bfloat16 takes
     half the memory, and logprobs are further from the trainer's. SGLang has a setting of its own,
-    sglang_dtype."""
+    dtype in the table sglang."""
 
     sglang_url: str | None = None
     """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
@@ -162,24 +162,29 @@ class EngineConfig(Section):
         starts_servers = self.engine == "sglang" and self.sglang_url is None
         reasons: dict[str, str] = {}
         if self.engine == "sglang":
-            remedy = "set sglang_enable_deterministic_inference for the servers that a run starts"
-            reasons["enable_deterministic_inference"] = f"with engine = sglang; {remedy}"
-            reasons["engine_dtype"] = (
-                "with engine = sglang; set sglang_dtype for the servers that a run starts"
-            )
+            for own, name in (
+                ("enable_deterministic_inference", "enable_deterministic_inference"),
+                ("engine_dtype", "dtype"),
+            ):
+                flag = f"--sglang-{name.replace('_', '-')}"
+                reasons[own] = f"with engine = sglang; set {name} in the table sglang ({flag})"
         if self.engine != "sglang":
             names = ("sglang_url", "update_weights_transport", "adaptive_concurrency", *_OF_POLICY_SERVERS)
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
-            reasons |= dict.fromkeys(
-                _OF_POLICY_SERVERS, "with sglang_url, whose servers run already; drop that"
-            )
+            reasons |= dict.fromkeys(_OF_POLICY_SERVERS, self.without_servers)
         if not starts_servers and not self.sglang_models:
-            reason = "without servers that the run starts (engine = sglang); choose that"
-            reasons["sglang_python"] = reason
+            reasons["sglang_python"] = self.without_servers
             if self.engine != "sglang":
-                reasons |= dict.fromkeys(_OF_HEALTH, reason)
+                reasons |= dict.fromkeys(_OF_HEALTH, self.without_servers)
         return reasons
+
+    @property
+    def without_servers(self) -> str:
+        """Why no servers of the policy are started, as a reason in `inactive`."""
+        if self.sglang_url is not None:
+            return "with sglang_url, whose servers run already; drop that"
+        return "without servers that are started (engine = sglang); choose that"
 
     @model_validator(mode="after")
     def _an_address_belongs_to_sglang(self) -> EngineConfig:

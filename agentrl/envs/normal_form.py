@@ -15,7 +15,9 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
 _SEPARATED = re.compile(rf"(?<=\d)[{re.escape(string.punctuation)}](?=\d)", re.ASCII)
 _LEADING_POINT = re.compile(r"(?<![\w.])\.(?=\d)", re.ASCII)
 
-NO_LABEL = "the task has no label to grade by; name its column with label_key, and mend rows without one"
+NO_LABEL = (
+    "the task has no label to grade by; give each an answer (in files of prompts, label_key names its column)"
+)
 
 
 def squad_normalize(text: str) -> str:

@@ -84,7 +84,7 @@ async def play_again(env: AnyEnv, episode: Episode, play_episode: PlayEpisode = 
     if tuple(env.possible_agents) != episode.agents:
         raise UserError(
             f"{env.id} has the agents {', '.join(env.possible_agents)}, and episode {episode.id} was played "
-            f"by {', '.join(episode.agents)}; name the environment that it was played in (--env)."
+            f"by {', '.join(episode.agents)}; play it in the environment that it was recorded in."
         )
     env.limits = episode.limits
     agents: dict[str, Agent] = {}

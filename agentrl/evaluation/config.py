@@ -63,7 +63,6 @@ _LOCAL_MODEL_SETTINGS = {
 }
 
 _OF_RUNS = ("num_cpus_per_rank", "num_gpus_per_rank", "num_cpus_per_rollout_worker")
-_WITHOUT_SERVERS = "without servers that the evaluation starts (engine = sglang)"
 
 
 class EvalConfig(Section):
@@ -84,13 +83,17 @@ class EvalConfig(Section):
         """
         columns = () if self.data.prompt_data is not None else COLUMNS
         inactive = super().inactive | dict.fromkeys(columns, "without prompt_data; add it")
-        inactive |= dict.fromkeys(_OF_RUNS, "in an evaluation, which starts servers alone; drop it")
+        is_remote = self.openai.openai_url is not None
+        without_servers = "without sglang_models; set it" if is_remote else self.engine.without_servers
         if not self._starts_servers:
-            inactive |= dict.fromkeys(ClusterConfig.model_fields, f"{_WITHOUT_SERVERS}; choose that")
-        if self.openai.openai_url is None:
+            inactive |= dict.fromkeys(ClusterConfig.model_fields, without_servers)
+        inactive |= dict.fromkeys(_OF_RUNS, "in an evaluation, which starts servers alone; set it for a run")
+        if not is_remote:
             return inactive
         unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"}
         unused -= _LOCAL_MODEL_SETTINGS
+        if not self.engine.sglang_models:
+            inactive |= dict.fromkeys(_LOCAL_MODEL_SETTINGS - {"sglang_models"}, without_servers)
         return inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")
 
     @property

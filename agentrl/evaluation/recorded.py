@@ -21,12 +21,18 @@ class _EvalFolder(Section):
 
 
 def recorded_env(
-    folder: Path, recorded_id: str, env_id: str | None, env_kwargs: Mapping[str, JSON] | None
+    folder: Path,
+    recorded_id: str,
+    env_id: str | None,
+    env_kwargs: Mapping[str, JSON] | None,
+    *,
+    remedy: str = "restore that file",
 ) -> tuple[EnvFactory, str | None]:
     """The environment of a run, of an eval-only run or of a cell of a benchmark, and the path of the function
     that played its episodes; or the named environment.
 
     recorded_id: of the environment of the episodes. env_id, env_kwargs: None = those of the run.
+    remedy: what to do where the folder does not say which those are.
 
     Raises:
         UserError: the folder has no readable config.toml; there is no such environment, or it does not take
@@ -36,7 +42,7 @@ def recorded_env(
         return env_factory(env_id, env_kwargs or {}), None
     path = folder / "config.toml"
     if not path.exists():
-        raise ConfigError(f"{folder} holds no config.toml; name the environment of the episode with --env.")
+        raise ConfigError(f"{folder} holds no config.toml; {remedy}.")
     values = read_toml(path)
     if "run" in values:
         config = parse(RunConfig, values, source=str(path))

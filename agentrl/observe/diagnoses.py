@@ -320,15 +320,15 @@ _REMEDIES: Mapping[str, str] = {
     "truncation-pays": "rewards that are paid once, at the end, from 0 (`agentrl envs check` finds those "
     "that pay for leaving); higher limits, where good answers are cut. Where lasting is the task, go on.",
     "entropy-grows": "a lower lr, entropy_coef or eps_clip_high; a penalty on the KL to the reference "
-    "(use_kl_loss).",
+    "(use_kl_loss and kl_loss_coef).",
     "overfitting": "more tasks, or more varied ones; fewer iterations (metric_for_best_model keeps the best "
-    "checkpoint); a penalty on the KL to the reference (use_kl_loss).",
+    "checkpoint); a penalty on the KL to the reference (use_kl_loss and kl_loss_coef).",
 }
 _SFT_REMEDIES: Mapping[str, str] = {
-    "not-finite": "a lower lr; more steps of warmup (lr_warmup_iters); float32 in place of bf16.",
-    "loss-flat": "a higher lr; a look at what is imitated: the model may write like that already, and a "
+    "not-finite": "a lower sft_lr; more steps of warmup (lr_warmup_iters); float32 in place of bf16.",
+    "loss-flat": "a higher sft_lr; a look at what is imitated: the model may write like that already, and a "
     "reply that does not follow from its prompt cannot be learned.",
-    "overfitting": "fewer epochs (num_epoch); more conversations, or more varied ones; a lower lr.",
+    "overfitting": "fewer epochs (num_epoch); more conversations, or more varied ones; a lower sft_lr.",
 }
 
 

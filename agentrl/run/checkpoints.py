@@ -291,7 +291,7 @@ def _read_state(path: Path) -> RunState:
         where = ".".join(map(str, problem["loc"]))
         raise ConfigError(
             f"{path} is of another version of agentrl ({where}: {problem['msg']}); resume with that version, "
-            "or start a new run from the model in checkpoint/."
+            "or start a new run; one that has ended left its model in checkpoint/."
         ) from None
 
 

@@ -70,7 +70,8 @@ def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> N
     if ranks is not None and sizes and ranks.exact > min(sizes):
         raise ConfigError(
             f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
-            f"{min(sizes) / 2**30:.1f} GiB; take more ranks, or offload = true."
+            f"{min(sizes) / 2**30:.1f} GiB; take more ranks, or, with several networks (a reference, "
+            "a critic), offload = true."
         )
     elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
     here = {name: part for name, part in memory.items() if not any(word in name for word in elsewhere)}

@@ -55,6 +55,8 @@ MAY_CHANGE = frozenset(
         *("use_prometheus", "prometheus_host", "prometheus_port"),
         *("log_model_config", "profile_step", "memory_snapshot_step", "hang_warning_s"),
         *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
+        # What a rank that ran out of memory is told to change; neither changes the gradient.
+        *("max_tokens_per_gpu", "recompute_granularity"),
         *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
         *("adaptive_concurrency", "num_rollout_workers"),
@@ -230,11 +232,13 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
     old, new = _flat(before), _flat(after)
     names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in _PLACE]
     if refused := sorted(set(names) - MAY_CHANGE):
-        name = refused[0]
+        name, model = refused[0], RunFolder(folder).checkpoint
+        # Not before a run has ended, and of one that trains.
+        start = f" with --hf-checkpoint {model}" if model.is_dir() else ""
         raise ConfigError(
             f"{folder} was begun with {name} = {_value(old, name)}, and that cannot become "
-            f"{_value(new, name)} when it resumes; leave {name} out, or begin a new run with "
-            f"--hf-checkpoint {folder / 'checkpoint'}."
+            f"{_value(new, name)} when it resumes; leave {name} out, or begin a new "
+            f"run{start}."
         )
     return {name: f"{_value(old, name)} -> {_value(new, name)}" for name in names}
 

@@ -344,7 +344,8 @@ def _check_finite(name: str | None) -> None:
     if name is not None:
         raise DivergedError(
             f"training has diverged: after an update {name} holds weights that are not finite numbers, and "
-            "nothing was sampled from them; resume from the last checkpoint with a lower lr."
+            "nothing was sampled from them; resume from the last checkpoint with a lower lr, or, after a "
+            "warm start, begin a new run with a lower warm_start_lr."
         )
 
 

@@ -102,7 +102,7 @@ def test_machines_are_given_json(runs, capsys):
         (["x:g0-0", "--env", "Calculatr-v0"], "Did you mean"),
         (["x:g0-0", "--env-kwargs", "{"], "--env-kwargs takes a JSON object"),
         (["x:g0-0", "--env-kwargs", '{"colour": 1}'], "no argument `colour`"),
-        (["x:g0-0", "--env", "RockPaperScissors-v0"], "name the environment that it was played in (--env)"),
+        (["x:g0-0", "--env", "RockPaperScissors-v0"], "play it in the environment that it was recorded in"),
     ],
 )
 def test_bad_input_is_one_sentence(runs, capsys, arguments, sentence):

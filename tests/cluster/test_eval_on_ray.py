@@ -58,7 +58,7 @@ def test_an_evaluation_on_ray_plays_what_servers_of_this_machine_play(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"cluster": "ray"}, "cluster has no effect without servers that the evaluation starts"),
+        ({"cluster": "ray"}, "cluster has no effect without servers that are started"),
         (
             {"cluster": "ray", **SERVED, "num_cpus_per_rank": 2},
             "num_cpus_per_rank has no effect in an evaluation, which starts servers alone",

@@ -239,7 +239,7 @@ def test_broken_directories_are_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_other_architectures_are_refused_by_name() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(
-        ModelLoadError, match="Llama, Qwen2 and Qwen3 models, not `gpt2`; sample with --engine sglang"
+        ModelLoadError, match="Llama, Qwen2 and Qwen3 models, not `gpt2`; have SGLang serve it"
     ):
         EmbeddedEngine.from_model(model)
 
@@ -256,7 +256,7 @@ def test_other_architectures_are_refused_by_name() -> None:
 def test_variants_that_are_not_computed_are_refused(
     architecture: str, changes: dict[str, object], sentence: str
 ) -> None:
-    with pytest.raises(ModelLoadError, match=f"{sentence}.*; sample with --engine sglang"):
+    with pytest.raises(ModelLoadError, match=f"{sentence}.*; have SGLang serve it"):
         EmbeddedEngine.from_model(tiny(architecture, **changes))
 
 

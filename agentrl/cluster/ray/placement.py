@@ -94,7 +94,12 @@ def _unplaceable(session: RaySession, layout: Layout, has: str) -> str:
         Bundle(node.get("CPU", 0), int(node.get("GPU", 0)), int(asks_for_memory and node.get("memory", 0)))
         for node in session.nodes()
     ]
-    advice = "add machines, lower num_cpus_per_rank, or take fewer ranks, servers or players"
+    kinds = {"rank": layout.ranks, "server": layout.servers, "player": layout.players}
+    taking = [
+        f"num_cpus_per_{'rollout_worker' if kind == 'player' else kind}" for kind, of in kinds.items() if of
+    ]
+    fewer = " or ".join(f"{kind}s" for kind, of in kinds.items() if of)
+    advice = f"add machines, lower {' or '.join(taking)}, or take fewer {fewer}"
     return (
         f"the Ray cluster cannot place this run: it asks for {described(layout.bundles)}, each part of that "
         f"on one machine, and {has} {described(nodes) or 'no machine'}; {advice}."

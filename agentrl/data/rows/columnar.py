@@ -73,7 +73,7 @@ def chosen_columns(path: Path, available: Sequence[str], requested: Sequence[str
             raise DataError(
                 f"{path}: there is no `{name}`.{did_you_mean(name, available)} It has "
                 f"{', '.join(f'`{other}`' for other in available)}: name one with input_key, label_key, "
-                "metadata_key or tool_key."
+                "metadata_key or tool_key (of conversations: messages_key or tools_key)."
             )
         chosen[column] = None
     return tuple(chosen)

@@ -14,7 +14,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from agentrl.errors import ModelLoadError
 
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-_REMEDY = "sample with --engine sglang"
+# Of a policy, of an opponent, and of `agentrl serve`.
+_REMEDY = "have SGLang serve it (engine = sglang, where it is the policy)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

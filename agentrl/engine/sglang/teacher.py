@@ -249,7 +249,7 @@ def _is_passing(error: StatusError) -> bool:
 
 def _remedy(error: Exception) -> str:
     if isinstance(error, StatusError) and error.status in (401, 403):
-        return "give its key (opd_teacher_key_env)"
+        return "put its key into the environment variable that opd_teacher_key_env names"
     return "see the server's log"
 
 

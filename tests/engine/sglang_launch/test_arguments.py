@@ -64,7 +64,7 @@ def test_values_override_defaults_and_unsupported_defaults_are_left_out(availabl
             r"SGLang 0.0.1 has no argument `mem_fraction`. Did you mean `mem_fraction_static`\?",
         ),
         ({"port": 3}, "`port` is set by agentrl: a free one is chosen"),
-        ({"model": "x"}, "`model` is set by agentrl: set `model`, the folder"),
+        ({"model": "x"}, "`model` is set by agentrl: set hf_checkpoint, the folder"),
         ({"admin_api_key": "hunter2"}, "is set by agentrl: servers on other machines get a key of the run's"),
         ({"weight-version": "3"}, "it counts the trainer's updates"),
         ({"tp_size": 1, "tensor_parallel_size": 2}, "`tp_size` and `tensor_parallel_size` are one argument"),

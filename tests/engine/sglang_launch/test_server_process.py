@@ -153,7 +153,7 @@ async def test_a_server_that_found_a_port_taken_is_started_once_more(tmp_path: P
 
 async def test_a_server_that_hangs_while_it_starts_is_stopped(tmp_path: Path) -> None:
     server = ServerProcess(settings(tmp_path, "hangs", first_wait_s=1.0))
-    with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: give it longer"):
+    with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: see what it waits for"):
         await asyncio.wait_for(server.start(), 15)
     assert not server.running
     assert not any(map(alive, logged_pids(server.log)))

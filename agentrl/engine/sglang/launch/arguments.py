@@ -27,12 +27,12 @@ _PROBE_S = 300.0
 _MAX_EXCERPT_CHARS = 200
 _NO_KEY = "servers on other machines get a key of the run's, and those that listen on 127.0.0.1 need none"
 _OURS = {
-    "--model-path": "set `model`, the folder that the servers load",
+    "--model-path": "set hf_checkpoint, the folder that the servers load",
     "--host": "servers listen on 127.0.0.1, and on other machines of a cluster on the address that Ray knows",
     "--port": "a free one is chosen for each server",
-    "--device": "set `device`",
-    "--base-gpu-id": "set `gpus`, which are divided among the servers",
-    "--disaggregation-mode": "set `role`",
+    "--device": "set num_gpus_per_engine of a group, or rollout_num_gpus_per_engine (0 = the CPU)",
+    "--base-gpu-id": "set CUDA_VISIBLE_DEVICES, whose GPUs are divided among ranks and servers",
+    "--disaggregation-mode": "set worker_type of a group in sglang_groups",
     "--disaggregation-bootstrap-port": "a free one is chosen for each server that prefills",
     "--weight-version": "it counts the trainer's updates, from 0",
     "--config": "write its arguments next to this one",

@@ -190,8 +190,8 @@ class GuardedProcess:
                     )
                 if time.monotonic() > deadline_s:
                     raise EngineUnavailableError(
-                        f"{self.program.name} was not up after {within_s:g} s: give it longer, or see what "
-                        f"it waits for; {self.log_tail()}"
+                        f"{self.program.name} was not up after {within_s:g} s: see what it waits for, or "
+                        f"give servers longer (rollout_health_check_first_wait); {self.log_tail()}"
                     )
                 await asyncio.sleep(_HEALTH_POLL_S)
         finally:
