@@ -82,7 +82,7 @@ ELSEWHERE = {
     "prometheus_port",
     "max_restarts",
     *MegatronConfig.model_fields,
-    *ClusterConfig.model_fields,
+    *(ClusterConfig.model_fields.keys() - {"num_cpus_per_server", "num_cpus_per_rollout_worker"}),
 }
 """Shown by tests of processes, of trackers, of restarts, of Megatron and of Ray."""
 

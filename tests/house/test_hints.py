@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import click
 import pytest
@@ -20,6 +20,7 @@ from agentrl.errors import MissingExtraError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.run.resuming import MAY_CHANGE
 from agentrl.simulate.request import SimulationFlags
+from agentrl.types import JSON
 from tests.house.source import name_of, python_files, requirements, tree_of
 
 CHOICES: dict[str, set[str]] = {}
@@ -121,7 +122,7 @@ def test_what_a_run_is_told_to_change_when_it_resumes_may_change() -> None:
 
 
 @pytest.mark.parametrize(("kind", "settings"), RUNS)
-def test_no_remedy_is_refused_by_the_run_itself(kind: type[Section], settings: dict[str, Any]) -> None:
+def test_no_remedy_is_refused_by_the_run_itself(kind: type[Section], settings: dict[str, JSON]) -> None:
     config = parse(kind, by_section(kind, settings), source="x")
     for name, reason in config.inactive.items():
         words = set(re.findall(r"\w+", reason)) if reason.startswith("without ") else set()
