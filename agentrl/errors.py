@@ -4,6 +4,7 @@
       UserError                 a message with the remedy; the command line prints it and exits with 2
         ConfigError             a key, value or combination in the run file or the flags
         DataError               a file of prompts, or a row of it, that cannot be read
+        RecordError             a file of a run's folder that is not as agentrl wrote it; a ValueError, too
         UnknownEnvError         no environment of that name
         UnknownToolError        no tool of that name
         ToolDefinitionError     a tool that cannot be described to a model
@@ -73,6 +74,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A file of prompts, or a row of it, cannot be read. The sentence says where it stands."""
+
+
+class RecordError(UserError, ValueError):
+    """A file of a run's folder is not as agentrl writes it, or a link. The command line adds the remedy."""
 
 
 class UnknownEnvError(UserError):

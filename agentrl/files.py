@@ -45,7 +45,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_bytes(data)
+        # No link that was put there is followed.
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:
+            file.write(data)
         os.replace(part, path)
     except OSError:
         with suppress(OSError):
@@ -99,19 +102,28 @@ def check_fetched(paths: Iterable[Path], kind: type[UserError]) -> None:
 
 
 def private_cache(name: str) -> Path | None:
-    """A folder for files that later runs of this user read again; nobody else can write to it, or read it.
+    """A folder for files that later runs of this user read again: `agentrl/NAME` in XDG_CACHE_HOME.
 
-    It is `agentrl/NAME` in XDG_CACHE_HOME, which is ~/.cache where it is not set.
+    Returns:
+        See `private_folder`.
+    """
+    return private_folder("XDG_CACHE_HOME", ".cache", name)
+
+
+def private_folder(variable: str, default: str, name: str) -> Path | None:
+    """The folder `agentrl/NAME` where a variable says; nobody else can write to it, or read it.
+
+    default: below the home folder, where the variable is not set.
 
     Returns:
         The folder; None where there is no such folder of this user's own, so that nothing is kept.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = os.environ.get(variable, "")
     try:
-        home = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        home = Path(base) if os.path.isabs(base) else Path.home() / default
         folder = home / "agentrl" / name
         home.mkdir(parents=True, exist_ok=True)
-        # What is kept there is loaded as code: a folder that somebody else has made first is not used.
+        # What is kept there is believed: a folder that somebody else has made first is not used.
         for path in (folder.parent, folder):
             path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
             facts = path.lstat()

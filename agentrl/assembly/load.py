@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.config import Section, by_section, merge, parse, read_toml, refuse_inactive
+from agentrl.config import Section, by_section, merge, parse, read_toml, read_written, refuse_inactive
 from agentrl.envs import env_ids
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
@@ -66,7 +66,7 @@ def read_run(folder: Path, kind: type[RunConfig] = RunConfig) -> RunConfig:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: there is no config.toml in it; name the folder of a run.")
-    return parse(kind, read_toml(path), source=str(path))
+    return parse(kind, read_written(path), source=str(path))
 
 
 def listed_inactive(config: RunConfig) -> Iterator[str]:

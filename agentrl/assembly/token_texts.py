@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from agentrl.config import read_toml
+from agentrl.config import read_written
 from agentrl.extras import TRAINING, require
 
 _DIRECTORIES: Final = ("checkpoint-warm-start", "model", "checkpoint")
@@ -42,7 +42,7 @@ def token_texts(home: Path, tokenizer: str | None = None) -> Callable[[int], str
 def _directories_of(home: Path) -> Iterator[Path]:
     yield from (home / name for name in _DIRECTORIES)
     config = home / "config.toml"
-    section = read_toml(config).get("model") if config.exists() else None
+    section = read_written(config).get("model") if config.exists() else None
     path = section.get("hf_checkpoint") if isinstance(section, dict) else section
     if isinstance(path, str):
         yield Path(path)

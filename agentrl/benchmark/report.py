@@ -16,6 +16,8 @@ from rich.text import Text
 
 from agentrl.errors import ConfigError
 from agentrl.files import write_text
+from agentrl.observe.lines import from_line
+from agentrl.ownership import read_file
 from agentrl.types import JSON
 from agentrl.view.episodes.journals import INDEX, PAGES, JournalFile, find_journals, link_to
 from agentrl.view.report import render_page
@@ -46,7 +48,7 @@ class Benchmark:
             ConfigError: there is none.
         """
         try:
-            table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+            table = cast(dict[str, JSON], from_line(read_file(folder / TABLE)))
             return cls(folder, tuple(cast(list[Row], table["rows"])))
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(

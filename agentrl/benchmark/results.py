@@ -17,6 +17,7 @@ from agentrl.evaluation.identity import EvalIdentity, task_digest
 from agentrl.evaluation.report import policy_tokens_of, scores_of
 from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, pass_of
 from agentrl.files import write_text
+from agentrl.ownership import read_file
 from agentrl.rollout.chat.settings import Prices
 from agentrl.types import JSON, Ending, Episode, Usage
 
@@ -94,11 +95,11 @@ class CellResult(Section):
         """
         path = folder / RESULT
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_file(path))
         except FileNotFoundError:
             return None
-        except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+        except (OSError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise ConfigError(
                 f"{path} holds no result ({reason}); remove that folder, or restore it."
             ) from None

@@ -37,11 +37,11 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from agentrl.cluster.config import ClusterConfig
-from agentrl.config import Section, by_section, leaves, parse, read_toml, spellings
+from agentrl.config import Section, by_section, leaves, parse, spellings
 from agentrl.envs import env_ids, find, matching
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.evaluation.config import SCRIPTS, EvalConfig
-from agentrl.files import write_text
+from agentrl.ownership import write_signed
 from agentrl.rollout.chat.config import Price
 from agentrl.rollout.chat.settings import Prices
 from agentrl.types import JSON
@@ -98,14 +98,14 @@ class SuiteFile(Section):
     """Settings in place of all others."""
 
     @classmethod
-    def read(cls, path: Path) -> SuiteFile:
-        """Read a file.
+    def of(cls, tables: Mapping[str, JSON], path: Path) -> SuiteFile:
+        """The tables of a file. path: for the sentence.
 
         Raises:
-            ConfigError: it is missing, is not TOML, or holds something else.
+            ConfigError: they hold something else.
         """
         try:
-            return cls.model_validate(read_toml(path))
+            return cls.model_validate(tables)
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
@@ -212,7 +212,7 @@ class Suite:
             "override": dict(self.override),
         }
         try:
-            write_text(path, tomli_w.dumps(tables))
+            write_signed(path, tomli_w.dumps(tables))
         except TypeError as error:
             raise ConfigError(f"a setting of the suite cannot be written ({error}); leave it out.") from None
 

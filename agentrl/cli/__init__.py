@@ -27,7 +27,7 @@ from agentrl.cli.simulate import simulate_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import rollout_command, train_command
 from agentrl.cli.view import view_command
-from agentrl.errors import AgentRLError, UserError
+from agentrl.errors import AgentRLError, RecordError, UserError
 from agentrl.extras import missing_extra
 from agentrl.files import is_refused_write
 from agentrl.interrupts import INTERRUPTED, exits_on_sigterm
@@ -96,6 +96,8 @@ def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -
         sys.exit(BAD_INPUT)
     except exceptions.ClickException as error:
         _exit_with_error(error.format_message())
+    except RecordError as error:
+        _exit_with_error(f"{error}; restore that file, or remove it.")
     except UserError as error:
         _exit_with_error(str(error))
     except ModuleNotFoundError as error:

@@ -11,12 +11,14 @@ from pathlib import Path
 import rich_click as click
 from rich.console import Console
 
+from agentrl.assembly.trust import read_trusted
 from agentrl.benchmark.suite import NO_SETTINGS, SUITE, Suite, SuiteFile, envs_of, with_flags
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values, read_json_object
 from agentrl.config import read_toml
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
+from agentrl.ownership import check_own
 from agentrl.types import JSON
 
 INCOMPLETE = 1
@@ -149,14 +151,15 @@ def _suite_file(suite: str | None, folder: Path, *, resume: bool) -> tuple[Suite
         folder = folder if suite is None else Path(suite)
         if not (folder / SUITE).exists():
             raise ConfigError(f"{folder} holds no benchmark that could go on; name the folder of one.")
-        return SuiteFile.read(folder / SUITE), folder
+        check_own(folder)
+        return SuiteFile.of(read_trusted(folder / SUITE), folder / SUITE), folder
     if suite is None or os.path.isdir(suite):
         raise ConfigError(
             "name environments with commas between them, such as 'HopSearch-v0,ToyText-*', or a suite's TOML "
             "file; a folder goes on with --resume."
         )
     if suite.endswith(".toml"):
-        return SuiteFile.read(Path(suite)), folder
+        return SuiteFile.of(read_toml(Path(suite)), Path(suite)), folder
     return SuiteFile(env=envs_of(suite)), folder
 
 

@@ -14,6 +14,7 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
+from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
@@ -25,6 +26,7 @@ from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
 from agentrl.view.scores import size_text
 from agentrl.view.status import status_lines
+from agentrl.view.transcript import visible
 
 if TYPE_CHECKING:
     from agentrl.run.audit import Audit
@@ -126,6 +128,30 @@ def resume_command(name: str, output_dir: str, quiet: bool) -> None:
         click.echo(str(result.folder))
 
 
+@runs.command("trust")
+@click.argument("name")
+@_FOLDER
+@click.option("--yes", is_flag=True, help="Trust it; without it, only list.")
+@_JSON
+def trust_command(name: str, output_dir: str, yes: bool, as_json: bool) -> None:
+    """List what a run may start, open or send to; with --yes, trust a folder that this user has not begun.
+
+    A run's folder names code, programs, addresses and files. One that was downloaded, was copied from another
+    user or machine, or whose config.toml was changed, goes on, and its episodes are played again, only after:
+
+        agentrl runs trust runs/downloaded --yes
+
+    The folder may be that of a benchmark, too. Its journals and checkpoints are read without.
+    """
+    path, named = trust(_any_folder(name, output_dir), dry_run=not yes)
+    if as_json:
+        click.echo(json.dumps({"file": str(path), "trusted": yes, "names": named}))
+        return
+    for setting, value in named.items():
+        click.echo(visible(f"{setting} = {value}"))
+    click.echo(f"{path} is trusted as it is now." if yes else "Add --yes to trust all of this.")
+
+
 @runs.command("compare")
 @click.argument("names", nargs=-1, required=True)
 @_FOLDER
@@ -220,6 +246,11 @@ def run_folder(name: str, output_dir: str) -> Path:
         if (path / "config.toml").exists():
             return path
     raise ConfigError(f"{output_dir} holds no run `{name}`; `agentrl runs list` lists them.")
+
+
+def _any_folder(name: str, output_dir: str) -> Path:
+    """The folder of a run or of a benchmark, by its name or its path."""
+    return next((path for path in (Path(output_dir) / name, Path(name)) if path.is_dir()), Path(name))
 
 
 def facts_of(folder: Path) -> dict[str, JSON]:

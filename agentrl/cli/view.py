@@ -10,6 +10,7 @@ import rich_click as click
 
 from agentrl.cli.commands import Command
 from agentrl.errors import ConfigError
+from agentrl.ownership import check_own
 from agentrl.view.console import RunConsole
 from agentrl.view.scores import size_text
 
@@ -44,6 +45,8 @@ def view_command(folder: str, out: str | None, tokenizer: str | None, output_dir
     if path is None:
         raise ConfigError(f"there is no folder {folder}, and no run of that name in {output_dir}; name one.")
     home = path if path.is_dir() else path.parent
+    if out is None:
+        check_own(home, inside=False, remedy="name a folder of yours with --out")
     console, title = RunConsole(quiet=as_json), path.resolve().name
     with console.stage(f"reading {path}", len(find_journals(path))) as bar:
         site = write_site(

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from agentrl.config.section import Section, Spelling, is_on
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.files import write_text
+from agentrl.ownership import read_file, write_signed
 from agentrl.types import JSON
 
 Values = dict[str, dict[str, JSON]]
@@ -130,17 +131,42 @@ def _merged(kind: type[Section], below: JSON, above: Mapping[str, JSON]) -> dict
 
 
 def read_toml(path: Path) -> dict[str, JSON]:
-    """Read a TOML file.
+    """Read a TOML file that the user names.
 
     Raises:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes(), path)
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}; check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} is not a TOML file ({error}); mend that and start again.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a TOML file.") from None
+
+
+def read_written(path: Path) -> dict[str, JSON]:
+    """Read a TOML file that agentrl wrote into a folder, which may be anybody's: no link is followed.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML.
+    """
+    try:
+        return parse_toml(read_file(path), path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); restore that file.") from None
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, JSON]:
+    """The tables of a TOML file. path: for the sentence.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path} is not a TOML file ({reason}); mend that and start again.") from None
 
 
 def effective_values(config: Section) -> Values:
@@ -162,10 +188,11 @@ def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
     return values
 
 
-def write_toml(config: Section, path: Path, *, tables: Values | None = None) -> None:
+def write_toml(config: Section, path: Path, *, tables: Values | None = None, signed: bool = False) -> None:
     """Write every value that has an effect, so that reading the file gives an equal object.
 
-    tables: further ones that the file gets; it is then no longer a file of this configuration alone.
+    tables: further ones that the file gets; it is then no longer a file of this configuration alone. signed:
+    see `agentrl.ownership.write_signed`.
 
     Raises:
         ConfigError: a table or a list holds None, which TOML cannot represent.
@@ -173,7 +200,8 @@ def write_toml(config: Section, path: Path, *, tables: Values | None = None) -> 
     values = {**effective_values(config), **(tables or {})}
     for name, value in values.items():
         _refuse_null(name, value)
-    write_text(path, tomli_w.dumps(values))
+    write = write_signed if signed else write_text
+    write(path, tomli_w.dumps(values))
 
 
 def _refuse_null(where: str, value: JSON) -> None:

@@ -31,6 +31,8 @@ from agentrl.evaluation.record import EpisodeRecord
 from agentrl.evaluation.report import EvalReport
 from agentrl.files import disk_errors, write_text
 from agentrl.observe.history import ATTEMPTS, JOURNAL, METRICS, locked
+from agentrl.observe.lines import from_line
+from agentrl.ownership import read_file
 
 REPORT = "report.json"
 _REPORTS = TypeAdapter(EvalReport)
@@ -77,7 +79,7 @@ class EvalFolder:
             identity.check(self.path)
         if path.exists():
             try:
-                return _REPORTS.validate_python(json.loads(path.read_text(encoding="utf-8")))
+                return _REPORTS.validate_python(from_line(read_file(path)))
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{path} cannot be read ({error}); remove it to make it again.") from None
         write_settings(config, self.path, directory)
@@ -106,7 +108,7 @@ def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> N
         OSError: the file cannot be written.
     """
     tables: Values = {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
-    write_toml(config, folder / "config.toml", tables=tables)
+    write_toml(config, folder / "config.toml", tables=tables, signed=True)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from agentrl.envs.registry import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.files import write_text
+from agentrl.observe.lines import from_line
+from agentrl.ownership import read_file
 from agentrl.types import JSON, Task
 
 _SPEED_ONLY = {
@@ -86,7 +88,7 @@ class EvalIdentity(NamedTuple):
         """
         path = folder / IDENTITY
         try:
-            before: dict[str, JSON] = json.loads(path.read_text(encoding="utf-8"))
+            before: dict[str, JSON] = cast(dict[str, JSON], from_line(read_file(path)))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); choose another output_dir.") from None
         if difference := next(_differences(before, self.as_json()), None):

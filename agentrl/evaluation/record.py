@@ -19,6 +19,7 @@ from agentrl.observe import Entry, Journal, Outcome, read_journal
 from agentrl.observe.history import JOURNAL
 from agentrl.observe.journal import SUFFIX
 from agentrl.observe.writer import eval_name
+from agentrl.ownership import read_file
 
 Record: TypeAlias = Callable[[Marked], Awaitable[None]]
 """Adds an episode that has ended."""
@@ -56,7 +57,7 @@ class EpisodeRecord:
         """
         path = self._time_path
         try:
-            return float(path.read_text(encoding="utf-8")) if path.exists() else 0.0
+            return float(read_file(path).decode()) if path.exists() else 0.0
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); remove it, which loses that time.") from None
 

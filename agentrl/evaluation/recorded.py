@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import EnvFactory, env_factory, run_env_factory
-from agentrl.config import Section, parse, read_toml
+from agentrl.assembly.trust import read_trusted
+from agentrl.config import Section, parse
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalSettings
 from agentrl.types import JSON
@@ -43,7 +44,7 @@ def recorded_env(
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no config.toml; {remedy}.")
-    values = read_toml(path)
+    values = read_trusted(path)
     if "run" in values:
         config = parse(RunConfig, values, source=str(path))
         if env_kwargs is not None:

@@ -30,6 +30,7 @@ from agentrl.files import disk_errors, write_text
 from agentrl.observe import Entry, lines, members, read_journal
 from agentrl.observe.history import JOURNAL, locked
 from agentrl.observe.journal import SUFFIX
+from agentrl.ownership import check_own
 from agentrl.tools.names import Names
 from agentrl.types import JSON, Ending, Episode, Verdict
 
@@ -146,12 +147,13 @@ class Rescorer:
         """Score the files whose names fit the pattern, and write the new verdicts.
 
         Raises:
-            ConfigError: there are none, one is broken, or every episode fails.
+            ConfigError: there are none, one is broken, or every episode fails; or see `check_own`.
             RunBusyError: another process writes the same verdicts.
             DiskError: the disk does not take the verdicts.
         """
         paths = files_of(self.folder, pattern)
         target = self.folder / FOLDER / self.rewards.label
+        check_own(self.folder)
         with locked(target):
             try:
                 with disk_errors(target, "make room there, or make it writable"):

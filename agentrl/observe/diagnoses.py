@@ -30,11 +30,13 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.errors import RecordError
 from agentrl.observe import lines
 from agentrl.observe.metrics import Record, read_metrics
-from agentrl.types import JSON
 
 DIAGNOSES = "diagnoses.jsonl"
 """The file in the run's folder."""
@@ -98,6 +100,9 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text} Try: {self.remedy}"
+
+
+_DIAGNOSIS = TypeAdapter(Diagnosis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,14 +389,13 @@ def read_diagnoses(folder: Path) -> list[Diagnosis]:
     """The diagnoses in the folder of a run, in the order in which they were made.
 
     Raises:
-        ValueError: a line of the file before the last is not JSON.
+        RecordError: the file is not as it was written.
     """
     path = folder / DIAGNOSES
-    rows = [cast(dict[str, JSON], line) for line in lines.read(path)] if path.exists() else []
-    return [
-        Diagnosis(str(row["name"]), int(str(row["step"])), str(row["text"]), str(row["remedy"]))
-        for row in rows
-    ]
+    try:
+        return [_DIAGNOSIS.validate_python(row) for row in (lines.read(path) if path.exists() else ())]
+    except ValidationError:
+        raise RecordError(f"{path} holds no diagnoses of this version") from None
 
 
 def _step_of(record: Record) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,17 +23,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from agentrl.config import Section
-from agentrl.errors import ConfigError, RunBusyError
+from agentrl.errors import ConfigError, RecordError, RunBusyError
 from agentrl.observe import lines
 from agentrl.observe.diagnoses import DIAGNOSES
+from agentrl.ownership import check_own, open_file, read_file
 from agentrl.types import JSON
 
 METRICS, JOURNAL, ATTEMPTS, ROLLED_BACK = "metrics.jsonl", "trajectories", "attempts.jsonl", "rolled_back"
 LOCK = "run.lock"
 Ending = Literal["finished", "interrupted", "terminated", "failed"]
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OWNER: Final = 0o600
+_PID_BYTES: Final = 32
 _LOCK_WAIT_S: Final = 0.1
 """A process that only reads whether a folder is locked holds the lock for microseconds."""
 
@@ -62,16 +67,18 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         RunBusyError: another process has the lock.
-        ConfigError: the folder cannot be made, or not be written.
+        ConfigError: the folder cannot be made, or not be written; or see `check_own`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _locked_file(folder)
     except OSError as error:
+        check_own(folder)
         raise ConfigError(
             f"{folder} cannot be made or written ({error.strerror}); choose another output_dir."
         ) from error
     try:
+        check_own(folder)
         # On a full disk the lock goes without the number of its process.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -92,15 +99,28 @@ def check_unlocked(folder: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works on the run now. A folder that is read-only is read, too."""
+    """Whether a process works on the run now. A folder that is read-only, or another user's, is read, too."""
     try:
-        with (folder / LOCK).open("rb") as file:
+        with open_file(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except PermissionError:
+        return _is_in_list(folder / LOCK)
+    except (OSError, RecordError):
         return False
     return False
+
+
+def _is_in_list(path: Path) -> bool:
+    """Whether the kernel lists a lock of a file that this user must not open."""
+    try:
+        facts = path.stat()
+        lines = Path("/proc/locks").read_text("ascii").splitlines()
+    except OSError:
+        return False
+    file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    return any({"FLOCK", file} <= set(line.split()) for line in lines)
 
 
 def _locked_file(folder: Path) -> int:
@@ -108,8 +128,12 @@ def _locked_file(folder: Path) -> int:
     path = folder / LOCK
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # Whoever can open the file can hold its lock.
+        descriptor = os.open(path, _LOCK_FLAGS, _OWNER)
         try:
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) != _OWNER:
+                with suppress(OSError):
+                    os.fchmod(descriptor, _OWNER)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_open_at(path, descriptor):
                 return descriptor
@@ -124,7 +148,7 @@ def _locked_file(folder: Path) -> int:
 def _is_open_at(path: Path, descriptor: int) -> bool:
     """Whether a descriptor is that of the file at a path, which was not removed in between."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -137,13 +161,19 @@ def _busy(folder: Path) -> RunBusyError:
 
 
 def attempts(folder: Path) -> list[Attempt]:
-    """All attempts, in order; none of a run that never began."""
-    found: dict[int, dict[str, JSON]] = {}
+    """All attempts, in order; none of a run that never began.
+
+    Raises:
+        RecordError: the file is not as it was written.
+    """
+    found: dict[str, dict[str, JSON]] = {}
     path = folder / ATTEMPTS
-    for line in lines.read(path) if path.exists() else ():
-        facts = cast(dict[str, JSON], line)
-        found.setdefault(cast(int, facts["number"]), {}).update(facts)
-    return [Attempt.model_validate(facts) for facts in found.values()]
+    for facts in lines.read(path) if path.exists() else ():
+        found.setdefault(str(facts.get("number")), {}).update(facts)
+    try:
+        return [Attempt.model_validate(facts) for facts in found.values()]
+    except ValidationError:
+        raise RecordError(f"{path} holds no attempts of this version") from None
 
 
 def command_of(folder: Path) -> str:
@@ -200,7 +230,7 @@ def roll_back(folder: Path, kept: Mapping[str, int], *, attempt: int) -> None:
 def _copy_tail(path: Path, size: int, target: Path) -> None:
     """Killed before the cut that follows, it makes the same copy again."""
     coming = target.with_name(f".{target.name}.coming")
-    with path.open("rb") as file, coming.open("wb") as copy:
+    with open_file(path) as file, coming.open("wb") as copy:
         file.seek(size)
         shutil.copyfileobj(file, copy)
     os.replace(coming, target)
@@ -217,7 +247,7 @@ def _note(folder: Path, facts: Mapping[str, JSON]) -> None:
 
 def _owner(folder: Path) -> str:
     try:
-        pid = (folder / LOCK).read_text(encoding="ascii").strip()
-    except OSError:
+        pid = read_file(folder / LOCK, most=_PID_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
         return ""
     return f" (process {pid})" if pid else ""

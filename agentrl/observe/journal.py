@@ -31,10 +31,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.errors import RecordError
 from agentrl.observe import lines, members
 from agentrl.types import JSON, Ending, Episode, FloatArray, Verdict
 
@@ -112,7 +113,7 @@ def read_journal(path: str | PathLike[str]) -> Iterator[Entry]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is broken before its last member, or a line is not an entry.
+        RecordError: it is a link, or broken before its last member; or a line is not an entry.
     """
     file = Path(path)
     return (_entry(row, file) for row in members.read(file))
@@ -122,23 +123,23 @@ def find_entries(path: str | PathLike[str], id: str) -> Iterator[Entry]:
     """The entries of the episode with this id in one file: no other line becomes an `Entry`.
 
     Raises:
-        OSError, ValueError: as for `read_journal`.
+        OSError, RecordError: as for `read_journal`.
     """
     file = Path(path)
     return (_entry(row, file) for row in members.read(file) if _id_of(row) == id)
 
 
-def _entry(row: JSON, path: Path) -> Entry:
+def _entry(row: dict[str, JSON], path: Path) -> Entry:
     try:
         return _ENTRIES.validate_python(row)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
-        raise ValueError(f"{path.name} holds no entry of a journal: {place}: {problem['msg']}") from None
+        raise RecordError(f"{path} holds no entry of a journal: {place}: {problem['msg']}") from None
 
 
-def _id_of(row: JSON) -> JSON:
-    episode = row.get("episode") if isinstance(row, dict) else None
+def _id_of(row: dict[str, JSON]) -> JSON:
+    episode = row.get("episode")
     return episode.get("id") if isinstance(episode, dict) else None
 
 
@@ -154,13 +155,13 @@ def read_outcomes(path: Path) -> Iterator[EpisodeOutcome]:
     """The outcomes of one file, in order: many times as fast as `read_journal`.
 
     Raises:
-        ValueError: the file is broken before its last member.
+        OSError, RecordError: as for `read_journal`.
     """
-    for line in members.read(path):
-        entry = cast(dict[str, Mapping[str, str] | str], line)
-        episode = entry["episode"]
-        assert isinstance(episode, Mapping)
-        yield EpisodeOutcome(episode["id"], str(entry["outcome"]), str(entry.get("reason", "")))
+    for entry in members.read(path):
+        id, outcome = _id_of(entry), entry.get("outcome")
+        if not isinstance(id, str) or not isinstance(outcome, str):
+            raise RecordError(f"{path} holds no entries of a journal")
+        yield EpisodeOutcome(id, outcome, str(entry.get("reason", "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,22 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
+from agentrl.errors import RecordError
+from agentrl.ownership import open_file
 from agentrl.types import JSON
 
 _NON_FINITE: Final = "$float"
 _NON_JSON = re.compile(rb"(?:^|[:,\[])-?(?:NaN|Infinity)")
 """Constants that JSON does not have. A match inside a text only costs the slower path."""
 _PIECE: Final = 4096
+_MAX_LINE_BYTES: Final = 64 << 20
 
 
 def to_line(value: object) -> bytes:
@@ -53,10 +57,28 @@ def from_line(line: bytes) -> JSON:
     """Parse a line of `to_line`.
 
     Raises:
-        ValueError: the line is not JSON.
+        ValueError: the line is not JSON, or nested too deeply.
     """
     text = line.decode()
-    value: JSON = json.loads(text, object_hook=_read_float if f'"{_NON_FINITE}"' in text else None)
+    try:
+        value: JSON = json.loads(text, object_hook=_read_float if f'"{_NON_FINITE}"' in text else None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def object_of(line: bytes, place: str) -> dict[str, JSON]:
+    """The object in a line. place: of the line, for the sentence.
+
+    Raises:
+        RecordError: it holds none.
+    """
+    try:
+        value = from_line(line)
+    except ValueError as error:
+        raise RecordError(f"{place} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RecordError(f"{place} holds no object")
     return value
 
 
@@ -67,27 +89,32 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
         OSError: the file cannot be written.
     """
     data = b"".join(lines)
-    with path.open("ab+", buffering=0) as file:
-        _remove_incomplete_line(file.fileno())
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _remove_incomplete_line(descriptor)
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
-def read(path: Path) -> Iterator[JSON]:
-    """Every complete line, in order. An incomplete last line is skipped.
+def read(path: Path) -> Iterator[dict[str, JSON]]:
+    """The object in every complete line, in order. An incomplete last line is skipped.
 
     Raises:
-        ValueError: a line before the last is not JSON, with its number.
+        OSError: the file cannot be read.
+        RecordError: it is a link; or a line before the last, whose number it names, holds no object of JSON,
+            or is longer than 64 MiB.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_file(path) as file:
+        for number in count(1):
+            line = file.readline(_MAX_LINE_BYTES + 1)
+            if len(line) > _MAX_LINE_BYTES:
+                raise RecordError(f"{path} line {number} has more than {_MAX_LINE_BYTES:,} bytes")
             if not line.endswith(b"\n"):
                 return
-            try:
-                yield from_line(line)
-            except ValueError as error:
-                raise ValueError(f"{path.name} line {number} is not JSON: {error}") from None
+            yield object_of(line, f"{path} line {number}")
 
 
 def _remove_incomplete_line(descriptor: int) -> None:

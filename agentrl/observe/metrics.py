@@ -14,8 +14,10 @@ from socket import gethostname
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
+from agentrl.errors import RecordError
 from agentrl.observe import lines
 from agentrl.observe.config import ObserveConfig
+from agentrl.ownership import read_file
 from agentrl.types import JSON
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class WandbTracker:
             group=config.wandb_group,
             name=run_dir.name,
             mode=config.wandb_mode,
-            id=id_file.read_text(encoding="utf-8").strip(),
+            id=read_file(id_file).decode().strip(),
             resume="allow",
             dir=str(run_dir),
             config=dict(settings),
@@ -252,9 +254,15 @@ def read_metrics(path: Path) -> list[Record]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line before the last is not JSON.
+        RecordError: a line before the last is not as it was written.
     """
-    return [cast(Record, row) for row in lines.read(path)]
+    rows = list(lines.read(path))
+    for number, row in enumerate(rows, start=1):
+        if "step" not in row or not all(
+            value is None or type(value) in (int, float) for value in row.values()
+        ):
+            raise RecordError(f"{path} line {number} holds no metrics of a step")
+    return cast(list[Record], rows)
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.files import write_text
 from agentrl.meters import Busy
 from agentrl.observe.timeline import natural
+from agentrl.ownership import read_file
 from agentrl.types import JSON
 
 STATUS: Final = "status.json"
@@ -154,7 +155,7 @@ def read_status(folder: Path) -> RunStatus:
         ConfigError: there is none, or it is not readable.
     """
     try:
-        return RunStatus.model_validate_json((folder / STATUS).read_bytes())
+        return RunStatus.model_validate_json(read_file(folder / STATUS))
     except FileNotFoundError:
         raise ConfigError(
             f"{folder} has no {STATUS}, which `agentrl train` and `agentrl rollout` write while they run; "

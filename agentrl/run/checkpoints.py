@@ -25,7 +25,8 @@ import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.config import Section
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RecordError
+from agentrl.ownership import open_file, read_file
 from agentrl.protocols import Trainer
 from agentrl.run.stages import StageTime
 
@@ -209,7 +210,7 @@ class Checkpoints:
     def _seal(self, coming: Path, state: RunState) -> None:
         """Runs in a thread: complete the folder, have it on disk, put it in its place, remove old ones."""
         (coming / STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
-        sums = {str(path.relative_to(coming)): _sum_of(path) for path in _files(coming)}
+        sums = {str(path.relative_to(coming)): _sum_of(path, coming) for path in _files(coming)}
         (coming / CHECKSUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
         for path in (*_files(coming), *filter(Path.is_dir, coming.rglob("*")), coming):
             _sync(path)
@@ -271,21 +272,24 @@ def _step_of(path: Path) -> int:
 def _damage(path: Path) -> str | None:
     """What is wrong with a checkpoint; None = it is whole."""
     try:
-        sums = _SUMS.validate_json((path / CHECKSUMS).read_bytes())
-    except (OSError, ValidationError):
+        sums = _SUMS.validate_json(read_file(path / CHECKSUMS))
+    except (OSError, ValueError):
         return f"{CHECKSUMS} is missing or torn"
     for name, expected in sums.items():
         file = path / name
-        if not file.is_file():
+        if not file.is_relative_to(path) or ".." in file.parts or not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != expected.size or _sum_of(file) != expected:
-            return f"{name} is not as it was written"
+        try:
+            if file.stat().st_size != expected.size or _sum_of(file, path) != expected:
+                return f"{name} is not as it was written"
+        except RecordError as error:
+            return str(error)
     return None
 
 
 def _read_state(path: Path) -> RunState:
     try:
-        return RunState.model_validate_json(path.read_bytes())
+        return RunState.model_validate_json(read_file(path))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
@@ -295,9 +299,9 @@ def _read_state(path: Path) -> RunState:
         ) from None
 
 
-def _sum_of(path: Path) -> FileSum:
+def _sum_of(path: Path, below: Path) -> FileSum:
     hashed, size = xxhash.xxh3_64(), 0
-    with path.open("rb") as file:
+    with open_file(path, below=below) as file:
         while part := file.read(_READ_BYTES):
             hashed.update(part)
             size += len(part)

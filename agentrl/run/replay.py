@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.observe import read_journal, read_metrics
 from agentrl.observe.history import JOURNAL, METRICS
 from agentrl.observe.journal import SUFFIX
+from agentrl.ownership import open_file
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.run.journal_entries import ordinal_of, outcomes_of
 from agentrl.types import IntArray, TurnTokens
@@ -85,8 +86,9 @@ class Replay:
             )
         replay._take(1)
         replay.num_steps = len(steps)
-        first = replay._path(1).read_bytes()
-        replay.fingerprint = f"journal {hashlib.sha256(first).hexdigest()}"
+        first = replay._path(1)
+        with open_file(first, below=folder) as file:
+            replay.fingerprint = f"journal {hashlib.file_digest(file, 'sha256').hexdigest()}"
         metrics = folder / METRICS
         rows = read_metrics(metrics) if metrics.exists() else []
         replay._skipped = {int(row["step"] or 0): _skipped_in(row) for row in rows if _skipped_in(row)}

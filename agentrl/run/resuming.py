@@ -14,6 +14,7 @@ from agentrl.assembly.cluster import check_machines, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.assembly.places import with_devices
+from agentrl.assembly.trust import check_trusted
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
@@ -108,18 +109,20 @@ def start_of(
 
     Raises:
         ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run, or
-            one of another command; or see `check_machines`.
+            one of another command; or see `check_machines` and `check_trusted`.
         MissingExtraError: the settings need a package that is not installed.
         RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
+    is_folder = run is not None and Path(run).is_dir()
+    if run is not None and is_folder:
+        check_trusted(Path(run))
     config = load_run(run, settings, kind)
     check_machines(config, os.environ)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     if config.observe.use_prometheus:
         require("use_prometheus", "prometheus_client")
-    is_folder = run is not None and Path(run).is_dir()
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     check_unlocked(folder.path)
     if is_folder or (resume and folder.holds_run):
@@ -215,7 +218,7 @@ def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
     checkpoint = checkpoints.newest() if start.resumes else None
     kept = {} if checkpoint is None else checkpoint.state.records
     roll_back(folder, kept, attempt=max(1, len(attempts(folder))))
-    write_toml(start.config, start.folder.config)
+    write_toml(start.config, start.folder.config, signed=True)
     if checkpoint is None and start.resumes:
         console.line(f"{folder} has no checkpoint yet: it begins again.")
     elif checkpoint is not None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.ownership import read_file
 from agentrl.trainer.plan import Done, Plan
 from agentrl.types import ScoreRole
 
@@ -133,7 +134,7 @@ def read_summary(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
     """
     path = folder / ABOUT
     try:
-        saved = SavedTrainer.model_validate_json(path.read_bytes())
+        saved = SavedTrainer.model_validate_json(read_file(path))
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read ({error}); name what a trainer has saved.") from None
     except ValidationError as error:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.files import write_text
 from agentrl.observe import Record, read_metrics
 from agentrl.observe.history import METRICS
+from agentrl.ownership import read_file
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import Panel, overlaid
@@ -87,7 +88,7 @@ class ComparedRun:
         path = folder / "summary.json"
         if not path.exists():
             return cls(settings, records, {})
-        summary = _Summary.model_validate_json(path.read_bytes())
+        summary = _Summary.model_validate_json(read_file(path))
         return cls(settings, records, summary.scores(), sum(stage.cpu_s for stage in summary.stages))
 
     @property

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agentrl.benchmark.suite import Suite, SuiteFile, envs_of, named_policy, with_flags
+from agentrl.config import read_toml
 from agentrl.envs import register, registry
 from agentrl.errors import UserError
 from tests.benchmark.worlds import Guess
@@ -50,7 +51,9 @@ def _registered(monkeypatch):
 def read(tmp_path, text=SUITE, models=(), prices=None, **override):
     path = tmp_path / "suite.toml"
     path.write_text(text)
-    return Suite.of(with_flags(SuiteFile.read(path), models=models, prices=prices, override=override))
+    return Suite.of(
+        with_flags(SuiteFile.of(read_toml(path), path), models=models, prices=prices, override=override)
+    )
 
 
 def settings(suite):
@@ -86,7 +89,7 @@ def test_models_given_as_flags_replace_those_of_the_file(tmp_path):
 def test_a_suite_that_is_written_gives_the_same_suite(tmp_path):
     suite = read(tmp_path, openai_max_tokens="5")
     suite.write(tmp_path / "again.toml")
-    again = Suite.of(SuiteFile.read(tmp_path / "again.toml"))
+    again = Suite.of(SuiteFile.of(read_toml(tmp_path / "again.toml"), tmp_path / "again.toml"))
     assert settings(again) == settings(suite)
     assert again.prices == suite.prices
 
