@@ -1,5 +1,5 @@
-"""Whose files these are: no link of others is followed, nothing is written into a folder of theirs, and no file
-of theirs says what is started.
+"""Whose files these are: no link of others is followed, nothing is written into a folder of theirs, and no
+file of theirs says what is started.
 
 A run's folder may come from anybody: a colleague's, a download, a folder in /tmp that was there first.
 """
@@ -15,8 +15,9 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from agentrl.errors import ConfigError, RecordError
 from agentrl.files import private_folder, write_text
@@ -31,7 +32,7 @@ _KEY_BYTES: Final = 32
 _SIGNED: Final = "# Signed by the user who began this, for `--resume FOLDER`: "
 
 
-def open_file(path: Path, *, below: Path | None = None) -> BinaryIO:
+def open_file(path: Path, *, below: Path | None = None) -> BufferedReader:
     """Open a regular file for reading; no link is followed, and nothing is waited for.
 
     below: a folder above it, below which no folder may be a link, either; None = the file's own. It may be a
@@ -82,8 +83,8 @@ def check_own(
     """Check that a folder and all that is in it are this user's, that no other user can write there, and that
     no link in it leads out. Then nobody else can put a link there later.
 
-    folder: may be missing, or be a link. inside: what is in it is checked, too. remedy: the end of the sentence
-    about another user's folder.
+    folder: may be missing, or be a link. inside: what is in it is checked, too. remedy: the end of the
+    sentence about another user's folder.
 
     Raises:
         ConfigError: something is not so.

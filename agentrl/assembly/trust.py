@@ -1,8 +1,8 @@
 """What a folder that says what is started would start, where this user has not begun it.
 
 The settings of a run name code: environments, functions, MCP servers, programs; addresses that get answers
-and keys; files that are read. So the file of a folder that goes on, or whose episodes are played again, has to
-be one that agentrl wrote for this user (`agentrl.ownership.write_signed`), or that the user has trusted since.
+and keys; files that are read. So the file of a folder that goes on, or whose episodes are played again, has
+to be one that agentrl wrote for this user (`agentrl.ownership.write_signed`), or that the user has trusted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal, get_args, get_origin
+from types import UnionType
+from typing import Final, Literal, Union, get_args, get_origin
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import leaves, parse_toml
@@ -19,7 +20,6 @@ from agentrl.ownership import check_own, is_signed, read_file, sign
 from agentrl.types import JSON
 
 CONFIG, SUITE = "config.toml", "suite.toml"
-_FILES: Final = (CONFIG, SUITE)
 _SHOWN: Final = 2000
 
 
@@ -49,28 +49,28 @@ def check_trusted(folder: Path) -> None:
         read_trusted(folder / CONFIG)
 
 
-def trust(folder: Path, *, dry_run: bool) -> tuple[Path, dict[str, str]]:
+def trust(folder: Path, *, dry_run: bool) -> dict[str, dict[str, str]]:
     """Take the settings in a folder for this user's own.
 
     dry_run: only return them.
 
     Returns:
-        the file, and each setting that may name code, a program, an address or a file, with its value.
+        for each file the settings that may name code, a program, an address or a file, with their values.
 
     Raises:
         ConfigError: there is no such file, or the folder is not this user's alone.
     """
-    path = next((folder / name for name in _FILES if (folder / name).exists()), None)
-    if path is None:
-        raise ConfigError(f"{folder} holds neither {' nor '.join(_FILES)}; name the folder of a run.")
     check_own(folder)
-    named = dict(_named(parse_toml(_read(path), path)))
-    if not dry_run:
+    paths = [folder / name for name in (CONFIG, SUITE) if (folder / name).exists()]
+    if not paths:
+        raise ConfigError(f"{folder} holds neither {CONFIG} nor {SUITE}; name the folder of a run.")
+    named = {str(path): dict(_named(parse_toml(_read(path), path))) for path in paths}
+    for path in [] if dry_run else paths:
         try:
             sign(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be signed ({error.strerror}); make it writable.") from None
-    return path, named
+    return named
 
 
 def _read(path: Path) -> bytes:
@@ -81,14 +81,15 @@ def _read(path: Path) -> bytes:
 
 
 def _named(tables: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
-    """Every setting whose value is neither a number nor one of a few words."""
-    known = {name: leaf.annotation for name, (_, leaf) in leaves(RunConfig).items()}
+    """Every setting that is not as by default, and neither a number nor one of a few words."""
+    known = {name: leaf for name, (_, leaf) in leaves(RunConfig).items()}
     for section, values in tables.items():
         settings = values if isinstance(values, dict) else {"": values}
         for name, value in settings.items():
-            if isinstance(value, str | list | dict) and not _is_word(known.get(name)):
-                where = f"{section}.{name}" if name else section
-                yield where, json.dumps(value)[:_SHOWN]
+            leaf = known.get(name)
+            is_word = leaf is not None and (leaf.default == value or _is_word(leaf.annotation))
+            if value and isinstance(value, str | list | dict) and not is_word:
+                yield f"{section}.{name}".rstrip("."), json.dumps(value)[:_SHOWN]
 
 
 def _is_word(kind: object) -> bool:
@@ -96,4 +97,4 @@ def _is_word(kind: object) -> bool:
     if get_origin(kind) is Literal or kind is type(None):
         return True
     members = get_args(kind)
-    return bool(members) and get_origin(kind) is not list and all(map(_is_word, members))
+    return bool(members) and get_origin(kind) in (Union, UnionType) and all(map(_is_word, members))

@@ -109,9 +109,9 @@ class SuiteFile(Section):
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
-            tables = ", ".join(cls.model_fields)
+            known = ", ".join(cls.model_fields)
             raise ConfigError(
-                f"{path}: `{place}`: {problem['msg']}; a suite has the tables {tables}."
+                f"{path}: `{place}`: {problem['msg']}; a suite has the tables {known}."
             ) from None
 
 

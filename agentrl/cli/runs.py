@@ -143,13 +143,15 @@ def trust_command(name: str, output_dir: str, yes: bool, as_json: bool) -> None:
 
     The folder may be that of a benchmark, too. Its journals and checkpoints are read without.
     """
-    path, named = trust(_any_folder(name, output_dir), dry_run=not yes)
+    named = trust(_any_folder(name, output_dir), dry_run=not yes)
     if as_json:
-        click.echo(json.dumps({"file": str(path), "trusted": yes, "names": named}))
+        click.echo(json.dumps({"trusted": yes, "files": named}))
         return
-    for setting, value in named.items():
-        click.echo(visible(f"{setting} = {value}"))
-    click.echo(f"{path} is trusted as it is now." if yes else "Add --yes to trust all of this.")
+    for path, settings in named.items():
+        click.echo(f"{path}:")
+        for setting, value in settings.items():
+            click.echo(visible(f"  {setting} = {value}"))
+    click.echo("This is trusted as it is now." if yes else "Add --yes to trust all of this.")
 
 
 @runs.command("compare")

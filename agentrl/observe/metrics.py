@@ -258,9 +258,7 @@ def read_metrics(path: Path) -> list[Record]:
     """
     rows = list(lines.read(path))
     for number, row in enumerate(rows, start=1):
-        if "step" not in row or not all(
-            value is None or type(value) in (int, float) for value in row.values()
-        ):
+        if "step" not in row or not {type(value) for value in row.values()} <= {int, float, type(None)}:
             raise RecordError(f"{path} line {number} holds no metrics of a step")
     return cast(list[Record], rows)
 

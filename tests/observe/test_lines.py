@@ -57,12 +57,12 @@ def test_data_that_resembles_an_encoded_float_is_unchanged():
 
 def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
     path = tmp_path / "x.jsonl"
-    lines.append(path, [lines.to_line(1), lines.to_line(2)])
+    lines.append(path, [lines.to_line({"n": 1}), lines.to_line({"n": 2})])
     with path.open("ab") as file:
         file.write(b'{"torn": ')
-    assert list(lines.read(path)) == [1, 2]
-    lines.append(path, [lines.to_line(3)])
-    assert path.read_bytes() == b"1\n2\n3\n"
+    assert list(lines.read(path)) == [{"n": 1}, {"n": 2}]
+    lines.append(path, [lines.to_line({"n": 3})])
+    assert path.read_bytes() == b'{"n":1}\n{"n":2}\n{"n":3}\n'
 
 
 def test_a_file_of_one_incomplete_line_starts_over(tmp_path):
@@ -74,6 +74,6 @@ def test_a_file_of_one_incomplete_line_starts_over(tmp_path):
 
 def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b"1\n{oops\n3\n")
+    path.write_bytes(b"{}\n{oops\n{}\n")
     with pytest.raises(ValueError, match=r"x\.jsonl line 2 is not JSON"):
         list(lines.read(path))
