@@ -7,6 +7,7 @@ A run's folder may come from anybody: a colleague's, a download, a folder in /tm
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import hmac
 import os
@@ -14,6 +15,7 @@ import pwd
 import secrets
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -74,6 +76,22 @@ def read_file(path: Path, *, below: Path | None = None, most: int = MAX_BYTES) -
         data = file.read(most + 1)
     if len(data) > most:
         raise RecordError(f"{path} has more than {most:,} bytes")
+    return data
+
+
+def read_gzip(path: Path, *, below: Path | None = None, most: int) -> bytes:
+    """The contents of a gzip file, opened as by `open_file`. most: that they may have (bytes).
+
+    Raises:
+        OSError, RecordError: see `open_file`; or it is damaged, or unpacks to more.
+    """
+    try:
+        with open_file(path, below=below) as packed, gzip.open(packed) as file:
+            data = file.read(most + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{path} is damaged: {error}") from None
+    if len(data) > most:
+        raise RecordError(f"{path} unpacks to more than {most:,} bytes")
     return data
 
 

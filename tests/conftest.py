@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -53,6 +55,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NUM_DESELECTED] = Counter()
+    # Of this user's own files, tests touch none.
+    state = tempfile.mkdtemp(prefix="agentrl-tests-")
+    os.environ["XDG_STATE_HOME"] = state
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     # A process that was started in the background ignores Ctrl-C, and so would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

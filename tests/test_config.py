@@ -185,7 +185,14 @@ def test_a_missing_run_file_is_an_error(tmp_path):
         read_toml(tmp_path / "nowhere.toml")
 
 
-@pytest.mark.parametrize("content", [b"heat = ", b"[oven", b"\xff\xfe", b"heat: 3"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"heat = ", b"[oven", b"\xff\xfe", b"heat: 3"),
+        *(b"heat = " + b"[" * 50_000, b"heat = " + b"9" * 100_000),
+    ],
+    ids=["value", "table", "binary", "colon", "nested", "digits"],
+)
 def test_invalid_toml_is_an_error_with_the_reason(tmp_path, content):
     path = tmp_path / "run.toml"
     path.write_bytes(content)

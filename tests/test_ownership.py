@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from agentrl import ownership
 from agentrl.errors import ConfigError, RecordError
 from agentrl.observe import lines, members
 from agentrl.observe.history import LOCK, is_locked, locked
-from agentrl.ownership import check_own, is_signed, open_file, read_file, sign, write_signed
+from agentrl.ownership import check_own, is_signed, open_file, read_file, read_gzip, sign, write_signed
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
@@ -83,6 +84,17 @@ def test_a_file_of_any_size_is_not_read_whole(folder):
     os.truncate(folder / "inner/file", 65 << 20)
     with pytest.raises(RecordError, match="has more than 67,108,864 bytes"):
         read_file(folder / "inner/file")
+
+
+def test_a_packed_file_is_unpacked_as_far_as_it_may_be(folder):
+    (folder / "x.gz").write_bytes(gzip.compress(b"x" * 1000))
+    assert read_gzip(folder / "x.gz", most=1000) == b"x" * 1000
+    with pytest.raises(RecordError, match="unpacks to more than 999 bytes"):
+        read_gzip(folder / "x.gz", most=999)
+    for broken in (b"x", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"x" * 100)[:12] + b"\xff" * 20):
+        (folder / "x.gz").write_bytes(broken)
+        with pytest.raises(RecordError, match="is damaged"):
+            read_gzip(folder / "x.gz", most=1000)
 
 
 def test_a_folder_of_this_user_is_accepted_with_links_within_it(folder):

@@ -7,11 +7,10 @@ from textwrap import shorten
 from typing import cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.checkpoints.tensors import check_finite
+from agentrl.checkpoints.tensors import CONFIG_ERRORS, check_finite
 from agentrl.errors import ModelLoadError
 from agentrl.files import check_fetched
 from agentrl.weights.codec import named_weights
@@ -40,7 +39,7 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, SafetensorError, *CONFIG_ERRORS) as error:
         reason = shorten(str(error), _LONGEST_REASON) or type(error).__name__
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, list[str]]]", opened)

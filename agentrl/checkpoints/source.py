@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -86,13 +87,27 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     if not Path(directory).is_dir():
         raise ModelLoadError(f"there is no folder {directory}; name a Hugging Face model directory.")
     check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
-    try:
+    with _Broken(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
     # Without its files transformers makes an empty one of the model's type.
     if not tokenizer.encode("a", add_special_tokens=False):
         raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json into it.")
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded
+
+
+class _Broken:
+    """Replaces any error by one sentence: libraries raise whatever the contents of a file lead them to, and
+    `tokenizers` a bare Exception."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelLoadError(f"the tokenizer in {self._directory} cannot be loaded: {reason}") from error

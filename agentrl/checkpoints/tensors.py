@@ -25,7 +25,7 @@ from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import dtype_of_code
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
-_CONFIG_ERRORS = (
+CONFIG_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -173,7 +173,7 @@ def config_errors(directory: Path) -> Iterator[None]:
     """Replace the errors of an invalid config, by transformers, torch or `shape_of`, with one sentence."""
     try:
         yield
-    except _CONFIG_ERRORS as error:
+    except CONFIG_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
 

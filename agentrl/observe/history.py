@@ -116,7 +116,7 @@ def _is_in_list(path: Path) -> bool:
     """Whether the kernel lists a lock of a file that this user must not open."""
     try:
         facts = path.stat()
-        lines = Path("/proc/locks").read_text("ascii").splitlines()
+        lines = Path("/proc/locks").read_text("utf-8").splitlines()
     except OSError:
         return False
     file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
@@ -247,7 +247,7 @@ def _note(folder: Path, facts: Mapping[str, JSON]) -> None:
 
 def _owner(folder: Path) -> str:
     try:
-        pid = read_file(folder / LOCK, most=_PID_BYTES).decode("ascii").strip()
+        pid = read_file(folder / LOCK, most=_PID_BYTES).decode().strip()
     except (OSError, ValueError):
         return ""
     return f" (process {pid})" if pid else ""

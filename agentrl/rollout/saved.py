@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,10 +11,9 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from agentrl.errors import RecordError
 from agentrl.files import write_bytes
 from agentrl.observe import lines
-from agentrl.ownership import open_file
+from agentrl.ownership import read_gzip
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
 
 _MAX_BYTES: Final = 4 << 30
@@ -65,23 +63,10 @@ class SavedGroups:
         saved = cls(step)
         if path.exists():
             try:
-                saved = _adapter().validate_python(lines.from_line(_unpacked(path)))
-            except (OSError, EOFError, zlib.error, ValueError):
+                saved = _adapter().validate_python(lines.from_line(read_gzip(path, most=_MAX_BYTES)))
+            except (OSError, ValueError):
                 on_event(f"Warning: {path} is damaged: what was in flight is played again.")
         return saved if saved.step == step else cls(step)
-
-
-def _unpacked(path: Path) -> bytes:
-    """The text of a file, of four gibibytes at most.
-
-    Raises:
-        OSError, EOFError, zlib.error, ValueError: it is damaged, or a link.
-    """
-    with open_file(path) as packed, gzip.open(packed) as file:
-        text = file.read(_MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise RecordError(f"{path} unpacks to more than {_MAX_BYTES:,} bytes")
-    return text
 
 
 @lru_cache(maxsize=1)

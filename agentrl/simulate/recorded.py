@@ -7,13 +7,12 @@ metrics.jsonl                   seconds and tokens of each iteration
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,10 +23,13 @@ from agentrl.errors import ConfigError
 from agentrl.observe import Entry, Outcome, Record, read_journal, read_metrics
 from agentrl.observe.history import JOURNAL, METRICS
 from agentrl.observe.journal import SUFFIX
+from agentrl.ownership import read_gzip
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.rollout.staleness import STALE
 from agentrl.simulate.workload import FILTERED, EpisodePlan, GroupPlan, TurnPlan
 from agentrl.types import Ending, Episode
+
+_MAX_BYTES: Final = 1 << 30
 
 _LATE = frozenset({OVER_SAMPLED, NOT_CHOSEN, STALE})
 """Reasons of complete groups that no filter of the run dropped."""
@@ -161,8 +163,8 @@ class _Spans:
         spans = cls()
         if not paths:
             return spans
-        with gzip.open(paths[-1], "rt", encoding="utf-8") as file:
-            events = json.load(file)["traceEvents"]
+        text = read_gzip(paths[-1], below=folder, most=_MAX_BYTES)
+        events = json.loads(text)["traceEvents"]
         for event in sorted((each for each in events if each["ph"] == "X"), key=lambda each: each["ts"]):
             begin_s = event["ts"] / 1e6
             spans.add(event["name"], event["args"]["of"], Interval(begin_s, begin_s + event["dur"] / 1e6))

@@ -46,6 +46,21 @@ def test_code_of_a_model_folder_is_never_run_and_nobody_is_asked(folder):
         assert "question" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "config", ["[" * 100_000, "[]", "3", '{"tokenizer_class": 5}', f'{{"x": {"9" * 9999}}}']
+)
+def test_a_tokenizer_of_whatever_a_file_may_hold_is_refused_in_one_sentence(tmp_path, config):
+    model = {"version": "1.0", "added_tokens": [], "model": {"type": "X"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(model))
+    with pytest.raises(ModelLoadError, match=r"^the tokenizer in .* cannot be loaded: .+$"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    for text in ("{}", config, json.dumps(model)):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ModelLoadError, match=r"^the tokenizer in .* cannot be loaded: .+$"):
+            open_tokenizer(tmp_path)
+
+
 def test_every_loader_of_transformers_refuses_code():
     root = Path(agentrl.__file__).parent.parent
     folders = ("agentrl", "benchmarks", "envs_contrib", "examples")

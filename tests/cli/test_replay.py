@@ -46,8 +46,9 @@ def runs(tmp_path, monkeypatch):
             await journal.write_eval("test", 0, [await entry("e0", Outcome.EVALUATED)])
 
     asyncio.run(write())
-    write_toml(load_config(None, {"env": "Calculator-v0"}), tmp_path / "runs" / "x" / "config.toml")
-    write_toml(parse(EvalConfig, {}, source="x"), tmp_path / "scored" / "config.toml")
+    config = load_config(None, {"env": "Calculator-v0"})
+    write_toml(config, tmp_path / "runs" / "x" / "config.toml", signed=True)
+    write_toml(parse(EvalConfig, {}, source="x"), tmp_path / "scored" / "config.toml", signed=True)
     return tmp_path
 
 
