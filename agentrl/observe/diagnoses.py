@@ -102,9 +102,6 @@ class Diagnosis:
         return f"{self.name}: {self.text} Try: {self.remedy}"
 
 
-_DIAGNOSIS = TypeAdapter(Diagnosis)
-
-
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What conditions take from the configuration.
@@ -393,7 +390,7 @@ def read_diagnoses(folder: Path) -> list[Diagnosis]:
     """
     path = folder / DIAGNOSES
     try:
-        return [_DIAGNOSIS.validate_python(row) for row in (lines.read(path) if path.exists() else ())]
+        return TypeAdapter(list[Diagnosis]).validate_python([*lines.read(path)] if path.exists() else [])
     except ValidationError:
         raise RecordError(f"{path} holds no diagnoses of this version") from None
 
