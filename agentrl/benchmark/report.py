@@ -16,7 +16,7 @@ from rich.text import Text
 
 from agentrl.errors import ConfigError
 from agentrl.files import write_text
-from agentrl.observe.lines import from_line
+from agentrl.observe.lines import object_of
 from agentrl.ownership import read_file
 from agentrl.types import JSON
 from agentrl.view.episodes.journals import INDEX, PAGES, JournalFile, find_journals, link_to
@@ -48,7 +48,7 @@ class Benchmark:
             ConfigError: there is none.
         """
         try:
-            table = cast(dict[str, JSON], from_line(read_file(folder / TABLE)))
+            table = object_of(read_file(folder / TABLE), TABLE)
             return cls(folder, tuple(cast(list[Row], table["rows"])))
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(

@@ -21,7 +21,7 @@ from agentrl.envs.registry import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.files import write_text
-from agentrl.observe.lines import from_line
+from agentrl.observe.lines import object_of
 from agentrl.ownership import read_file
 from agentrl.types import JSON, Task
 
@@ -88,7 +88,7 @@ class EvalIdentity(NamedTuple):
         """
         path = folder / IDENTITY
         try:
-            before: dict[str, JSON] = cast(dict[str, JSON], from_line(read_file(path)))
+            before = object_of(read_file(path), str(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); choose another output_dir.") from None
         if difference := next(_differences(before, self.as_json()), None):
