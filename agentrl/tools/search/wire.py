@@ -9,16 +9,19 @@ One list for each query, best first. Without `return_scores` the lists hold the 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from agentrl.retrying import json_of
 from agentrl.tools.search.corpus import Passage
 from agentrl.tools.search.index import Hit
 from agentrl.types import JSON
 
 PATH = "/retrieve"
 DEFAULT_TOPK = 3
+_MAX_SCORE = math.nextafter(math.inf, 0)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -92,10 +95,7 @@ def read_reply(body: bytes, queries: int, topk: int) -> list[tuple[Hit, ...]]:
     Raises:
         ValueError: it is no reply to them; one clause says why.
     """
-    try:
-        payload = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("the reply is not JSON") from None
+    payload = json_of(body)
     result = payload.get("result") if isinstance(payload, dict) else None
     if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
         raise ValueError("the reply has no `result` with a list for each query")
@@ -114,7 +114,7 @@ def _read_hit(entry: JSON) -> Hit:
     document = entry
     if isinstance(entry, dict) and "document" in entry:
         document, number = entry["document"], entry.get("score")
-        score = float(number) if isinstance(number, int | float) else None
+        score = float(number) if isinstance(number, int | float) and abs(number) <= _MAX_SCORE else None
     contents = document.get("contents") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(contents, str):
         raise ValueError("a document of the reply has no `contents`")
