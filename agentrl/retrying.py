@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -276,8 +276,18 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
-    """The concatenated chunks of a reply. Those that arrive together do not hold the event loop.
+async def paced(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The chunks, between which the event loop gets its turns: thousands of one byte each arrive at once."""
+    number = 0
+    async for chunk in chunks:
+        yield chunk
+        number += 1
+        if number % _TURN_CHUNKS == 0:
+            await asyncio.sleep(0)
+
+
+async def read_all(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
+    """The concatenated chunks of a reply.
 
     Raises:
         ValueError: they are longer than `max_bytes`, or more than 100,000.
@@ -290,8 +300,6 @@ async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
             raise ValueError(f"the reply is longer than {max_bytes:,} bytes")
         if len(received) > _MAX_CHUNKS:
             raise ValueError(f"the reply is longer than {_MAX_CHUNKS:,} chunks")
-        if len(received) % _TURN_CHUNKS == 0:
-            await asyncio.sleep(0)
     return b"".join(received)
 
 

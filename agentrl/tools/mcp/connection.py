@@ -52,7 +52,6 @@ MAX_TOOLS_SIZE = 50_000
 """Of the descriptions and schemas of all tools of a server together; see `schema_size`."""
 _MAX_PAGES = 100
 _MAX_SIFTED = 3
-_TURN_CHUNKS = 64
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 # Over HTTP the SDK wraps the error for a reply that is too long: by our bound, or by httpx2's.
 _TOO_LONG_OVER_HTTP = (TOO_LONG, TOO_MANY, f"exceeded the {MAX_BYTES} byte limit")
@@ -183,7 +182,7 @@ async def _client(server: Server, log: ServerLog, sieve: Sieve, stack: AsyncExit
     if isinstance(server, Command):
         return Client(sieve.around(stdio(server, log)), mode="auto", client_info=_CLIENT_INFO, cache=None)
     # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
-    http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
+    http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers, max_bytes=None)
     http.event_hooks = {"response": [_bound]}
     await stack.enter_async_context(http)
     transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
@@ -199,8 +198,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        number = size = 0
-        values = ValueCounter()
+        size, values = 0, ValueCounter()
         try:
             async for chunk in self._inner:
                 if self._is_events and b"\n\n" in chunk.replace(b"\r", b""):
@@ -211,9 +209,6 @@ class _Bounded(httpx2.AsyncByteStream):
                 if values.add(chunk) > MAX_VALUES:
                     raise self._error(TOO_MANY)
                 yield chunk
-                number += 1
-                if number % _TURN_CHUNKS == 0:
-                    await asyncio.sleep(0)
         except httpx2.DecodingError as error:  # a packed reply
             raise self._error(str(error)) from None
 
@@ -239,7 +234,7 @@ async def _listed(session: ClientSession, sieve: Sieve) -> tuple[Tool, ...]:
     for _ in range(_MAX_PAGES):
         page = await _page(session, PaginatedRequestParams(cursor=cursor) if cursor else None, sieve)
         tools += page.tools
-        _check_size(tools)
+        await asyncio.to_thread(_check_size, tools)
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
