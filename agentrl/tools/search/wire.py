@@ -97,11 +97,13 @@ def read_reply(body: bytes, queries: int, topk: int) -> list[tuple[Hit, ...]]:
     """
     payload = json_of(body)
     result = payload.get("result") if isinstance(payload, dict) else None
-    if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
+    result = result if isinstance(result, list) else [None]
+    lists = [hits for hits in result if isinstance(hits, list)]
+    if len(lists) < len(result):
         raise ValueError("the reply has no `result` with a list for each query")
-    if len(result) != queries:
-        raise ValueError(f"the reply answers {len(result)} queries instead of {queries}")
-    return [tuple(_read_hit(hit) for hit in hits[:topk]) for hits in result]
+    if len(lists) != queries:
+        raise ValueError(f"the reply answers {len(lists)} queries instead of {queries}")
+    return [tuple(_read_hit(hit) for hit in hits[:topk]) for hits in lists]
 
 
 def _hit_json(hit: Hit, return_scores: bool) -> JSON:
