@@ -65,8 +65,9 @@ class JsonlRows(Rows):
                 starts[0], are_rows[0] = start, is_row or are_rows[0]
                 self._add_lines(starts[:-1], are_rows[:-1], number)
                 start, is_row, end = int(starts[-1]), bool(are_rows[-1]), end + len(text)
+                lengths = np.diff(np.append(starts, end + 1)) - 1
+                self._check(int(lengths.max()), number + int(lengths.argmax()))
                 number += len(starts) - 1
-                self._check_length(np.append(starts, end), number - len(starts) + 1)
                 hashed.result()
         self._add_lines(np.array([start]), np.array([is_row]), number)
         self._starts.append(end)
@@ -80,12 +81,10 @@ class JsonlRows(Rows):
         self._lines.extend((number + firsts).tolist())
         self._count += len(rows)
 
-    def _check_length(self, bounds: npt.NDArray[np.intp], number: int) -> None:
-        lengths = np.diff(bounds)
-        if lengths.max() > _MAX_LINE_BYTES:
-            line = number + int(lengths.argmax())
+    def _check(self, length: int, number: int) -> None:
+        if length > _MAX_LINE_BYTES:
             raise DataError(
-                f"{self._path}, line {line} is longer than {_MAX_LINE_BYTES >> 20} MiB; write each row on a "
+                f"{self._path}, line {number} is longer than {_MAX_LINE_BYTES:,} bytes; write each row on a "
                 "line of its own, and shorten rows that are longer."
             )
 
