@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ToolDefinitionError, ToolError, ToolRejected
 from agentrl.tools.mcp import McpTools
+from benchmarks import flooding_server
+from benchmarks.flooding_server import LINES, LISTS, reply_to
 from tests.hostile import attacking, measured, replied
-from tests.tools.mcp.flooding_server import LINES, LISTS, reply_to
 from tests.tools.mcp.watching import opened
 
-SERVER = str(Path(__file__).parent / "flooding_server.py")
+SERVER = flooding_server.__file__
 # Over HTTP the SDK itself parses replies, in the event loop.
 MAX_STEP_S = {"stdio": 0.5, "http": 1.0}
 NOT_SHOWN = 1_000

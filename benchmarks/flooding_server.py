@@ -81,6 +81,7 @@ def reply_to(message: dict, listed: str = "") -> bytes:
 
 
 def main() -> None:
+    """Serve over stdio."""
     listed = sys.argv[1] if len(sys.argv) > 1 else ""
     for line in sys.stdin:
         message = json.loads(line)
