@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -35,7 +35,6 @@ _MAX_CODING_CHARS = 40
 _MAX_DIGITS = 400
 _MARKS = (b",", b"[", b"{")
 _MAX_CHUNKS = 100_000
-_TURN_CHUNKS = 64
 T = TypeVar("T")
 
 
@@ -276,17 +275,7 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-async def paced(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The chunks, between which the event loop gets its turns: thousands of one byte each arrive at once."""
-    number = 0
-    async for chunk in chunks:
-        yield chunk
-        number += 1
-        if number % _TURN_CHUNKS == 0:
-            await asyncio.sleep(0)
-
-
-async def read_all(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
+async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
     """The concatenated chunks of a reply.
 
     Raises:

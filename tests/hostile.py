@@ -135,16 +135,22 @@ class Cost:
 
 @contextmanager
 def measured(monkeypatch) -> Iterator[Cost]:
-    """Measure the steps of the event loop of this thread."""
-    cost, thread = Cost(), threading.get_ident()
+    """Measure the steps of the event loop of this thread, the one in which the block ends included."""
+    cost, thread, began_s = Cost(), threading.get_ident(), time.thread_time()
     run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> None:
+        nonlocal began_s
+        if threading.get_ident() != thread:
+            return run(handle)
         began_s = time.thread_time()
         run(handle)
-        if threading.get_ident() == thread:
-            cost.longest_s = max(cost.longest_s, time.thread_time() - began_s)
+        cost.longest_s = max(cost.longest_s, time.thread_time() - began_s)
+        return None
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.Handle, "_run", timed)
-        yield cost
+        try:
+            yield cost
+        finally:
+            cost.longest_s = max(cost.longest_s, time.thread_time() - began_s)

@@ -26,7 +26,7 @@ from tests.algorithms.test_distillation import row_of
 from tests.hostile import attacking, endless, measured, redirected, replied
 
 TASK = Task("t", (Message("user", "?"),), "4", {}, "train")
-MAX_STEP_S = 1.0
+MAX_STEP_S = 0.5
 MIB = 1 << 20
 
 

@@ -6,6 +6,7 @@ allowed addresses. Addresses are compared as origins (scheme, host, port), on th
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from types import TracebackType
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError, ToolRejected
-from agentrl.retrying import PACKED, content_coding, paced
+from agentrl.retrying import PACKED, content_coding
 
 _PORTS = {"http": 80, "https": 443}
 _MAX_CHARACTERS = 80
@@ -23,6 +24,7 @@ _SENT_BEFORE = "agentrl_sent_before"
 _CODING = b"content-encoding"
 _MAX_REPLY_BYTES = 256 << 20
 _MAX_REDIRECT_BYTES = 1 << 16
+_TURN_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +151,27 @@ class _Packed(httpx2.AsyncByteStream):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of a reply, up to a length. None = any."""
+    """The body of a reply, up to a length. None = any.
+
+    Thousands of chunks of one byte arrive at once: between them the event loop gets its turns.
+    """
 
     def __init__(self, inner: httpx2.AsyncByteStream, max_bytes: int | None) -> None:
         self._inner, self._max_bytes = inner, max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        length = 0
-        async for chunk in paced(self._inner):
+        length = number = 0
+        async for chunk in self._inner:
             length += len(chunk)
             if self._max_bytes is not None and length > self._max_bytes:
                 raise httpx2.DecodingError(f"the reply is longer than {self._max_bytes:,} bytes")
             yield chunk
+            number += 1
+            if number % _TURN_CHUNKS == 0:
+                await asyncio.sleep(0)
 
     async def aclose(self) -> None:
+        """Close the inner stream."""
         await self._inner.aclose()
 
 
