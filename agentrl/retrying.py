@@ -1,27 +1,41 @@
-"""HTTP requests with retries, backoff and a limit on the size of a reply."""
+"""HTTP requests with retries and backoff, and JSON from servers: bounded before it is parsed.
+
+What a server sends is untrusted. Its bytes are bounded while they come in, and its values before they are
+parsed. One event loop runs all episodes, and a parser in C holds all threads until its end: so long texts are
+counted and parsed in a thread, and in steps between which the event loop gets its turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
+from json import scanner
+from typing import TypeVar
 
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
+from agentrl.types import JSON
+
 BUSY = frozenset({429, 502, 503, 504})
 MAX_VALUES = 200_000
-"""Of a reply in JSON: parsing so many takes about 50 ms."""
+"""Of a reply in JSON: parsing so many takes 10 to 200 ms."""
+LONG_BYTES = 1 << 16
+"""Texts above this are counted and parsed in a thread."""
 TOO_MANY_VALUES = "the reply holds more than {:,} values"
 PACKED = "the reply is packed with {!r}; the server must send it as it is"
 _MAX_BODY_CHARS = 200
 _MAX_CODING_CHARS = 40
-# The closing quote is optional: without it the search would begin again at every quote.
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_MAX_DIGITS = 400
+_MARKS = (b",", b"[", b"{")
+_MAX_CHUNKS = 100_000
+T = TypeVar("T")
 
 
 class StatusError(Exception):
@@ -162,8 +176,7 @@ async def body_of(
         if packing := content_coding(response):
             raise ValueError(PACKED.format(packing))
         body = await read_all(response.aiter_raw(), max_bytes)
-    if num_values(body, max_values) > max_values:
-        raise ValueError(TOO_MANY_VALUES.format(max_values))
+    await check_values(body, max_values)
     if response.status_code != httpx2.codes.OK:
         raise StatusError(response, body)
     return body
@@ -175,24 +188,98 @@ def content_coding(response: httpx2.Response) -> str:
     return "" if coding == "identity" else coding[:_MAX_CODING_CHARS]
 
 
+async def off_loop(work: Callable[[bytes], T], text: bytes) -> T:
+    """The result of `work(text)`, which a long text gets in a thread."""
+    return work(text) if len(text) <= LONG_BYTES else await asyncio.to_thread(work, text)
+
+
+async def check_values(text: bytes, max_values: int = MAX_VALUES) -> None:
+    """Count the values of a JSON text, before it is parsed.
+
+    Raises:
+        ValueError: they are more than `max_values`.
+    """
+    if await off_loop(partial(num_values, limit=max_values), text) > max_values:
+        raise ValueError(TOO_MANY_VALUES.format(max_values))
+
+
 def num_values(text: bytes, limit: int = MAX_VALUES) -> int:
-    """The number of values in JSON, at most. Parsing holds the event loop by it, even in a thread.
+    """The number of values in JSON, at most; the count ends above `limit`.
 
     Where it is above the limit, characters inside of strings are left out of the count.
     """
-    number = _num_marks(text)
-    return number if number <= limit else _num_marks(_STRING.sub(b"", text))
+    number = 1
+    for start in range(0, len(text), LONG_BYTES):
+        number += sum(text.count(mark, start, start + LONG_BYTES) for mark in _MARKS)
+        if number > limit:
+            break
+    if number <= limit:
+        return number
+    values = ValueCounter()
+    for start in range(0, len(text), LONG_BYTES):
+        if values.add(text[start : start + LONG_BYTES]) > limit:
+            break
+    return values.number
 
 
-def _num_marks(text: bytes) -> int:
-    return 1 + sum(map(text.count, (b",", b"[", b"{")))
+class ValueCounter:
+    """The number of values in a JSON text that arrives in parts. Linear in their length."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self._num_quotes = 0
+        self._rest = b""
+
+    def add(self, part: bytes) -> int:
+        """Add the next part; returns the number so far, at most."""
+        part = self._rest + part
+        # A last backslash escapes what the next part begins with.
+        num_last = len(part) - len(part.rstrip(b"\\"))
+        self._rest = b"\\" * (num_last % 2)
+        plain = part.removesuffix(self._rest).replace(b"\\\\", b"").replace(b'\\"', b"")
+        between = plain.split(b'"')
+        outside = b" ".join(between[self._num_quotes % 2 :: 2])
+        self._num_quotes += len(between) - 1
+        # JSON has at most two strings for each value: it and its key.
+        self.number = max(self.number + sum(map(outside.count, _MARKS)), self._num_quotes // 4)
+        return self.number
+
+
+class _StepByStep(json.JSONDecoder):
+    """Parses as `json` does without its C scanner: in steps, between which other threads get their turns."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_int=_integer)
+        self.scan_once = vars(scanner)["py_make_scanner"](self)
+
+
+def json_of(text: bytes) -> JSON:
+    """The value of a JSON text whose values were counted. Parse a long one in a thread (`off_loop`).
+
+    Raises:
+        ValueError: it is no JSON, is nested too deep, or holds a number of too many digits.
+    """
+    try:
+        # UTF-8 alone, by which the values were counted: from bytes, json.loads would guess other encodings.
+        value: JSON = json.loads(
+            text.decode("utf-8-sig"), cls=_StepByStep if len(text) > LONG_BYTES else None
+        )
+    except (ValueError, RecursionError):
+        raise ValueError("the reply is no JSON") from None
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("a number of too many digits")
+    return int(digits)
 
 
 async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
     """The concatenated chunks of a reply.
 
     Raises:
-        ValueError: they are longer than `max_bytes`.
+        ValueError: they are longer than `max_bytes`, or more than 100,000.
     """
     received, length = [], 0
     async for chunk in chunks:
@@ -200,6 +287,8 @@ async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
         length += len(chunk)
         if length > max_bytes:
             raise ValueError(f"the reply is longer than {max_bytes:,} bytes")
+        if len(received) > _MAX_CHUNKS:
+            raise ValueError(f"the reply is longer than {_MAX_CHUNKS:,} chunks")
     return b"".join(received)
 
 

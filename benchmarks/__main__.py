@@ -48,7 +48,7 @@ _PLAIN: Final = {
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
-    "security": "The longest hold of the event loop by model text, the price of the bounds, sandboxed calls.",
+    "security": "The longest hold of the event loop by model text and servers, bounds, sandboxed calls.",
     "grading": "Seconds to grade 10,000 math answers, of which 1% hang, against math-verify without these.",
     "tools": "The latency of a synchronous tool during rollouts: SQLite in threads and on the event loop.",
     "worlds": "The cost of each environment: episodes a second of its expert.",

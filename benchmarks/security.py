@@ -1,8 +1,9 @@
-"""What untrusted text costs: the longest hold of the event loop, the price of the bounds, sandboxed calls.
+"""What untrusted text and servers cost: the longest hold of the event loop, bounds, sandboxed calls.
 
 holds      for every chat family and dialect, a frozen list of bad texts is parsed as a sampled turn, while a
            task of the loop wakes up every 10 ms; its greatest delay is the hold
 ordinary   a turn of a sentence and a call, through the bounds and by the parser alone
+floods     what hostile servers send (benchmarks/floods.py), in the same loop
 python     `print(1+1)` of 64 callers, and of 60 arrivals a second (benchmarks/python.py)
 """
 
@@ -28,6 +29,7 @@ from agentrl.run.lag import LagMeter
 from agentrl.tools import release_shared
 from agentrl.types import JSON
 from benchmarks.compare import timed
+from benchmarks.floods import holds_of_floods
 from benchmarks.machine import machine
 from benchmarks.python import CLOSED, bench_python
 
@@ -54,12 +56,14 @@ class Security:
     """The workload. Frozen.
 
     formats: chat families and dialects. sizes: characters of the bad texts. turns: ordinary ones in a run.
+    floods: whether hostile servers are measured, too.
     """
 
     formats: tuple[str, ...] = field(default_factory=lambda: (INLINE, TEMPLATE, *families()))
     sizes: tuple[int, ...] = (300, 3_000, 16_000, 56_000, 200_000)
     turns: int = 500
     repeats: int = 5
+    floods: bool = True
 
 
 def bench_security(settings: Security | None = None, *, with_python: bool = True) -> dict[str, JSON]:
@@ -68,16 +72,19 @@ def bench_security(settings: Security | None = None, *, with_python: bool = True
     Returns:
         summary: the longest hold (ms) and its text, the median and the greatest price of the bounds (ratio of
         the times to parse a turn; microseconds), calls a second, p99 in milliseconds. holds_ms, ordinary: by
-        format. python: see `bench_python`. settings: the workload and the machine.
+        format. floods_ms: by kind. python: see `bench_python`. settings: the workload and the machine.
     """
     settings = settings or Security()
     holds, ordinary = asyncio.run(_measured(settings))
+    floods = asyncio.run(holds_of_floods()) if settings.floods else {}
     worst = max(holds, key=lambda name: holds[name].hold_ms)
     ratios = [price["ratio"] for price in ordinary.values()]
     added_us = [price["added_us"] for price in ordinary.values()]
     summary: dict[str, JSON] = {
         "longest_hold_ms": holds[worst].hold_ms,
         "longest_hold": f"{worst}: {holds[worst].text}",
+        "longest_flood_ms": max(floods.values(), default=0.0),
+        "longest_flood": max(floods, key=lambda name: floods[name], default=""),
         "ordinary_turn_ratio": statistics.median(ratios),
         "ordinary_turn_ratio_worst": max(ratios),
         "ordinary_turn_added_us": statistics.median(added_us),
@@ -85,6 +92,7 @@ def bench_security(settings: Security | None = None, *, with_python: bool = True
     }
     result: dict[str, JSON] = {
         "holds_ms": {name: asdict(hold) for name, hold in holds.items()},
+        "floods_ms": dict(floods),
         "ordinary": {name: dict(price) for name, price in ordinary.items()},
         "settings": {**asdict(settings), "formats": [*settings.formats], "sizes": [*settings.sizes]},
     }

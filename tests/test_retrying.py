@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import json
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
 
-from agentrl.retrying import Backoff, body_of
+from agentrl import retrying
+from agentrl.retrying import (
+    LONG_BYTES,
+    Backoff,
+    ValueCounter,
+    body_of,
+    json_of,
+    num_values,
+    off_loop,
+    read_all,
+)
+
+TEXTS = st.text(st.sampled_from('ab,[{"\\\n:é') | st.characters(codec="utf-8"), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+NO_JSON = (
+    b"",
+    b"{",
+    b"[1,]",
+    b'{"a" 1}',
+    b"[1 2]",
+    b"nul",
+    b'"\xff"',
+    b"[" * 9_000,
+    '["a"]'.encode("utf-16"),
+)
 
 
 @pytest.fixture
@@ -69,3 +102,72 @@ async def test_characters_inside_of_texts_are_no_values():
     marks = b"[,{" * 200_000
     for body in (b'["' + marks + b'"]', b'["' + b'\\"' * 300_000 + marks + b'"]', b'"' + marks):
         assert await fetched(body) == body
+
+
+def size_of(value) -> int:
+    """The number of values, by walking them."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(size_of, inner))
+
+
+@given(VALUES, st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())
+def test_values_are_counted_outside_of_strings_however_the_text_is_cut(value, sizes, is_ascii):
+    text = json.dumps(value, ensure_ascii=is_ascii).encode()
+    values, at, turn = ValueCounter(), 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        values.add(text[at : at + size])
+        at, turn = at + size, turn + 1
+    # An empty list or object counts as two: it, and what it could hold.
+    assert size_of(value) <= values.number <= 2 * size_of(value)
+    assert size_of(value) <= num_values(text) <= text.count(b",") + text.count(b"[") + text.count(b"{") + 1
+
+
+@pytest.mark.parametrize("flood", [b'"",' * 5_000_000, b"[]," * 5_000_000])
+def test_a_count_ends_at_the_limit(flood, monkeypatch):
+    parts = []
+    add = ValueCounter.add
+    monkeypatch.setattr(
+        ValueCounter, "add", lambda counter, part: (parts.append(part), add(counter, part))[1]
+    )
+    assert num_values(b"[" + flood + b"1]", 200_000) > 200_000
+    assert sum(map(len, parts)) < 1_500_000
+
+
+@given(VALUES)
+def test_a_long_text_is_parsed_as_any_other(value):
+    padded = json.dumps({"value": value, "rest": " " * LONG_BYTES}).encode()
+    assert json_of(padded)["value"] == from_json(padded)["value"] == value
+
+
+@pytest.mark.parametrize("rest", [b"", b" " * LONG_BYTES])
+@pytest.mark.parametrize("text", NO_JSON)
+def test_what_is_no_json_is_one_clause(text, rest):
+    with pytest.raises(ValueError, match=r"^the reply is no JSON$"):
+        json_of(text + rest)
+
+
+async def turns_during(work) -> int:
+    """How often another task of the event loop gets its turn meanwhile."""
+    turns, task = 0, asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+@pytest.mark.parametrize("value", [b"[]", b"1.5", b'"a"', b'{"a":1}'])
+async def test_a_long_text_is_parsed_while_the_event_loop_goes_on(value):
+    text = b"[" + b",".join([value] * 100_000) + b"]"
+    # Before and after a scanner in C, which holds all threads, the loop has a turn or two.
+    assert await turns_during(off_loop(json_of, text)) > 4
+
+
+async def test_a_reply_of_too_many_chunks_is_refused():
+    async def chunks():
+        for _ in range(retrying._MAX_CHUNKS + 1):
+            yield b"x"
+
+    with pytest.raises(ValueError, match="the reply is longer than 100,000 chunks"):
+        await read_all(chunks(), 1 << 20)

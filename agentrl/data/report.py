@@ -17,6 +17,8 @@ from agentrl.types import JSON, Task
 
 _NUM_RENDERED = 3
 _MAX_PROBLEMS = 20
+_MAX_PROBLEM_CHARS = 1_000
+_MAX_RENDERED_CHARS = 10_000
 
 
 class RowProgress(Protocol):
@@ -40,7 +42,7 @@ class DataReport:
     the first of these. unit: of lengths, tokens or characters. lengths: minimum, median, 95th and 99th
     percentile, maximum, mean. turns: prompts by their number of messages. labels, tools: prompts that have
     an answer, tools (count). rendered: some prompts as text. unfit: rows of a sample that a grader cannot
-    grade, and why.
+    grade, and why. Of long texts and messages, the middle is left out.
     """
 
     path: str
@@ -109,14 +111,14 @@ def report_on(
             task = source.task_of_row(number)
         except DataError as error:
             bad += 1
-            problems += [str(error)] if bad <= _MAX_PROBLEMS else []
+            problems += [_cut(str(error), _MAX_PROBLEM_CHARS)] if bad <= _MAX_PROBLEMS else []
             continue
         lengths.append(measure.length(task))
         turns[len(task.prompt)] += 1
         labels += task.answer is not None
         tools += bool(task.metadata.get("tools"))
         if number in rendered_rows:
-            rendered.append(measure.render(task))
+            rendered.append(_cut(measure.render(task), _MAX_RENDERED_CHARS))
     return DataReport(
         path=path,
         fingerprint=source.fingerprint,
@@ -130,6 +132,14 @@ def report_on(
         lengths=_summary(lengths),
         rendered=tuple(rendered),
     )
+
+
+def _cut(text: str, max_chars: int) -> str:
+    """The text, whose middle is left out where it is longer: a terminal shows a long one for minutes."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out ...]\n{text[-half:]}"
 
 
 def _summary(lengths: array[int]) -> dict[str, float]:

@@ -17,7 +17,7 @@ import httpx2
 
 from agentrl.errors import ConfigError, GradingError, ToolError
 from agentrl.graders.answer import tail
-from agentrl.retrying import Backoff, Retrying, StatusError, body_of, failure_kind
+from agentrl.retrying import Backoff, Retrying, StatusError, body_of, failure_kind, json_of, off_loop
 from agentrl.tools import Shared
 from agentrl.tools.http import AllowedAddresses, bearer
 from agentrl.tools.search.batching import Batcher
@@ -126,7 +126,7 @@ class RemoteGrader:
         retrying = Retrying(Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S))
         try:
             body = await retrying(partial(self._sent, http, content), self._count_retry)
-            return _rewards_in(body, len(items))
+            return await off_loop(partial(_rewards_in, number=len(items)), body)
         except (httpx2.HTTPError, StatusError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise GradingError(failure_kind(error), f"{self.url}: {reason}") from error
@@ -155,17 +155,13 @@ def _rewards_in(body: bytes, number: int) -> list[float]:
     Raises:
         ValueError: it holds another number of them, or one that is not finite.
     """
-    try:
-        reply: JSON = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("the reply is no JSON") from None
+    reply = json_of(body)
     if isinstance(reply, dict):
         reply = next((reply[name] for name in _SCORES if name in reply), None)
     values = reply if isinstance(reply, list) else [reply]
-    rewards = [_finite(value) for value in values]
-    if len(rewards) != number:
-        raise ValueError(f"the reply has {len(rewards)} rewards for {number} answers")
-    return rewards
+    if len(values) != number:
+        raise ValueError(f"the reply has {len(values)} rewards for {number} answers")
+    return [_finite(value) for value in values]
 
 
 def _finite(value: JSON) -> float:

@@ -6,6 +6,7 @@ allowed addresses. Addresses are compared as origins (scheme, host, port), on th
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -21,6 +22,9 @@ _PORTS = {"http": 80, "https": 443}
 _MAX_CHARACTERS = 80
 _SENT_BEFORE = "agentrl_sent_before"
 _CODING = b"content-encoding"
+_MAX_REPLY_BYTES = 256 << 20
+_MAX_REDIRECT_BYTES = 1 << 16
+_TURN_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class AllowedAddresses:
         timeout_s: float | None = 30.0,
         max_connections: int = 100,
         headers: Mapping[str, str] | None = None,
+        max_bytes: int | None = _MAX_REPLY_BYTES,
     ) -> httpx2.AsyncClient:
         """A client that reaches only these origins. The caller closes it.
 
@@ -114,15 +119,19 @@ class AllowedAddresses:
 
         timeout_s: of each wait for the network (connect, read, write, a free connection), not of the
             whole request. None = none.
+        max_bytes: of the body of a reply; of one that redirects, 64 KiB are. None = the caller bounds them.
 
         A request of it raises:
             ToolRejected: its URL has another origin.
             ToolError: `refused`, the server redirects to another origin.
-            httpx2.HTTPError: the network or the server failed; a DecodingError: the reply is packed.
+            httpx2.HTTPError: the network or the server failed; a DecodingError: the reply is packed, or too
+                long.
         """
         limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         return httpx2.AsyncClient(
-            transport=GuardedTransport(httpx2.AsyncHTTPTransport(trust_env=False, limits=limits), self),
+            transport=GuardedTransport(
+                httpx2.AsyncHTTPTransport(trust_env=False, limits=limits), self, max_bytes
+            ),
             timeout=timeout_s,
             headers={"accept-encoding": "identity", **(headers or {})},
             follow_redirects=True,
@@ -141,17 +150,51 @@ class _Packed(httpx2.AsyncByteStream):
         raise httpx2.DecodingError(PACKED.format(self._coding))
 
 
-class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Passes only requests to allowed origins on to another transport, redirected requests included."""
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of a reply, up to a length. None = any.
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, allowed: AllowedAddresses) -> None:
+    Thousands of chunks of one byte arrive at once: between them the event loop gets its turns.
+    """
+
+    def __init__(self, inner: httpx2.AsyncByteStream, max_bytes: int | None) -> None:
+        self._inner, self._max_bytes = inner, max_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = number = 0
+        async for chunk in self._inner:
+            length += len(chunk)
+            if self._max_bytes is not None and length > self._max_bytes:
+                raise httpx2.DecodingError(f"the reply is longer than {self._max_bytes:,} bytes")
+            yield chunk
+            number += 1
+            if number % _TURN_CHUNKS == 0:
+                await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Close the inner stream."""
+        await self._inner.aclose()
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Passes only requests to allowed origins on to another transport, redirected requests included.
+
+    max_bytes: of the body of a reply; None = any number.
+    """
+
+    def __init__(
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        allowed: AllowedAddresses,
+        max_bytes: int | None = _MAX_REPLY_BYTES,
+    ) -> None:
         self._inner = inner
         self._allowed = allowed
+        self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request to an allowed origin.
 
-        The body of a packed reply raises httpx2.DecodingError when it is read.
+        The body of a reply that is packed or too long raises httpx2.DecodingError when it is read.
 
         Raises:
             ToolRejected: its origin is not allowed.
@@ -169,6 +212,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             # The error is raised where the body is read: there every client of HTTP expects one.
             plain = [(key, value) for key, value in response.headers.raw if key.lower() != _CODING]
             return httpx2.Response(response.status_code, headers=plain, stream=_Packed(coding))
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            # A client that follows a redirect reads all of its body first, and throws it away.
+            redirects = response.has_redirect_location
+            response.stream = _Bounded(response.stream, _MAX_REDIRECT_BYTES if redirects else self._max_bytes)
         return response
 
     async def __aenter__(self) -> GuardedTransport:

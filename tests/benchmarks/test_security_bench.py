@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks import floods
 from benchmarks.security import INLINE, TEMPLATE, Security, Subject, bench_security
 
 
@@ -18,6 +19,8 @@ def test_a_format_of_each_kind_is_measured():
     assert json.loads(json.dumps(result)) == result
     assert result["holds_ms"].keys() == result["ordinary"].keys() == set(formats)
     assert result["summary"]["longest_hold_ms"] == max(h["hold_ms"] for h in result["holds_ms"].values())
+    assert result["floods_ms"].keys() > floods.TEXTS.keys()
+    assert result["summary"]["longest_flood_ms"] == max(result["floods_ms"].values())
     assert all(price["ratio"] > 0 for price in result["ordinary"].values())
 
 
@@ -26,7 +29,8 @@ def test_a_text_that_holds_the_loop_is_measured(monkeypatch):
         time.sleep(0.1 if len(ids) > 150 else 0.0)
 
     monkeypatch.setattr(Subject, "parse", parse)
-    result = bench_security(Security((INLINE,), sizes=(100, 200), turns=1, repeats=1), with_python=False)
+    settings = Security((INLINE,), sizes=(100, 200), turns=1, repeats=1, floods=False)
+    result = bench_security(settings, with_python=False)
     assert result["summary"]["longest_hold_ms"] >= 85
 
 

@@ -135,3 +135,24 @@ def test_rows_without_tests_are_named_and_an_empty_answer_must_not_pay(tmp_path,
     path = write_lines(tmp_path / "a.jsonl", [{"input": "?", "answer": "9"}])
     output = run_check(capsys, str(path), "--label-key=answer", "--reward=code", code=2).out
     assert "line 1 has no tests of programs in its label or `tests`" in output
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_long_prompts_and_long_errors_are_cut(tmp_path, capsys, as_json):
+    path = tmp_path / "long.jsonl"
+    names = {f"{n:04}" * 1_000: n for n in range(100)}
+    path.write_text(f"{json.dumps({'question': 'x' * 3_000_000, 'answer': 1})}\n{json.dumps(names)}\n")
+    output = run_check(capsys, str(path), *KEYS, *as_json, code=2).out
+    assert "characters are left out ...]" in output
+    assert len(output) < 30_000
+
+
+def test_a_line_that_is_too_long_is_a_sentence(tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    with path.open("wb") as file:
+        file.write(b"{}\n")
+        # A hole in the file, which takes no place on the disk.
+        file.truncate(100 << 20)
+    printed = run_check(capsys, str(path), code=2).err
+    assert "line 2 is longer than 67,108,864 bytes; write each row on a line of its own" in printed
+    assert len(printed) < 1_000

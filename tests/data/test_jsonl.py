@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from decimal import Decimal
 
 import pytest
@@ -132,6 +133,36 @@ def test_rows_are_found_however_the_file_is_read(tmp_path_factory, lines, chunk)
     assert [rows.where(k) for k in range(len(rows))] == [f"{path}, line {number}" for number in expected]
     # A run that began with an earlier version resumes: the hash is of every byte.
     assert rows.fingerprint == hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def test_a_long_line_is_indexed_without_being_held(tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b'{"input": "' + b"x" * (40 << 20) + b'"}\n{"input": "short"}\n')
+    tracemalloc.start()
+    try:
+        rows = jsonl.JsonlRows(path)
+        # What is not held cannot be copied again for each part of the line that is read.
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert (len(rows), rows.row(1)) == (2, {"input": "short"})
+    assert rows.fingerprint == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 18])
+@pytest.mark.parametrize("end", ["", "\n", '\n{"input": "b"}\n'])
+def test_a_line_that_is_too_long_is_a_sentence(tmp_path, monkeypatch, chunk, end):
+    monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 40)
+    monkeypatch.setattr(jsonl, "_READ_AT_ONCE", chunk)
+    path = tmp_path / "long.jsonl"
+    line = json.dumps({"input": "x" * 20})
+    path.write_text('{"input": "a"}\n\n' + line.ljust(40) + end)
+    assert [jsonl.JsonlRows(path).row(k)["input"][0] for k in range(2)] == ["a", "x"]
+    path.write_text('{"input": "a"}\n\n' + line.ljust(41) + end)
+    with pytest.raises(
+        DataError, match=r"line 3 is longer than 40 bytes; write each row on a line of its own"
+    ):
+        jsonl.JsonlRows(path)
 
 
 def test_json_files_hold_a_list_or_lines(tmp_path):

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import ConfigError, EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
+from agentrl.retrying import num_values
 from agentrl.types import KEPT_IDS, Finish
 from tests.engine.serving import generated
 from tests.engine.subjects import text_of
@@ -266,3 +268,46 @@ def test_kept_ids_of_several_parts_are_joined_and_cut_with_the_tokens():
 def test_kept_ids_that_are_missing_or_wrong_are_refused(meta, error, sentence):
     with pytest.raises(error, match=sentence):
         read(generated([1, 2], **meta), sampling=KEEPING)
+
+
+@pytest.mark.parametrize(
+    ("field", "entry"),
+    [
+        ("output_ids", "x"),
+        ("output_token_logprobs", []),
+        ("output_token_versions", 1),
+        ("output_kept_ids", "x"),
+        ("output_kept_ids", ["x"] * 1_000),
+        ("output_top_logprobs", 1),
+        ("output_top_logprobs", [1] * 1_000),
+    ],
+)
+def test_of_many_wrong_entries_the_first_one_is_described(field, entry):
+    reply = generated([59])
+    holder = reply if field == "output_ids" else reply["meta_info"]
+    holder[field] = [entry] * 1_000
+    with pytest.raises(ValidationError) as caught:
+        wire.GenerateReply.model_validate_json(json.dumps(reply))
+    # The sentence needs one, and pydantic describes all.
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(4_000), replace(KEEPING, max_new_tokens=4_000)])
+def test_the_longest_replies_that_were_asked_for_are_within_their_bounds(sampling):
+    entry = [-123.45678901234567, 151_000, None]
+    reply = generated([151_000] * 4_000, weight_version="123456789")
+    # 200 characters a token: none of a vocabulary is longer, but for blanks.
+    reply["text"] = " " * 200 * 4_000
+    reply["meta_info"]["output_token_logprobs"] = [entry] * 4_000
+    reply["meta_info"]["output_token_versions"] = ["123456789"] * 4_000
+    if sampling.keeps_ids:
+        reply["meta_info"]["output_top_logprobs"] = [[entry] * sampling.top_k] * 4_000
+    body, bounds = json.dumps(reply).encode(), wire.bounds_of(sampling)
+    assert len(body) <= bounds.max_bytes
+    assert num_values(body) <= bounds.max_values
+
+
+def test_a_long_refusal_is_not_parsed(monkeypatch):
+    body = b'{"message": "no", "rest": [' + b"[]," * 100_000 + b"[]]}"
+    monkeypatch.setattr(wire, "json_of", lambda text: pytest.fail("it was parsed"))
+    assert wire.refusal(500, body).startswith('answered 500: {"message": "no", "rest": [[],[],')

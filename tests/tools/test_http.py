@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, ToolError, ToolRejected
-from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.http import AllowedAddresses, GuardedTransport
 
 
 def real(spelling: str) -> str:
@@ -177,3 +177,33 @@ def test_credentials_do_not_belong_into_an_address():
     with pytest.raises(ConfigError, match="give them as headers") as refused:
         AllowedAddresses(real("web://me:secret@h/"))
     assert "secret" not in str(refused.value)
+
+
+class Chunks(httpx2.AsyncByteStream):
+    """6,400 chunks that arrive at once."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(6_400):
+            yield b"x"
+
+
+@pytest.mark.parametrize(("status", "max_bytes"), [(200, 6_399), (200, None), (307, 6_399)])
+async def test_bodies_are_bounded_and_leave_turns_to_others(status, max_bytes):
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        headers = {"location": "/again"} if status == 307 else {}
+        return httpx2.Response(status, headers=headers, stream=Chunks())
+
+    url, turns = real("web://127.0.0.1:8000"), 0
+    guarded = GuardedTransport(httpx2.MockTransport(answer), AllowedAddresses(url), max_bytes)
+    async with httpx2.AsyncClient(transport=guarded) as client:
+        fetching = asyncio.create_task(client.get(url))
+        while not fetching.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns >= 90
+    if (status, max_bytes) == (200, 6_399):
+        with pytest.raises(httpx2.DecodingError, match="the reply is longer than 6,399 bytes"):
+            await fetching
+    else:
+        # Of a redirect, 64 KiB are read.
+        assert len((await fetching).content) == 6_400

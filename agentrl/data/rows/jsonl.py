@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from os import fstat, stat_result
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,16 @@ from agentrl.types import JSON
 
 _BLOCK = 32
 _READ_AT_ONCE = 1 << 18
+_MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
 class JsonlRows(Rows):
-    """A file with one JSON object a line; blank lines are no rows.
+    """A file with one JSON object a line of at most 64 MiB; blank lines are no rows.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or a line is too long.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,22 +50,43 @@ class JsonlRows(Rows):
         self._block = lru_cache(maxsize=8)(self._read_block)
 
     def _index(self) -> str:
-        """Find the rows of all blocks; returns the hash, which another thread computes meanwhile."""
+        """Find the rows of all blocks; returns the hash, which another thread computes meanwhile.
+
+        Of a line, whatever its length, only the start is held.
+        """
         digest = hashlib.blake2b(digest_size=16)
-        start, number = 0, 1
+        # Of the line that goes on: its offset, its number, and whether it is a row as far as it was read.
+        start, number, is_row, end = 0, 1, False, 0
         with ThreadPoolExecutor(1, "agentrl-data") as thread:
-            for lines in _complete_lines(self._file):
-                hashed = thread.submit(digest.update, lines)
-                offsets, are_rows = _offsets_of(lines)
-                rows = np.flatnonzero(are_rows)
-                firsts = rows[-self._count % _BLOCK :: _BLOCK]
-                self._starts.extend((start + offsets[firsts]).tolist())
-                self._lines.extend((number + firsts).tolist())
-                self._count += len(rows)
-                start, number = start + len(lines), number + len(offsets)
+            while text := self._file.read(_READ_AT_ONCE):
+                hashed = thread.submit(digest.update, text)
+                offsets, are_rows = _parts_of(text)
+                starts = end + offsets
+                starts[0], are_rows[0] = start, is_row or are_rows[0]
+                self._add_lines(starts[:-1], are_rows[:-1], number)
+                start, is_row, end = int(starts[-1]), bool(are_rows[-1]), end + len(text)
+                lengths = np.diff(np.append(starts, end + 1)) - 1
+                self._check(int(lengths.max()), number + int(lengths.argmax()))
+                number += len(starts) - 1
                 hashed.result()
-        self._starts.append(start)
+        self._add_lines(np.array([start]), np.array([is_row]), number)
+        self._starts.append(end)
         return digest.hexdigest()
+
+    def _add_lines(self, starts: npt.NDArray[np.intp], are_rows: npt.NDArray[np.bool_], number: int) -> None:
+        """Add complete lines, of which the first has this number."""
+        rows = np.flatnonzero(are_rows)
+        firsts = rows[-self._count % _BLOCK :: _BLOCK]
+        self._starts.extend(starts[firsts].tolist())
+        self._lines.extend((number + firsts).tolist())
+        self._count += len(rows)
+
+    def _check(self, length: int, number: int) -> None:
+        if length > _MAX_LINE_BYTES:
+            raise DataError(
+                f"{self._path}, line {number} is longer than {_MAX_LINE_BYTES:,} bytes; write each row on a "
+                "line of its own, and shorten rows that are longer."
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -134,29 +155,14 @@ class JsonRows(Rows):
         return f"{self._path}, item {number + 1}"
 
 
-def _complete_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The bytes of a file, cut at ends of lines."""
-    begun = b""
-    while text := file.read(_READ_AT_ONCE):
-        end = text.rfind(b"\n") + 1
-        if end:
-            yield begun + text[:end]
-            begun = b""
-        begun += text[end:]
-    if begun:
-        yield begun
-
-
-def _offsets_of(lines: bytes) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """The offset of each line, and whether it is a row: not blank."""
-    bytes_B = np.frombuffer(lines, np.uint8)
+def _parts_of(text: bytes) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """The offset of each part between ends of lines, and whether it is not blank. The last one may go on."""
+    bytes_B = np.frombuffer(text + b"\n", np.uint8)
     ends = np.flatnonzero(bytes_B == ord("\n"))
-    if not lines.endswith(b"\n"):
-        ends = np.append(ends, len(lines))
     offsets = np.append(0, ends[:-1] + 1)
     are_rows = ~_IS_SPACE[bytes_B[offsets]]
-    for line in np.flatnonzero(~are_rows):
-        are_rows[line] = bool(lines[offsets[line] : ends[line]].strip())
+    for part in np.flatnonzero(~are_rows):
+        are_rows[part] = bool(text[offsets[part] : ends[part]].strip())
     return offsets, are_rows
 
 

@@ -334,7 +334,7 @@ class SGLangPolicy:
         try:
             body = wire.generate_body(pending.rid, ids, draft.rest, salt)
             async with pending.in_flight(self.url):
-                reply = await self._connection.generate(body, session)
+                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest))
             may_run = False
         except UntouchedError:
             may_run = False

@@ -11,9 +11,13 @@ import httpx2
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.keepalive import BrokenReplyError, Connections, UnreachableError, header_lines
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.retrying import check_values
 
 _CONTROL_TIMEOUT_S = 10.0
 _MAX_REPLY_BYTES = 256 << 20
+_MAX_CONTROL_BYTES = 8 << 20
+# Of a reply that is shorter, the values cannot hold the event loop for long: pydantic parses them in C.
+_COUNTED_BYTES = 1 << 20
 _BUSY = {429, 503}
 # sglang-router responds with 500 where a server dropped the connection.
 _BROKEN = {500, 502, 504}
@@ -57,17 +61,22 @@ class ServerConnection:
         )
         return wire.version_of(model.weight_version), self.capacity
 
-    async def generate(self, body: bytes, session: str) -> wire.GenerateReply:
-        """Send a request and wait for its reply.
+    async def generate(self, body: bytes, session: str, bounds: wire.Bounds) -> wire.GenerateReply:
+        """Send a request and wait for its reply. bounds: of the reply.
 
         Raises:
             UntouchedError: it may be sent again.
         """
         url = f"{self._url}/generate"
         headers = header_lines({wire.ROUTING_KEY: _header_value(session)})
-        status, answer = await self._send("POST", url, body, headers)
+        status, answer = await self._send("POST", url, body, headers, bounds.max_bytes)
         if status != _OK:
             raise _refused(url, status, answer)
+        if len(answer) > _COUNTED_BYTES:
+            try:
+                await check_values(answer, bounds.max_values)
+            except ValueError as error:
+                raise EngineError(f"{url}: {error}.") from None
         return wire.read(wire.GenerateReply, answer, f"the reply of {url}")
 
     async def loads(self) -> list[wire.RankLoad]:
@@ -150,13 +159,15 @@ class ServerConnection:
     ) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send(method, url, body)
+                return await self._send(method, url, body, b"", _MAX_CONTROL_BYTES)
         except TimeoutError:
             raise EngineUnavailableError(f"{url} did not answer in {timeout_s:g} s.") from None
 
-    async def _send(self, method: str, url: str, body: bytes, headers: bytes = b"") -> tuple[int, bytes]:
+    async def _send(
+        self, method: str, url: str, body: bytes, headers: bytes, max_bytes: int
+    ) -> tuple[int, bytes]:
         try:
-            return await self._connections.send(method, url, body, headers)
+            return await self._connections.send(method, url, body, headers, max_bytes)
         except ValueError as error:
             raise EngineError(f"{url}: {error}.") from None
         except UnreachableError as error:

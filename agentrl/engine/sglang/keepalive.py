@@ -202,12 +202,11 @@ def _excerpt(line: bytes) -> str:
 class _Link(asyncio.Protocol):
     """One connection. idle_since_s: when its last reply was complete, by the event loop's clock."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[Reply] | None = None
-        self._reader = ReplyReader(max_bytes)
+        self._reader = ReplyReader(0)
         self.idle_since_s = 0.0
 
     @property
@@ -215,8 +214,8 @@ class _Link(asyncio.Protocol):
         """Whether a request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, *request: bytes) -> Reply:
-        """Send a request and wait for its reply; cancellation closes the connection.
+    async def exchange(self, *request: bytes, max_bytes: int) -> Reply:
+        """Send a request and wait for its reply; cancellation closes the connection. max_bytes: of its body.
 
         Raises:
             BrokenReplyError: it ended without a reply.
@@ -225,7 +224,7 @@ class _Link(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise BrokenReplyError("the server closed the connection")
-        self._reader = ReplyReader(self._max_bytes)
+        self._reader = ReplyReader(max_bytes)
         self._reply = self._loop.create_future()
         for part in request:
             transport.write(part)
@@ -300,7 +299,7 @@ def _target_of(url: str) -> _Target:
 class Connections:
     """Connections to servers: as many as there are requests at once, used again, the latest first.
 
-    headers: sent with every request. certificates: those of https. max_bytes: of a reply.
+    headers: sent with every request. certificates: those of https. max_bytes: of a reply, at most.
 
     Raises:
         ConfigError: a header cannot be sent.
@@ -313,8 +312,12 @@ class Connections:
         self._certificates, self._max_bytes = certificates, max_bytes
         self._idle: dict[tuple[str, int, bool], list[_Link]] = {}
 
-    async def send(self, method: str, url: str, body: bytes, headers: bytes) -> Reply:
+    async def send(
+        self, method: str, url: str, body: bytes, headers: bytes, max_bytes: int | None = None
+    ) -> Reply:
         """Send a request and wait for its reply. headers: as `header_lines` writes them.
+
+        max_bytes: of this reply; None = those of all.
 
         Raises:
             UnreachableError: there is no connection.
@@ -328,9 +331,9 @@ class Connections:
         )
         link = await self._link(target)
         # One packet where the body is small; a large one is not copied.
-        reply = await (
-            link.exchange(head + body) if len(body) < _MAX_HEAD_BYTES else link.exchange(head, body)
-        )
+        parts = (head + body,) if len(body) < _MAX_HEAD_BYTES else (head, body)
+        most = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
+        reply = await link.exchange(*parts, max_bytes=most)
         if link.is_usable:
             self._idle.setdefault(target[:3], []).append(link)
         return reply
@@ -360,7 +363,7 @@ class Connections:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 _, link = await loop.create_connection(
-                    lambda: _Link(self._max_bytes),
+                    _Link,
                     target.host,
                     target.port,
                     ssl=self._certificates if target.is_secure else None,

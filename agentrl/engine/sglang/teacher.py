@@ -22,7 +22,7 @@ from typing import Annotated
 
 import httpx2
 import numpy as np
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from agentrl.algorithms.distillation import first_sampled, teachers_row
 from agentrl.engine.sglang import wire
@@ -44,7 +44,9 @@ _REFUSED = 400
 
 
 class _Meta(wire.WireModel):
-    input_token_logprobs: list[tuple[float | None, int, str | None]] = Field(default_factory=list)
+    input_token_logprobs: Annotated[list[tuple[float | None, int, str | None]], FailFast()] = Field(
+        default_factory=list
+    )
     prompt_tokens: Annotated[int, Field(ge=0)] = 0
 
 
@@ -135,7 +137,7 @@ class ServedTeacher:
                         f"opd_teacher_url: {url} cannot be reached ({_text(error)}); start the teacher's "
                         "server, or mend the address."
                     ) from error
-                found = [token for _, token, _ in _entries(url, body)]
+                found = [token for _, token, _ in await asyncio.to_thread(_entries, url, body)]
                 if not _contains(found, token_ids):
                     raise ConfigError(
                         f"opd_teacher_url: the server at {url} has another tokenizer than the policy, so it "

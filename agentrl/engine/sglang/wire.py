@@ -24,11 +24,12 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
+from agentrl.retrying import LONG_BYTES, json_of
 
 ROUTING_KEY = "x-smg-routing-key"
 """The header by which sglang-router routes a session to one server."""
@@ -37,11 +38,20 @@ UNSET_VERSION = "default"
 """The weight_version of a server where none was set: version 0."""
 
 _SEEDS = 2**63
+_META_BYTES, _BYTES_OF_TOKEN, _BYTES_OF_LIKELY = 1 << 20, 256, 64
+_META_VALUES, _VALUES_OF_TOKEN, _VALUES_OF_LIKELY = 10_000, 16, 8
+_ALL = 1 << 40
 _MAX_MESSAGE_CHARS = 300
 
 
+_Entry = tuple[float | None, int, str | None]
+
+
 class WireModel(BaseModel):
-    """Base of a server's replies: types are strict, unknown fields are ignored."""
+    """Base of a server's replies: types are strict, unknown fields are ignored.
+
+    A list has FailFast: else pydantic would list the errors of all entries, of half a million for seconds.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -65,17 +75,19 @@ class MetaInfo(WireModel):
     finish_reason: FinishReason
     weight_version: str
     cached_tokens: Annotated[int, Field(ge=0)] = 0
-    output_token_logprobs: list[tuple[float, int, str | None]] = Field(default_factory=list)
-    output_token_versions: list[str] | None = None
-    output_kept_ids: list[list[int]] | None = None
-    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
+    output_token_logprobs: Annotated[list[tuple[float, int, str | None]], FailFast()] = Field(
+        default_factory=list
+    )
+    output_token_versions: Annotated[list[str] | None, FailFast()] = None
+    output_kept_ids: Annotated[list[Annotated[list[int], FailFast()]] | None, FailFast()] = None
+    output_top_logprobs: Annotated[list[Annotated[list[_Entry] | None, FailFast()]] | None, FailFast()] = None
 
 
 class GenerateReply(WireModel):
     """The reply to one request."""
 
     text: str = ""
-    output_ids: list[int] = Field(default_factory=list)
+    output_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
     meta_info: MetaInfo
 
 
@@ -98,7 +110,7 @@ class RankLoad(WireModel):
 class Loads(WireModel):
     """The reply of /v1/loads."""
 
-    loads: list[RankLoad]
+    loads: Annotated[list[RankLoad], FailFast()]
 
 
 class ModelInfo(WireModel):
@@ -116,7 +128,7 @@ class RouterWorker(WireModel):
 class RouterWorkers(WireModel):
     """The servers behind a router: the reply of /workers."""
 
-    workers: list[RouterWorker]
+    workers: Annotated[list[RouterWorker], FailFast()]
 
 
 class Capacity(NamedTuple):
@@ -137,6 +149,27 @@ class Capacity(NamedTuple):
                 f"server holds ({self.total} tokens in all, {self.prompt} of them prompt); start it with a "
                 "longer context or ask for fewer tokens."
             )
+
+
+class Bounds(NamedTuple):
+    """The bounds of a reply: bytes of its body, values of its JSON."""
+
+    max_bytes: int
+    max_values: int
+
+
+def bounds_of(sampling: Sampling) -> Bounds:
+    """Those of the reply to a request: in proportion to the tokens, and the likeliest ones, that it asks for.
+
+    Where top_p alone says how many ids are kept, a token may have as many as the vocabulary.
+    """
+    if sampling.keeps_ids and not reports_prefix(sampling.top_k):
+        return Bounds(_ALL, _ALL)
+    tokens, likely = sampling.max_new_tokens, sampling.top_k if sampling.keeps_ids else 0
+    return Bounds(
+        _META_BYTES + tokens * (_BYTES_OF_TOKEN + likely * _BYTES_OF_LIKELY),
+        _META_VALUES + tokens * (_VALUES_OF_TOKEN + likely * _VALUES_OF_LIKELY),
+    )
 
 
 UNBOUNDED_CAPACITY = Capacity(1 << 62, 1 << 62)
@@ -246,8 +279,8 @@ def refusal(status: int, body: bytes) -> str:
     """The status and error message of a response, truncated to one sentence."""
     message = " ".join(body[: 4 * _MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
     try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
+        parsed = json_of(body) if len(body) <= LONG_BYTES else None
+    except ValueError:
         parsed = None
     if isinstance(parsed, dict):
         error = parsed.get("error")

@@ -15,15 +15,15 @@ import httpx2
 from agentrl.errors import ConfigError, EndpointError, did_you_mean
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
-from agentrl.retrying import Backoff, Retrying, StatusError, body_of
+from agentrl.retrying import Backoff, Retrying, StatusError, body_of, json_of, off_loop
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_context_overflow, read_reply
 from agentrl.tools.http import AllowedAddresses, bearer
-from agentrl.types import JSON, Finish, Message
+from agentrl.types import Finish, Message
 
 _BUSY = frozenset({408, 429, *range(500, 600)})
-_MAX_REPLY_BYTES = 32 << 20
+_MAX_REPLY_BYTES = 16 << 20
 _CONNECT_TIMEOUT_S = 20.0
 _FIRST_WAIT_S = 0.5
 _MAX_WAIT_S = 60.0
@@ -119,7 +119,7 @@ class ChatClient:
             try:
                 async with asyncio.timeout(self._endpoint.timeout_s):
                     body = await self._retrying(lambda: self._sent("POST", url, content), errors.append)
-                return ChatTurn(read_reply(body), len(errors))
+                return ChatTurn(await off_loop(read_reply, body), len(errors))
             except StatusError as error:
                 if is_context_overflow(error.status, error.body):
                     return ChatTurn(_CONTEXT_FULL, len(errors))
@@ -148,8 +148,9 @@ class ChatClient:
         """Names of the endpoint's models; empty where it does not list them."""
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                listing: JSON = json.loads(await self._sent("GET", self._endpoint.address("models"), None))
-        except (StatusError, httpx2.HTTPError, ValueError, RecursionError, TimeoutError):
+                body = await self._sent("GET", self._endpoint.address("models"), None)
+                listing = await off_loop(json_of, body)
+        except (StatusError, httpx2.HTTPError, ValueError, TimeoutError):
             return []
         rows = listing.get("data") if isinstance(listing, dict) else None
         ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from agentrl.retrying import LONG_BYTES, json_of
 from agentrl.tools.json_text import encodable, read_json, storable
 from agentrl.types import JSON, Finish, Message, ToolCall, Usage
 
@@ -28,6 +29,7 @@ _ABORTED = ("abort", "error")
 _CONTEXT_OVERFLOW = re.compile(r"context[ _](?:length|window)", re.IGNORECASE)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_ERROR_CHARS = 200
+_MAX_CALLS = 1_000
 
 
 class ChatReply(NamedTuple):
@@ -45,16 +47,12 @@ class ChatReply(NamedTuple):
 
 
 def read_reply(body: bytes) -> ChatReply:
-    """Parse the turn of a reply.
+    """Parse the turn of a reply whose values were counted. Of its calls the first 1,000 are read.
 
     Raises:
         ValueError: it is no reply; the message holds the reason.
     """
-    try:
-        payload: JSON = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("the reply is no JSON") from None
-    reply = _table(payload)
+    reply = _table(json_of(body))
     if reply.get("error"):
         raise ValueError(f"the reply is an error: {error_text(body)}")
     choices = reply.get("choices")
@@ -65,7 +63,7 @@ def read_reply(body: bytes) -> ChatReply:
     if reason in _ABORTED:
         raise ValueError(f"the endpoint ended the turn itself ({reason})")
     message = _table(choice["message"])
-    calls = _unique(_read_call(call) for call in _items(message.get("tool_calls")))
+    calls = _unique(_read_call(call) for call in _items(message.get("tool_calls"))[:_MAX_CALLS])
     refused = not message.get("content") and bool(message.get("refusal"))
     content = _content(message.get("refusal" if refused else "content"))
     thoughts = {name: _text(message[name]) for name in REASONING_FIELDS if isinstance(message.get(name), str)}
@@ -132,10 +130,9 @@ def is_context_overflow(status: int, body: bytes) -> bool:
 
 def _error_fields(body: bytes) -> Mapping[str, JSON]:
     try:
-        payload: JSON = json.loads(body)
-    except (ValueError, RecursionError):
+        fields = _table(json_of(body)) if len(body) <= LONG_BYTES else {}
+    except ValueError:
         return {}
-    fields = _table(payload)
     error = fields.get("error", fields)
     return {"message": error} if isinstance(error, str) else _table(error)
 
@@ -161,12 +158,15 @@ def _read_call(payload: JSON) -> ToolCall:
 
 
 def _unique(calls: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-    """The calls with distinct ids: results refer to calls by id."""
+    """The calls with distinct ids: results refer to calls by id. One that was taken gets the call's number.
+
+    Linear in the length of all ids: once it has a number, only ids with that same number are in its way.
+    """
     by_id: dict[str, ToolCall] = {}
     for number, call in enumerate(calls):
         id = call.id or f"call_{number}"
         while id in by_id:
-            id += "_"
+            id += f"_{number}"
         by_id[id] = replace(call, id=id)
     return tuple(by_id.values())
 

@@ -36,11 +36,11 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError, ToolRejected
-from agentrl.retrying import MAX_VALUES, num_values
+from agentrl.retrying import MAX_VALUES, ValueCounter
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.intake import schema_size
 from agentrl.tools.mcp.server import Command, Server
-from agentrl.tools.mcp.sieve import Sieve
+from agentrl.tools.mcp.sieve import MAX_TOOLS, Sieve
 from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, TOO_MANY, ServerLog, stdio
 from agentrl.types import JSON
 
@@ -48,12 +48,10 @@ ANSWERS_S = 2.0
 """After a cancelled call, a server that lists its tools within this time counts as healthy."""
 CLOSE_S = 8.0
 """The longest time that closing takes: `play` waits ten seconds."""
-MAX_TOOLS = 256
 MAX_TOOLS_SIZE = 50_000
 """Of the descriptions and schemas of all tools of a server together; see `schema_size`."""
 _MAX_PAGES = 100
 _MAX_SIFTED = 3
-_MAX_BLOCKS = 1_000
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 # Over HTTP the SDK wraps the error for a reply that is too long: by our bound, or by httpx2's.
 _TOO_LONG_OVER_HTTP = (TOO_LONG, TOO_MANY, f"exceeded the {MAX_BYTES} byte limit")
@@ -115,7 +113,7 @@ class McpConnection:
             raise ToolError(
                 "protocol", f"`{name}` answered what MCP does not allow: {_line(error)}"
             ) from error
-        return _checked(name, result)
+        return await _checked(name, result)
 
     async def close(self) -> None:
         """Cancel the health probe; the session itself belongs to `connect`."""
@@ -146,8 +144,9 @@ class McpConnection:
         return ToolError("protocol", f"`{name}` failed with JSON-RPC error {error.code}: {_line(error)}")
 
 
-def _checked(name: str, result: CallToolResult) -> str:
-    text = text_of(result)
+async def _checked(name: str, result: CallToolResult) -> str:
+    # Structured content is the only part whose text may take long.
+    text = text_of(result) if result.content else await asyncio.to_thread(text_of, result)
     if result.is_error:
         raise ToolRejected(f"{name} failed and did not say why." if text == NOTHING else text)
     return text
@@ -183,7 +182,7 @@ async def _client(server: Server, log: ServerLog, sieve: Sieve, stack: AsyncExit
     if isinstance(server, Command):
         return Client(sieve.around(stdio(server, log)), mode="auto", client_info=_CLIENT_INFO, cache=None)
     # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
-    http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
+    http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers, max_bytes=None)
     http.event_hooks = {"response": [_bound]}
     await stack.enter_async_context(http)
     transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
@@ -199,16 +198,15 @@ class _Bounded(httpx2.AsyncByteStream):
         self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = values = 0
+        size, values = 0, ValueCounter()
         try:
             async for chunk in self._inner:
                 if self._is_events and b"\n\n" in chunk.replace(b"\r", b""):
-                    size = values = 0
+                    size, values = 0, ValueCounter()
                 size += len(chunk)
-                values += num_values(chunk)
                 if size > MAX_BYTES:
                     raise self._error(TOO_LONG)
-                if values > MAX_VALUES:
+                if values.add(chunk) > MAX_VALUES:
                     raise self._error(TOO_MANY)
                 yield chunk
         except httpx2.DecodingError as error:  # a packed reply
@@ -236,7 +234,7 @@ async def _listed(session: ClientSession, sieve: Sieve) -> tuple[Tool, ...]:
     for _ in range(_MAX_PAGES):
         page = await _page(session, PaginatedRequestParams(cursor=cursor) if cursor else None, sieve)
         tools += page.tools
-        _check_size(tools)
+        await asyncio.to_thread(_check_size, tools)
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
@@ -292,6 +290,7 @@ def _line(error: BaseException) -> str:
 
 
 NOTHING = "The tool returned nothing."
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def text_of(result: CallToolResult) -> str:
@@ -299,11 +298,10 @@ def text_of(result: CallToolResult) -> str:
 
     A block that is not text becomes a line in brackets that describes it. The text is never empty.
     """
-    parts = [_text(block) for block in result.content[:_MAX_BLOCKS]]
-    if len(result.content) > _MAX_BLOCKS:
-        parts.append(f"[{len(result.content) - _MAX_BLOCKS:,} more parts not shown]")
+    parts = [_text(block) for block in result.content]
     if not parts and result.structured_content is not None:
-        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+        # In steps, between which other threads get their turns.
+        parts = ["".join(_ENCODER.iterencode(result.structured_content))]
     return "\n".join(parts) or NOTHING
 
 

@@ -1,7 +1,10 @@
-"""Takes tools that are described by what MCP does not allow out of a server's lists.
+"""What a server's results pass through before the SDK checks them: surplus parts and bad tools are left out.
 
-The SDK refuses a list as a whole, and names the place of the tool in it. So its error tells which tools to
-take out, and the list is asked for again.
+The SDK checks a result on the event loop, each part of it against each form that MCP allows, and lists all
+errors: 90,000 bad parts hold the loop for eight seconds. So lists are cut before it sees them.
+
+It refuses a list of tools as a whole, too, and names the place of the tool in it. So its error tells which
+tools to take out, and the list is asked for again.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from agentrl.types import JSON
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
 
-_TOOLS = "tools"
+MAX_TOOLS = 256
+MAX_BLOCKS = 1_000
+_TOOLS, _CONTENT = "tools", "content"
 
 
 class Sieve:
-    """What a session's lists of tools pass through.
+    """What a session's results pass through. Of a list of tools, one more than 256 is left; of the parts of a
+    result 1,000, and a sentence that says how many are not shown.
 
     refused: why, by the name of each tool that was taken out, or by its number where it has no name.
     """
@@ -38,7 +44,7 @@ class Sieve:
 
     @asynccontextmanager
     async def around(self, transport: Transport) -> AsyncIterator[TransportStreams]:
-        """The transport, whose lists of tools are sifted."""
+        """The transport, whose results are sifted."""
         async with transport as (read, write):
             yield _Sifted(read, self._sift), write
 
@@ -63,10 +69,15 @@ class Sieve:
     def _sift(self, message: SessionMessage | Exception) -> None:
         if isinstance(message, Exception) or not isinstance(message.message, JSONRPCResponse):
             return
-        listed = message.message.result.get(_TOOLS)
+        result = message.message.result
+        content, listed = result.get(_CONTENT), result.get(_TOOLS)
+        if isinstance(content, list) and len(content) > MAX_BLOCKS:
+            rest = {"type": "text", "text": f"[{len(content) - MAX_BLOCKS:,} more parts not shown]"}
+            result[_CONTENT] = [*content[:MAX_BLOCKS], rest]
         if isinstance(listed, list):
-            self._listed = [tool for tool in listed if not self._out or _key(tool) not in self._out]
-            message.message.result[_TOOLS] = self._listed
+            few = listed[: MAX_TOOLS + 1]
+            self._listed = [tool for tool in few if not self._out or _key(tool) not in self._out]
+            result[_TOOLS] = self._listed
 
 
 def _key(tool: JSON) -> str:

@@ -13,7 +13,7 @@ import re
 import select
 import signal
 from asyncio.subprocess import Process, SubprocessStreamProtocol
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -32,11 +32,12 @@ from mcp_types import (
     RequestId,
     jsonrpc_message_adapter,
 )
-from pydantic import ValidationError
 
 from agentrl import guard
-from agentrl.retrying import MAX_VALUES, num_values
+from agentrl.retrying import LONG_BYTES, MAX_VALUES, json_of, num_values, off_loop
+from agentrl.tools.json_text import storable
 from agentrl.tools.mcp.server import Command
+from agentrl.types import JSON
 
 MAX_BYTES = 16 * 2**20
 """The longest message of a server."""
@@ -53,6 +54,7 @@ _LOG_SETTLES_S = 1.0
 _POLL_S = 0.002
 _MAX_CHARACTERS = 80
 _QUEUED = 1024
+_TURN_LINES = 64
 _ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
@@ -139,31 +141,43 @@ class _PendingCalls:
         if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
             self._pending.discard((message.params or {}).get("requestId", ""))
 
-    def messages_of(self, line: bytes, cut: bool) -> Iterator[JSONRPCMessage]:
-        if cut or num_values(line) > MAX_VALUES:
-            yield from self._too_long(line, TOO_LONG if cut else TOO_MANY)
-            return
+    async def messages_of(self, line: bytes, cut: bool) -> Sequence[JSONRPCMessage]:
+        if cut or await off_loop(num_values, line) > MAX_VALUES:
+            return self._too_long(line, TOO_LONG if cut else TOO_MANY)
         try:
-            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValidationError:
+            message = await _message(line)
+        except ValueError:
             # Other text on stdout before or between calls is harmless; during a call it may be its response.
-            yield from self._failed(PARSE_ERROR, f"it wrote {_clipped(line)}, which is no message of MCP")
-            return
+            return self._failed(PARSE_ERROR, f"it wrote {_clipped(line)}, which is no message of MCP")
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
             self._pending.discard(message.id)
-        yield message
+        return [message]
 
-    def _too_long(self, line: bytes, problem: str) -> Iterator[JSONRPCMessage]:
+    def _too_long(self, line: bytes, problem: str) -> Sequence[JSONRPCMessage]:
         match = _ID_FIRST.match(line) or _ID_LAST.search(line[-_ENDS_BYTES:])
         if match and int(match[1]) in self._pending:
             self._pending.discard(int(match[1]))
-            yield _error(int(match[1]), INVALID_PARAMS, problem)
-        else:
-            yield from self._failed(PARSE_ERROR, f"it wrote a line that is too long: {problem}")
+            return [_error(int(match[1]), INVALID_PARAMS, problem)]
+        return self._failed(PARSE_ERROR, f"it wrote a line that is too long: {problem}")
 
-    def _failed(self, code: int, text: str) -> Iterator[JSONRPCMessage]:
+    def _failed(self, code: int, text: str) -> Sequence[JSONRPCMessage]:
         pending, self._pending = self._pending, set()
-        return (_error(request, code, text) for request in pending)
+        return [_error(request, code, text) for request in pending]
+
+
+async def _message(line: bytes) -> JSONRPCMessage:
+    """The message in a line, whose values were counted.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if len(line) <= LONG_BYTES:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    return jsonrpc_message_adapter.validate_python(await off_loop(_value, line), by_name=False)
+
+
+def _value(line: bytes) -> JSON:
+    return storable(json_of(line))
 
 
 def _error(request: RequestId, code: int, text: str) -> JSONRPCError:
@@ -171,7 +185,7 @@ def _error(request: RequestId, code: int, text: str) -> JSONRPCError:
 
 
 def _clipped(line: bytes) -> str:
-    text = line.decode("utf-8", "replace")
+    text = line[: 4 * _MAX_CHARACTERS + 4].decode("utf-8", "replace")
     return repr(text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...")
 
 
@@ -310,8 +324,10 @@ async def _receive(
     lines, is_open = Lines(), True
     async with to_session:
         while chunk := await process.stdout.read(_CHUNK_BYTES):
-            for line, cut in lines.feed(chunk):
-                for message in calls.messages_of(line, cut) if is_open and line.strip() else ():
+            for number, (line, cut) in enumerate(lines.feed(chunk)):
+                if number % _TURN_LINES == 0:
+                    await asyncio.sleep(0)
+                for message in await calls.messages_of(line, cut) if is_open and line.strip() else ():
                     # After the end of the session the rest is read and dropped: a full pipe must not keep
                     # the server from ending.
                     is_open = is_open and await _forward(to_session, message)

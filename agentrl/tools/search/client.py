@@ -13,7 +13,7 @@ from functools import partial
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.retrying import Backoff, Retrying, StatusError, body_of, failure_kind
+from agentrl.retrying import MAX_VALUES, Backoff, Retrying, StatusError, body_of, failure_kind, off_loop
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
@@ -21,6 +21,7 @@ from agentrl.tools.search.index import Hit
 
 _MAX_BATCH = wire.Bounds().max_queries
 _MAX_REPLY_BYTES = 32 << 20
+_VALUES_OF_HIT = 8
 _CONNECT_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
@@ -114,7 +115,7 @@ class SearchClient:
         request = wire.RetrieveRequest(unique, self.k, return_scores=True)
         try:
             body = await retrying(partial(self._send, http, request), self._count_retry)
-            results = wire.read_reply(body, len(unique), self.k)
+            results = await off_loop(partial(wire.read_reply, queries=len(unique), topk=self.k), body)
         except (httpx2.HTTPError, StatusError, ValueError) as error:
             raise self._failure(error) from error
         by_query = dict(zip(unique, results, strict=True))
@@ -123,7 +124,9 @@ class SearchClient:
     async def _send(self, http: httpx2.AsyncClient, request: wire.RetrieveRequest) -> bytes:
         self.counts["requests"] += 1
         self.counts["queries"] += len(request.queries)
-        return await body_of(http, "POST", self._url, wire.request_body(request), max_bytes=_MAX_REPLY_BYTES)
+        content, hits = wire.request_body(request), len(request.queries) * request.topk
+        values = max(MAX_VALUES, _VALUES_OF_HIT * hits)
+        return await body_of(http, "POST", self._url, content, max_bytes=_MAX_REPLY_BYTES, max_values=values)
 
     def _count_retry(self, error: Exception) -> None:
         del error

@@ -9,16 +9,19 @@ One list for each query, best first. Without `return_scores` the lists hold the 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from agentrl.retrying import json_of
 from agentrl.tools.search.corpus import Passage
 from agentrl.tools.search.index import Hit
 from agentrl.types import JSON
 
 PATH = "/retrieve"
 DEFAULT_TOPK = 3
+_MAX_SCORE = math.nextafter(math.inf, 0)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -92,16 +95,15 @@ def read_reply(body: bytes, queries: int, topk: int) -> list[tuple[Hit, ...]]:
     Raises:
         ValueError: it is no reply to them; one clause says why.
     """
-    try:
-        payload = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("the reply is not JSON") from None
+    payload = json_of(body)
     result = payload.get("result") if isinstance(payload, dict) else None
-    if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
+    result = result if isinstance(result, list) else [None]
+    lists = [hits for hits in result if isinstance(hits, list)]
+    if len(lists) < len(result):
         raise ValueError("the reply has no `result` with a list for each query")
-    if len(result) != queries:
-        raise ValueError(f"the reply answers {len(result)} queries instead of {queries}")
-    return [tuple(_read_hit(hit) for hit in hits[:topk]) for hits in result]
+    if len(lists) != queries:
+        raise ValueError(f"the reply answers {len(lists)} queries instead of {queries}")
+    return [tuple(_read_hit(hit) for hit in hits[:topk]) for hits in lists]
 
 
 def _hit_json(hit: Hit, return_scores: bool) -> JSON:
@@ -114,7 +116,7 @@ def _read_hit(entry: JSON) -> Hit:
     document = entry
     if isinstance(entry, dict) and "document" in entry:
         document, number = entry["document"], entry.get("score")
-        score = float(number) if isinstance(number, int | float) else None
+        score = float(number) if isinstance(number, int | float) and abs(number) <= _MAX_SCORE else None
     contents = document.get("contents") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(contents, str):
         raise ValueError("a document of the reply has no `contents`")

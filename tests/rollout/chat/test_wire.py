@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from dataclasses import astuple
 
@@ -121,3 +122,46 @@ def test_a_thought_in_the_content_is_reasoning(content, thought, answer):
 def test_content_beside_a_field_of_reasoning_is_the_answer_as_it_is():
     read = read_reply(json.dumps(reply(assistant("a</think>b", reasoning_content="Hm."))).encode())
     assert (read.message.reasoning, read.message.text) == ("Hm.", "a</think>b")
+
+
+def steps_and_ids(ids: list[str]) -> tuple[int, list[str]]:
+    """How many lines run while a reply with calls of these ids is read, and the ids that they get."""
+    calls = [{"id": id, "function": {"name": "f", "arguments": "{}"}} for id in ids]
+    body = json.dumps(reply({"role": "assistant", "content": "", "tool_calls": calls})).encode()
+    steps = 0
+
+    def count(frame, event, argument):
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        read = read_reply(body)
+    finally:
+        sys.settrace(before)
+    return steps, [call.id for call in read.message.tool_calls]
+
+
+def in_the_way(number: int) -> list[str]:
+    """Ids that are where calls with equal ids would go."""
+    half = number // 2
+    taken = [f"a_{call}" + f"_{call}" * (call % 3) for call in range(half, number)]
+    return [*taken, *["a"] * (number - half)]
+
+
+@pytest.mark.parametrize(
+    "ids", [lambda n: ["a"] * n, lambda n: [""] * n, lambda n: ["call_1", ""] * (n // 2), in_the_way]
+)
+def test_calls_with_equal_ids_take_work_and_space_in_proportion_to_their_number(ids):
+    few, few_ids = steps_and_ids(ids(200))
+    many, many_ids = steps_and_ids(ids(800))
+    assert len(set(many_ids)) == 800
+    assert many < 4.4 * few
+    assert sum(map(len, many_ids)) < 6 * sum(map(len, few_ids))
+
+
+def test_of_the_calls_of_a_reply_a_thousand_are_read():
+    _, ids = steps_and_ids([f"c{n}" for n in range(3_000)])
+    assert ids == [f"c{n}" for n in range(1_000)]
