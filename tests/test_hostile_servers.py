@@ -142,7 +142,7 @@ async def test_no_client_reads_the_body_of_a_redirect_without_end(client, monkey
 async def test_chunks_of_one_byte_do_not_hold_the_event_loop(client, monkeypatch):
     def chunks():
         # After them, what is no chunk: a client that takes all of them fails there.
-        return [next(endless()), b"1\r\n \r\n" * 150_000, b"?\r\n"]
+        return [next(endless()), b"1\r\n \r\n" * 110_000, b"?\r\n"]
 
     with serving(chunks) as server:
         await failure_of(client, server.url, monkeypatch)

@@ -288,8 +288,8 @@ def test_of_many_wrong_entries_the_first_one_is_described(field, entry):
     holder[field] = [entry] * 1_000
     with pytest.raises(ValidationError) as caught:
         wire.GenerateReply.model_validate_json(json.dumps(reply))
-    # The sentence needs one, and pydantic describes all.
-    assert caught.value.error_count() == 1
+    # Without FailFast there are a thousand; a tuple has one for each of its missing fields.
+    assert caught.value.error_count() <= 3
 
 
 @pytest.mark.parametrize("sampling", [Sampling(4_000), replace(KEEPING, max_new_tokens=4_000)])
