@@ -26,10 +26,14 @@ from .wire import SessionLimits
 
 _CHECK_S = 0.05
 _LEAST_CHECK_S = 0.01
+_GLANCE_S = 0.01
+_LEAST_GLANCE_S = 0.001
+_BYTES_PER_S = 4e9  # what a core fills of new memory, at most
 _SOON_S = 0.002
 _IDLE_CHECK_S = 1.0
 _CHUNK_BYTES = 65_536
 _MOST_CHUNKS = 32  # a flood of output must not block the limits
+_CORES = os.cpu_count() or 1
 _PAGE_BYTES = 4096
 _MOST_BUFFERS = 256  # pipes and sockets: at most some 60 MB of the kernel's memory
 _MAX_REPORT_BYTES = 500
@@ -107,7 +111,8 @@ class Supervisor:
             os.set_blocking(fd, False)
         self._buffer = bytearray()
         self._dropped = 0
-        self._check_s = _CHECK_S
+        self._check_at = 0.0
+        self._glance_s = _GLANCE_S
         self._unsent = memoryview(b"")
         self._used = self._cpu_s()
 
@@ -182,10 +187,10 @@ class Supervisor:
             poll.register(fd, select.POLLIN)
         poll.register(self._cells, select.POLLOUT)
         began = time.monotonic()
-        deadline, check = began + self._limits["wall_s"], began + _CHECK_S
+        deadline, glance = began + self._limits["wall_s"], began + _GLANCE_S
         while True:
             now = time.monotonic()
-            ready = {fd for fd, _ in poll.poll(max(min(deadline, check) - now, 0.0) * 1e3 + 1)}
+            ready = {fd for fd, _ in poll.poll(max(min(deadline, glance) - now, 0.0) * 1e3)}
             if self._host in ready:
                 # The host sends nothing while a cell runs: it has closed the socket.
                 return None
@@ -200,14 +205,14 @@ class Supervisor:
                     return _REPORTS.get(report, "ended")
                 # The pipe is closed: the next check finds the interpreter dead, or the deadline comes.
                 poll.unregister(self._status)
-                check = now + _SOON_S
+                glance = now + _SOON_S
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
-            if now >= check:
-                check = now + self._check_s
+            if now >= glance:
                 if failure := self._unreported_end() or self._exceeded_limit():
                     return failure
+                glance = time.monotonic() + self._glance_s
 
     def _report(self) -> bytes | None:
         """The interpreter's next report; empty where its pipe is closed, None where there is none yet."""
@@ -227,15 +232,30 @@ class Supervisor:
         return "cpu" if number == signal.SIGXCPU else f"signal:{_name(number)}"
 
     def _exceeded_limit(self) -> str | None:
+        """The limit that the session exceeds. Processes are counted each time, all else at its own times."""
+        began = time.monotonic()
         self._reap_orphans()
         # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
-        number = self._processes.number()
-        if number > self._limits["processes"] + 1:
+        number = self._processes.number() - 1
+        if number > self._limits["processes"]:
             return "processes"
-        # The more processes there are, the more memory they can take until the next check.
-        self._check_s = max(_CHECK_S / max(number - 1, 1), _LEAST_CHECK_S)
-        usage = self._processes.usage(excluded_pid=os.getpid())
-        if usage.memory_bytes > self._limits["memory_bytes"]:
+        # The kernel enforces the memory of one process.
+        taken = self._processes.resident_bytes(excluded_pid=os.getpid()) if number > 1 else 0
+        free = self._limits["memory_bytes"] - taken
+        if began >= self._check_at or free < 0:
+            if failure := self._exceeded_usage():
+                return failure
+            self._check_at = began + max(_CHECK_S / max(number, 1), _LEAST_CHECK_S)
+        # Until the next glance they cannot fill what is free; a glance takes at most a half of a core.
+        soonest = max(_LEAST_GLANCE_S, time.monotonic() - began)
+        until_full_s = free / _BYTES_PER_S / max(min(number, _CORES), 1)
+        self._glance_s = min(max(until_full_s, soonest), _GLANCE_S)
+        return None
+
+    def _exceeded_usage(self) -> str | None:
+        most = self._limits["memory_bytes"]
+        usage = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=most)
+        if usage.memory_bytes > most:
             return "memory"
         if usage.cpu_s - self._used > self._limits["cpu_s"]:
             return "cpu"
@@ -244,7 +264,7 @@ class Supervisor:
         return None
 
     def _cpu_s(self) -> float:
-        return self._processes.usage(excluded_pid=os.getpid()).cpu_s
+        return self._processes.usage(excluded_pid=os.getpid(), enough_bytes=sys.maxsize).cpu_s
 
     def _reap_orphans(self) -> None:
         """Reap orphans of pid 1 except the interpreter, whose end its pipe reports."""
