@@ -94,11 +94,10 @@ def test_a_directory_that_nobody_may_write_is_copied(tmp_path, like):
     assert (tmp_path / "out" / "config.json").stat().st_mode & 0o200
 
 
-@pytest.mark.parametrize("limit", [1000, 30_000])
+@pytest.mark.parametrize("limit", [100, 30_000])
 def test_a_full_disk_is_the_error_of_the_system_whoever_writes(tmp_path, like, limit):
     """Python, safetensors and tokenizers, which say it each in a way of its own."""
     named, target = trained(), tmp_path / "out"
-    assert (like / "tokenizer.json").stat().st_size > 1000
     with file_size_limit(limit):
         for write in (
             lambda: write_directory(
@@ -113,5 +112,5 @@ def test_a_full_disk_is_the_error_of_the_system_whoever_writes(tmp_path, like, l
                 assert is_refused_write(error), error  # noqa: PT017
             else:
                 # A config and a tokenizer may fit.
-                assert limit > 1000
+                assert limit > 100
     assert [path.name for path in tmp_path.iterdir() if path.name != "out"] == ["like"]

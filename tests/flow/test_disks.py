@@ -10,6 +10,7 @@ import pytest
 import agentrl
 from agentrl.errors import DiskError
 from agentrl.observe import members, reconcile
+from agentrl.trainer.ranks import RankTrainer
 from tests.disks import file_size_limit, on_small_disk
 from tests.flow.runs import TINY, train
 
@@ -67,21 +68,21 @@ SMALL = {
 }
 
 
-def test_a_disk_that_is_full_when_the_final_model_is_written(tmp_path, monkeypatch):
-    from agentrl.trainer.torch.trainer import TorchTrainer
-
+@pytest.mark.parametrize("words", [0, 20_000], ids=["no weights fit", "no tokenizer fits"])
+def test_a_disk_that_is_full_when_the_final_model_is_written(tmp_path, monkeypatch, words):
     whole = train("Bandit", tmp_path, "whole", **SMALL).folder / "checkpoint"
-    save, refused = TorchTrainer.save, []
+    save, refused = RankTrainer.save, []
 
     async def onto_a_full_disk(self, directory):
-        # The kernel refuses it, and what the writers of models make of that is theirs.
-        with file_size_limit(1000):
+        # The kernel refuses to write it; what is made of that is the writers' own.
+        (tmp_path / "x" / "model" / "words.txt").write_bytes(bytes(words))
+        with file_size_limit(10_000):
             refused.append(directory)
             await save(self, directory)
 
-    monkeypatch.setattr(TorchTrainer, "save", onto_a_full_disk)
+    monkeypatch.setattr(RankTrainer, "save", onto_a_full_disk)
     folder = tmp_path / "x"
-    sentence = rf"{folder}/checkpoint.* cannot be written \(File too large\); make room there.*--resume`\."
+    sentence = rf"{folder}.* cannot be written \(File too large\); make room there.*--resume`\."
     with pytest.raises(DiskError, match=sentence):
         train("Bandit", tmp_path, "x", **SMALL)
     assert refused == [str(folder / "checkpoint")]

@@ -93,7 +93,9 @@ def ports_of(*pids):
     sockets = set()
     for pid in pids:
         with suppress(OSError):
-            sockets |= {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):  # that of the folder itself, too
+                    sockets.add(os.readlink(path))
     ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
