@@ -74,6 +74,52 @@ class SessionProcesses:
                 return
 
 
+class LimitChecks:
+    """Compares what all processes but this one take with the limits of their session.
+
+    glance_s: the time until the next comparison: the less is free, the sooner.
+    """
+
+    def __init__(self, limits: SessionLimits, processes: ProcessTable) -> None:
+        self._limits, self._processes = limits, processes
+        self.glance_s = _GLANCE_S
+        self._check_at = 0.0
+        self._charged_s = 0.0
+        self.charged_cpu_s()
+
+    def charged_cpu_s(self) -> float:
+        """CPU seconds since the last call, which are a cell's."""
+        used = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=sys.maxsize).cpu_s
+        before, self._charged_s = self._charged_s, used
+        return used - before
+
+    def exceeded(self) -> str | None:
+        """The limit that they exceed. Their number is compared each time, all else at its own times."""
+        began = time.monotonic()
+        # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
+        number = self._processes.number() - 1
+        if number > self._limits["processes"]:
+            return "processes"
+        # The kernel enforces the memory of one process.
+        taken = self._processes.resident_bytes(excluded_pid=os.getpid()) if number > 1 else 0
+        most = self._limits["memory_bytes"]
+        if began >= self._check_at or taken > most:
+            usage = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=most)
+            taken = usage.memory_bytes
+            if taken > most:
+                return "memory"
+            if usage.cpu_s - self._charged_s > self._limits["cpu_s"]:
+                return "cpu"
+            if self._processes.buffers(excluded_pid=os.getpid()) > _MOST_BUFFERS:
+                return f"memory:more than {_MOST_BUFFERS} pipes and sockets"
+            self._check_at = began + max(_CHECK_S / max(number, 1), _LEAST_CHECK_S)
+        # Until the next glance they cannot fill what is free; glances take at most a half of a core.
+        soonest_s = max(_LEAST_GLANCE_S, time.monotonic() - began)
+        until_full_s = (most - taken) / _BYTES_PER_S / max(min(number, _CORES), 1)
+        self.glance_s = min(max(until_full_s, soonest_s), _GLANCE_S)
+        return None
+
+
 class Supervisor:
     """Runs the cells of one session.
 
@@ -91,12 +137,7 @@ class Supervisor:
         session_processes: SessionProcesses,
         start: Callable[[int, int, int], int],
     ) -> None:
-        self._host, self._limits, self._processes, self._session_processes = (
-            host,
-            limits,
-            processes,
-            session_processes,
-        )
+        self._host, self._limits, self._session_processes = host, limits, session_processes
         cells, self._cells = os.pipe()
         self._status, status = os.pipe()
         self._output, output = os.pipe()
@@ -111,10 +152,8 @@ class Supervisor:
             os.set_blocking(fd, False)
         self._buffer = bytearray()
         self._dropped = 0
-        self._check_at = 0.0
-        self._glance_s = _GLANCE_S
+        self._checks = LimitChecks(limits, processes)
         self._unsent = memoryview(b"")
-        self._used = self._cpu_s()
 
     def serve(self) -> None:
         """Run cells until the host closes the socket or the session ends."""
@@ -134,7 +173,9 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
         while not poll.poll(_IDLE_CHECK_S * 1e3):
-            self._session_processes.signal(signal.SIGKILL if self._exceeded_limit() else signal.SIGSTOP)
+            self._reap_orphans()
+            over = self._checks.exceeded() is not None
+            self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         return wire.read(self._host)
 
     def _run(self, cell: object) -> Result | None:
@@ -152,13 +193,12 @@ class Supervisor:
         self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         self._drain(_most_reads(self._output))
         kind, _, detail = outcome.partition(":")
-        before, self._used = self._used, self._cpu_s()
         return Result(
             outcome=kind,
             detail=detail,
             output=self._buffer.decode("utf-8", "replace"),
             dropped_bytes=self._dropped,
-            cpu_s=self._used - before,
+            cpu_s=self._checks.charged_cpu_s(),
             over=over,
         )
 
@@ -210,9 +250,10 @@ class Supervisor:
             if now >= deadline:
                 return "timeout"
             if now >= glance:
-                if failure := self._unreported_end() or self._exceeded_limit():
+                self._reap_orphans()
+                if failure := self._unreported_end() or self._checks.exceeded():
                     return failure
-                glance = time.monotonic() + self._glance_s
+                glance = time.monotonic() + self._checks.glance_s
 
     def _report(self) -> bytes | None:
         """The interpreter's next report; empty where its pipe is closed, None where there is none yet."""
@@ -230,41 +271,6 @@ class Supervisor:
             return f"ended:{os.WEXITSTATUS(status)}"
         number = os.WTERMSIG(status)
         return "cpu" if number == signal.SIGXCPU else f"signal:{_name(number)}"
-
-    def _exceeded_limit(self) -> str | None:
-        """The limit that the session exceeds. Processes are counted each time, all else at its own times."""
-        began = time.monotonic()
-        self._reap_orphans()
-        # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
-        number = self._processes.number() - 1
-        if number > self._limits["processes"]:
-            return "processes"
-        # The kernel enforces the memory of one process.
-        taken = self._processes.resident_bytes(excluded_pid=os.getpid()) if number > 1 else 0
-        free = self._limits["memory_bytes"] - taken
-        if began >= self._check_at or free < 0:
-            if failure := self._exceeded_usage():
-                return failure
-            self._check_at = began + max(_CHECK_S / max(number, 1), _LEAST_CHECK_S)
-        # Until the next glance they cannot fill what is free; a glance takes at most a half of a core.
-        soonest = max(_LEAST_GLANCE_S, time.monotonic() - began)
-        until_full_s = free / _BYTES_PER_S / max(min(number, _CORES), 1)
-        self._glance_s = min(max(until_full_s, soonest), _GLANCE_S)
-        return None
-
-    def _exceeded_usage(self) -> str | None:
-        most = self._limits["memory_bytes"]
-        usage = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=most)
-        if usage.memory_bytes > most:
-            return "memory"
-        if usage.cpu_s - self._used > self._limits["cpu_s"]:
-            return "cpu"
-        if self._processes.buffers(excluded_pid=os.getpid()) > _MOST_BUFFERS:
-            return f"memory:more than {_MOST_BUFFERS} pipes and sockets"
-        return None
-
-    def _cpu_s(self) -> float:
-        return self._processes.usage(excluded_pid=os.getpid(), enough_bytes=sys.maxsize).cpu_s
 
     def _reap_orphans(self) -> None:
         """Reap orphans of pid 1 except the interpreter, whose end its pipe reports."""
