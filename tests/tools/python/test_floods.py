@@ -190,5 +190,5 @@ async def test_processes_take_no_more_memory_together_than_the_limit_and_one_int
 
 
 async def test_memory_that_forked_processes_share_counts_once():
-    report = await result(TOUCHES, memory_mb=64, processes=16)
+    report = await result(TOUCHES, memory_mb=64, processes=16, cpu_s=30.0, wall_s=30.0)
     assert (report.outcome, report.output) == ("done", "all are there\n")
