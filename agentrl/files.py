@@ -18,6 +18,7 @@ _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 _POINTER: Final = re.compile(rb"version \S+\n(?:[a-z0-9.-]+ .+\n)*oid sha256:[0-9a-f]{64}\nsize (\d+)\n?")
 _LONGEST_POINTER: Final = 1024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OF_THE_SYSTEM: Final = re.compile(r"\(os error (\d+)\)")
 _COMPILERS: Final = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -82,6 +83,23 @@ def is_refused_write(error: OSError, folder: Path | None = None) -> bool:
         return True
     is_below = folder is not None and str(error.filename).startswith(str(folder))
     return error.errno in _FORBIDDEN and is_below
+
+
+@contextmanager
+def system_errors(place: Path) -> Iterator[None]:
+    """Convert what safetensors and tokenizers make of a write that the system refuses to its OSError.
+
+    They are written in Rust, and put the number of the error into a text. place: what is written.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if (found := _OF_THE_SYSTEM.search(str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(place)) from error
 
 
 def check_fetched(paths: Iterable[Path], kind: type[UserError]) -> None:

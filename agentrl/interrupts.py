@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM end a program in the same way, and in order.
+"""Ctrl-C, SIGTERM and SIGHUP end a program in the same way, and in order.
 
 In an event loop of `run_until_signal` the first signal cancels the work, and a second one breaks off the
 cleanup. Elsewhere a signal ends the program at once. Exit codes are those of a shell: 128 + the signal's
-number.
+number. SIGHUP, which a terminal sends when it closes, stays ignored where `nohup` has set it so.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ T = TypeVar("T")
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + 2."""
-TERMINATED: Final = 143
-"""Exit code after SIGTERM: 128 + 15."""
+_SIGNALLED: Final = 128
 
 
 def run_until_signal(main: Coroutine[None, None, T]) -> T:
-    """`run_coroutine`, in which SIGTERM cancels the coroutine as Ctrl-C does.
+    """`run_coroutine`, in which SIGTERM and SIGHUP cancel the coroutine as Ctrl-C does.
 
-    Signals reach the main thread alone: in another thread neither has an effect.
+    Signals reach the main thread alone: in another thread none has an effect.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
-        SystemExit: SIGTERM; its code is 143.
+        SystemExit: SIGTERM or SIGHUP; its code is 143 or 129.
     """
-    was_terminated = False
+    received: list[int] = []
     results: list[T] = []
 
     async def runs() -> None:
@@ -43,15 +42,17 @@ def run_until_signal(main: Coroutine[None, None, T]) -> T:
         assert task is not None, "it runs in a task"
 
         def cancel(number: int, frame: FrameType | None) -> None:
-            nonlocal was_terminated
-            if was_terminated:
+            # When a terminal closes, both the kernel and the shell send SIGHUP: the second one is the same.
+            if received and number == signal.SIGHUP:
+                return
+            if received:
                 _exit(number, frame)
-            was_terminated = True
+            received.append(number)
             task.cancel()
             # The selector may be waiting for an event, which this is.
             loop.call_soon_threadsafe(lambda: None)
 
-        with _on_sigterm(cancel):
+        with _on_signals(cancel):
             # Not returned: `asyncio.run` ends by reading the handler of SIGINT, and `signal` makes a text of
             # that and of the task's result, which may hold every token of a run.
             results.append(await main)
@@ -60,32 +61,36 @@ def run_until_signal(main: Coroutine[None, None, T]) -> T:
         run_coroutine(runs())
         return results[0]
     except asyncio.CancelledError:
-        if was_terminated:
-            sys.exit(TERMINATED)
+        if received:
+            sys.exit(_SIGNALLED + received[0])
         raise
 
 
 @contextmanager
-def exits_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit in the block, with the code 143, as Ctrl-C raises KeyboardInterrupt."""
-    with _on_sigterm(_exit):
+def exits_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit in the block, as Ctrl-C raises KeyboardInterrupt: 143 and 129."""
+    with _on_signals(_exit):
         yield
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    sys.exit(TERMINATED)
+    del frame
+    sys.exit(_SIGNALLED + number)
 
 
 @contextmanager
-def _on_sigterm(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGTERM calls the handler in the block, and afterwards what it called before."""
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """SIGTERM and SIGHUP call the handler in the block, and afterwards what they called before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, handler)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        # None = a handler that is not Python's, which cannot be restored.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for number, earlier in before:
+            # None = a handler that is not Python's, which cannot be restored.
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)

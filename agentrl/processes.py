@@ -1,8 +1,8 @@
 """Child processes, each with a private pipe to its parent (the driver), that end with the parent.
 
-A process is `python -m MODULE FD ARGUMENT ..`; FD is its end of the pipe. It ignores Ctrl-C and SIGTERM,
-which are for the driver: terminals and schedulers send them to all processes of a run. It ends within seconds
-of the driver, also where that was killed. An exception in it is the last message on its pipe.
+A process is `python -m MODULE FD ARGUMENT ..`; FD is its end of the pipe. It ignores Ctrl-C, SIGTERM and
+SIGHUP, which are for the driver: terminals and schedulers send them to all processes of a run. It ends within
+seconds of the driver, also where that was killed. An exception in it is the last message on its pipe.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def print_stacks_on_signal() -> None:
 
 
 def follow_driver(pipe: Connection) -> None:
-    """Make this process end with its parent, ignore Ctrl-C and SIGTERM, and print its log.
+    """Make this process end with its parent, ignore Ctrl-C, SIGTERM and SIGHUP, and print its log.
 
     On SIGUSR1 it prints its stacks.
     """
     print_stacks_on_signal()
-    # Both are for the driver, which shuts its processes down in order.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # All are for the driver, which shuts its processes down in order.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("agentrl").setLevel(logging.INFO)

@@ -260,7 +260,10 @@ async def _disconnected(request: Request) -> None:
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; requests in flight then have 5 s to finish."""
+    """Serve until SIGINT, SIGTERM or SIGHUP; requests in flight then have 5 s to finish.
+
+    A SIGHUP that is ignored, as under `nohup`, stays so.
+    """
     asyncio.run(_serve(app, listener))
 
 
@@ -285,7 +288,10 @@ async def _serve(app: Starlette, listener: socket.socket) -> None:
     limit = LogLimit()
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(limit)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])
 

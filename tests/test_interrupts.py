@@ -1,4 +1,4 @@
-"""SIGTERM ends work as Ctrl-C does: in order, with the exit code of its own; a second signal breaks off."""
+"""SIGTERM and SIGHUP end work as Ctrl-C does: in order, with their own code; a second signal breaks off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from agentrl.interrupts import TERMINATED, exits_on_sigterm, run_until_signal
+from agentrl.interrupts import exits_on_signals, run_until_signal
 
 ENDLESS_S = 60.0
 
@@ -63,16 +63,16 @@ def test_the_result_of_a_run_is_not_made_a_text() -> None:
     assert run_until_signal(main()) is result
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_mid_work_cancels_it_and_it_ends_in_order(number):
     work = Work(number, cleanup_s=0.05)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     error = ended_by(work)
     assert work.log == ["begun", "closed"]
     assert isinstance(error, KeyboardInterrupt if number == signal.SIGINT else SystemExit)
-    if number == signal.SIGTERM:
-        assert error.code == TERMINATED == 128 + number
-    assert signal.getsignal(signal.SIGTERM) == before
+    if number != signal.SIGINT:
+        assert error.code == 128 + number
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -99,18 +99,42 @@ def test_sigterm_counts_where_ctrl_c_is_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_outside_of_a_loop_sigterm_raises_at_once_and_only_in_the_block():
-    before = signal.getsignal(signal.SIGTERM)
+def test_a_terminal_that_closes_sends_sighup_twice_and_the_cleanup_goes_on():
+    work = Work(signal.SIGHUP, signal.SIGHUP, cleanup_s=0.05)
+    assert ended_by(work).code == 129
+    assert work.log == ["begun", "closed"]
+
+
+def test_sighup_is_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def main():
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        return 7
+
+    try:
+        assert run_until_signal(main()) == 7
+        with exits_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_outside_of_a_loop_a_signal_raises_at_once_and_only_in_the_block(number):
+    before = signal.getsignal(number)
     lines = []
 
     def strike():
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         lines.append("it goes on")
 
-    with pytest.raises(SystemExit) as caught, exits_on_sigterm():
+    with pytest.raises(SystemExit) as caught, exits_on_signals():
         strike()
-    assert (caught.value.code, lines) == (TERMINATED, [])
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert (caught.value.code, lines) == (128 + number, [])
+    assert signal.getsignal(number) == before
 
 
 def test_in_another_thread_it_runs_without_signals():

@@ -99,7 +99,7 @@ def search_tool(
 def serve_search(
     path: str | Path, settings: ServeSearch, *, ready: Callable[[str, int], None], watch: Watch = unwatched
 ) -> None:
-    """Serve a corpus or a saved index until SIGINT or SIGTERM.
+    """Serve a corpus or a saved index until SIGINT, SIGTERM or SIGHUP.
 
     ready: called with the address and the number of passages when the server accepts requests.
 

@@ -17,7 +17,7 @@ from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, boun
 
 
 def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int], None]) -> None:
-    """Serve a model until SIGINT or SIGTERM.
+    """Serve a model until SIGINT, SIGTERM or SIGHUP.
 
     Control requests need the key of the environment variable AGENTRL_CONTROL_KEY; where it is not set, they
     are refused.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -60,9 +60,16 @@ def write_tensors(
 
 def copy_without_weights(like: Path, folder: Path, *, dtype: str) -> None:
     """Copy a Hugging Face directory without its weights to `folder`. dtype: of the new weights."""
-    # Contents only, no permissions: `like` may be read-only.
-    shutil.copytree(like, folder, ignore=_IGNORED_FILES, copy_function=shutil.copyfile)
-    folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
+    # Contents only, no permissions: `like` may be read-only. shutil.copytree would make one error of several,
+    # which does not say any more that the disk is full.
+    for place, folders, names in os.walk(like, followlinks=True):
+        ignored = _IGNORED_FILES(place, [*folders, *names])
+        folders[:] = [name for name in folders if name not in ignored]
+        target = folder / Path(place).relative_to(like)
+        target.mkdir(parents=True)
+        for name in names:
+            if name not in ignored:
+                shutil.copyfile(Path(place) / name, target / name)
     config = folder / "config.json"
     fields = json.loads(config.read_text(encoding="utf-8"))
     # transformers casts the weights that it loads to the dtype in the config.

@@ -12,12 +12,17 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.errors import ModelLoadError
+from agentrl.files import system_errors
 from agentrl.weights.quiet import quiet_transformers
 
 
 def write_untrained(directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a model directory that lacks its weights: see `draw_weights`."""
-    with atomic_directory(directory) as partial:
+    """Write a model directory that lacks its weights: see `draw_weights`.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    with atomic_directory(directory) as partial, system_errors(directory):
         config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
 

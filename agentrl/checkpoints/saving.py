@@ -7,12 +7,17 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.checkpoints.directory import atomic_directory
+from agentrl.files import system_errors
 from agentrl.weights.quiet import quiet_transformers
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
-    """Write model and tokenizer as a Hugging Face directory, atomically."""
-    with atomic_directory(Path(directory)) as partial:
+    """Write model and tokenizer as a Hugging Face directory, atomically.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    with atomic_directory(Path(directory)) as partial, system_errors(Path(directory)):
         with quiet_transformers():
             model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -30,7 +30,7 @@ from agentrl.cli.view import view_command
 from agentrl.errors import AgentRLError, RecordError, UserError
 from agentrl.extras import missing_extra
 from agentrl.files import is_refused_write
-from agentrl.interrupts import INTERRUPTED, exits_on_sigterm
+from agentrl.interrupts import INTERRUPTED, exits_on_signals
 
 __all__ = ["main", "run"]
 
@@ -84,10 +84,10 @@ def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -
     """Run a command line under a name; end the process with its exit code.
 
     Bad input, and a disk that is full or read-only, is one sentence on stderr and exit code 2, any other
-    error of agentrl exit code 1; after Ctrl-C it is 130, after SIGTERM 143.
+    error of agentrl exit code 1; after Ctrl-C it is 130, after SIGTERM 143, after SIGHUP 129.
     """
     try:
-        with exits_on_sigterm():
+        with exits_on_signals():
             command.main(args=arguments, prog_name=name, standalone_mode=False)
     except (exceptions.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)

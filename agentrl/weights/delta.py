@@ -20,6 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from agentrl.files import system_errors
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import slices, torch_dtype
@@ -101,7 +102,8 @@ def write(delta: Delta, path: Path) -> None:
     metadata = {"format": _FORMAT, "base": str(delta.base), "result": str(delta.result)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(tensors, unfinished, metadata)
+        with system_errors(path):
+            save_file(tensors, unfinished, metadata)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

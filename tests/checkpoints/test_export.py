@@ -10,9 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.checkpoints.export import write_directory, write_tensors
+from agentrl.checkpoints.fresh import write_untrained
 from agentrl.checkpoints.saving import save_model
+from agentrl.files import is_refused_write
 from agentrl.weights import manifest_of, named_weights, pack_buckets
 from agentrl.weights.codec import slices
+from tests.disks import file_size_limit
 from tests.trainer.megatron.models import model_of
 from tests.trainer.tiny import tokenizer
 
@@ -89,3 +92,25 @@ def test_a_directory_that_nobody_may_write_is_copied(tmp_path, like):
     write_directory(tmp_path / "out", pack_buckets(named, 50_000), manifest=manifest_of(named), like=like)
     assert (tmp_path / "out").stat().st_mode & 0o700 == 0o700
     assert (tmp_path / "out" / "config.json").stat().st_mode & 0o200
+
+
+@pytest.mark.parametrize("limit", [100, 30_000])
+def test_a_full_disk_is_the_error_of_the_system_whoever_writes(tmp_path, like, limit):
+    """Python, safetensors and tokenizers, which say it each in a way of its own."""
+    named, target = trained(), tmp_path / "out"
+    with file_size_limit(limit):
+        for write in (
+            lambda: write_directory(
+                target, pack_buckets(named, 50_000), manifest=manifest_of(named), like=like
+            ),
+            lambda: save_model(model_of("qwen3"), tokenizer(), str(target)),
+            lambda: write_untrained(target, model_of("qwen3").config, tokenizer()),
+        ):
+            try:
+                write()
+            except OSError as error:
+                assert is_refused_write(error), error  # noqa: PT017
+            else:
+                # A config and a tokenizer may fit.
+                assert limit > 100
+    assert [path.name for path in tmp_path.iterdir() if path.name != "out"] == ["like"]

@@ -1,4 +1,4 @@
-"""SIGTERM ends every command as Ctrl-C does, in mid-work and at once."""
+"""SIGTERM and SIGHUP end every command as Ctrl-C does, in mid-work and at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.observe import read_journal, reconcile
 from tests.benchmark.worlds import Signalled
 
 WORLD = "tests.benchmark.worlds:Signalled"
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 PLAYED = 6
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+import agentrl
+from agentrl.errors import DiskError
 from agentrl.observe import members, reconcile
-from tests.disks import on_small_disk
-from tests.flow.runs import TINY
+from agentrl.trainer.ranks import RankTrainer
+from tests.disks import file_size_limit, on_small_disk
+from tests.flow.runs import TINY, train
 
 MAIN = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
 
@@ -51,3 +55,42 @@ def test_a_benchmark_whose_folder_becomes_read_only(tmp_path, monkeypatch):
     (cell,) = (tmp_path / "disk.copy" / "b" / "cells").iterdir()
     check_whole(cell)
     assert 0 < reconcile(cell).evaluated < 2000
+
+
+SMALL = {
+    **TINY,
+    "num_rollout": 3,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "eval_episodes": 4,
+    "save_interval": 1,
+    "use_tensorboard": False,
+}
+
+
+@pytest.mark.parametrize("words", [0, 20_000], ids=["no weights fit", "no tokenizer fits"])
+def test_a_disk_that_is_full_when_the_final_model_is_written(tmp_path, monkeypatch, words):
+    whole = train("Bandit", tmp_path, "whole", **SMALL).folder / "checkpoint"
+    save, refused = RankTrainer.save, []
+
+    async def onto_a_full_disk(self, directory):
+        # The kernel refuses to write it; what is made of that is the writers' own.
+        (tmp_path / "x" / "model" / "words.txt").write_bytes(bytes(words))
+        with file_size_limit(10_000):
+            refused.append(directory)
+            await save(self, directory)
+
+    monkeypatch.setattr(RankTrainer, "save", onto_a_full_disk)
+    folder = tmp_path / "x"
+    sentence = rf"{folder}.* cannot be written \(File too large\); make room there.*--resume`\."
+    with pytest.raises(DiskError, match=sentence):
+        train("Bandit", tmp_path, "x", **SMALL)
+    assert refused == [str(folder / "checkpoint")]
+    assert not (folder / "checkpoint").exists()
+    check_whole(folder)
+    monkeypatch.undo()
+    agentrl.train(folder, quiet=True)
+    weights = "model.safetensors"
+    assert (folder / "checkpoint" / weights).read_bytes() == (whole / weights).read_bytes()
+    assert json.loads((folder / "summary.json").read_text())["ended"] == "finished"
+    assert reconcile(folder).problems == ()

@@ -54,7 +54,10 @@ def parsed_lines(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(scope="module", params=SIGNALS, ids=lambda number: number.name)
 def interrupted(tmp_path_factory, request):
     """A run that was interrupted after at least three iterations, in the middle of another.
 

@@ -18,9 +18,10 @@ from agentrl.errors import ConfigError, StageError
 from agentrl.graders import grader_names, group_grader_names, make_grader
 from agentrl.graders.registry import find_grader
 from agentrl.types import RewardParts
+from tests.graders.judges import with_schemas
 from tests.graders.test_remote import RewardServer
 from tests.graders.test_text import iter_once
-from tests.rollout.chat.chat_server import ChatServer, assistant
+from tests.rollout.chat.chat_server import ChatServer
 
 pytestmark = pytest.mark.usefixtures("released")
 NO_COMMA = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
@@ -51,7 +52,7 @@ async def settings(monkeypatch):
 
     async with (
         RewardServer(play).serving() as rewards,
-        ChatServer(lambda _: assistant("Score: 2")).serving() as chat,
+        ChatServer(with_schemas(2)).serving() as chat,
     ):
         yield {"remote": {"url": rewards.url}, "judge": {"url": chat.url, "scale": [1, 9]}}
 
@@ -136,7 +137,7 @@ async def test_a_run_names_a_grader_and_its_settings():
 
 
 async def test_a_served_model_is_a_judge_by_its_name():
-    async with ChatServer(lambda _: assistant("Score: 10")).serving() as server:
+    async with ChatServer(with_schemas(10)).serving() as server:
         addresses = {"big": server.url.removesuffix("/v1")}
         reward = reward_function("judge", {"url": "sglang_models.big"}, addresses)
         assert await reward(Task.ask("t", "?"), "answer") == 1

@@ -47,7 +47,7 @@ class PythonTool(Toolkit):
     programs: names of programs in /usr/bin that code may start; without them there is none but Python.
     wall_s, cpu_s: wall-clock and CPU seconds of one call, at most (all its processes together).
     memory_mb: memory of a call, in addition to the interpreter's own (2**20 bytes). It bounds each process at
-        once, and all of them together within a twentieth of a second.
+        once, and all of them together within a hundredth of a second.
     files_mb: files that it may write, in memory, deleted with the call or the episode (2**20 bytes).
     processes: processes and threads at a time (count).
     output_bytes: output that is kept, at most 8 MiB; a note replaces the rest.

@@ -1,6 +1,6 @@
 """The calls that a rank serves, and a rank's end of the pipe to its driver.
 
-On a pipe, the first message holds the rank's number and the address of the rendezvous. Every later one is a
+On a pipe, the first message holds the rank's number and where the rendezvous is. Every later one is a
 call, until the pipe is closed: the rank begins a plan, or calls a method of that plan's worker. The first
 message of a rank is the reply of a call that nobody makes: it has imported its worker.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Generator
 from contextlib import ExitStack
+from itertools import count
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -39,13 +40,17 @@ class RankCalls:
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
+        self._plans = count()
         self._stack = ExitStack()
         self._worker: object = None
 
     def begin(self, plan: RankPlan) -> None:
         """Build the worker of a plan; the networks of the plan before are freed first."""
         self.close()
-        self._worker = self._stack.enter_context(plan.worker(self._place))
+        place, number = self._place, next(self._plans)
+        if place.rendezvous is not None:
+            place = place._replace(rendezvous=place.rendezvous._replace(plan=number))
+        self._worker = self._stack.enter_context(plan.worker(place))
 
     def call(self, method: str, *args: object) -> object:
         """Call a method of the worker."""

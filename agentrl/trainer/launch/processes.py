@@ -26,7 +26,7 @@ from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.phases import Entered
 from agentrl.trainer.launch.rank_plan import RankPlan
-from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
+from agentrl.trainer.launch.rendezvous import LOOPBACK, RankStore
 from agentrl.trainer.launch.shared_buffers import Bytes, receive
 from agentrl.weights.snapshot import LocalSnapshot
 
@@ -55,8 +55,7 @@ class Processes:
         self._course = RankCourse(world_size)
         self._failure: str | None = None
         self._last_bucket: ReferenceType[Bytes] | None = None
-        self._store = host_store("127.0.0.1", 0)
-        rendezvous = Rendezvous("127.0.0.1", self._store.port, "ranks")
+        self._store = RankStore(LOOPBACK)
         self._ranks: Sequence[ChildRank] = [
             ChildRank(folder / f"rank-{number}.log", number, preloaded, own)
             for number, own in enumerate(gpus or [()] * world_size)
@@ -64,7 +63,7 @@ class Processes:
         self._course.begin(IMPORT)
         for number in range(len(self._ranks)):
             self._ranks[number].num_pending = 1
-            self._send(number, pickled((number, rendezvous)))
+            self._send(number, pickled((number, self._store.rendezvous)))
 
     @property
     def pids(self) -> list[int]:

@@ -26,11 +26,10 @@ from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import RankSnapshot, SnapshotFacts
 from agentrl.trainer.launch.remote_rank import SentBucket, StreamEnd
-from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
+from agentrl.trainer.launch.rendezvous import LOOPBACK, RankStore
 from agentrl.trainer.launch.shared_buffers import AHEAD
 
 _RANK = "agentrl.trainer.launch.remote_rank:RemoteRank"
-_LOOPBACK = "127.0.0.1"
 _FAILURE_WAIT_S = 2.0
 _CLOSE_S = 5.0
 
@@ -58,15 +57,13 @@ class RayRanks:
         self._failure: str | None = None
         self._unread: list[PendingCall] = []
         is_near = all(allocation.node == session.node for allocation in allocations)
-        host = _LOOPBACK if is_near else session.host
-        self._store = host_store(host, 0)
-        rendezvous = Rendezvous(host, self._store.port, "ranks")
+        self._store = RankStore(LOOPBACK if is_near else session.host)
         self._ranks = [
             RemoteObject(session, placement.group, allocation, emptied(folder / f"rank-{number}.log"))
             for number, allocation in enumerate(allocations)
         ]
         for number, rank in enumerate(self._ranks):
-            place = RankPlace(number, _local_rank(allocations, number), rendezvous)
+            place = RankPlace(number, _local_rank(allocations, number), self._store.rendezvous)
             self._unread.append(rank.create(_RANK, place, preloaded))
 
     @property

@@ -1,8 +1,13 @@
-"""The rendezvous: a key-value store that all ranks connect to."""
+"""The rendezvous: a key-value store that all ranks read and write.
+
+A store of torch behind a port has no key: whoever reaches the port may set any name, to gigabytes. So
+ranks on the driver's machine share a file in memory, which the kernel opens only to this user.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -11,42 +16,94 @@ from datetime import timedelta
 from threading import Thread
 from typing import NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from agentrl.cluster.interfaces import is_loopback
 from agentrl.errors import ConfigError, UserError
 from agentrl.serving import WAITING_CONNECTIONS, bound
+from agentrl.weights.shared import SharedFile
 
+LOOPBACK = "127.0.0.1"
+"""The address for ranks that are all on the driver's machine."""
 _TIMEOUT_S = 600.0
 _HOST_TIMEOUT_S = 30.0
+_ANY_NUMBER = -1
 
 
 class Rendezvous(NamedTuple):
-    """The address of the store, and the prefix of this trainer's keys."""
+    """Where the ranks find their store.
+
+    host: an address of the driver's machine; a loopback address = all ranks are there.
+    place: the path of the store's file, or its port at `host`.
+    plan: the number of the ranks' plan. Each has names of its own: a rank would take the addresses that the
+        others had under the plan before for those that they have now.
+    """
 
     host: str
-    port: int
-    prefix: str
+    place: str | int
+    plan: int = 0
 
     def store(self, timeout_s: float = _TIMEOUT_S) -> Store:
-        """Connect to the store. timeout_s: for the connection, and for each operation on the store.
+        """Open the store. timeout_s: for a connection, and for each operation on the store.
 
         Raises:
-            ConfigError: no store is at the address.
+            ConfigError: no store is there.
         """
-        store: Future[Store] = Future()
+        store = (
+            _opened(self.place)
+            if isinstance(self.place, str)
+            else _connected(self.host, self.place, timeout_s)
+        )
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return PrefixStore(f"plan-{self.plan}", store)
 
-        def connect() -> None:
-            timeout = timedelta(seconds=timeout_s)
-            with _store_errors_to(store):
-                store.set_result(
-                    TCPStore(self.host, self.port, is_master=False, timeout=timeout, wait_for_workers=False)
-                )
 
-        # torch has no timeout for a peer that accepts the connection and never replies.
-        Thread(target=connect, daemon=True).start()
-        with store_errors(self.host, self.port):
-            return PrefixStore(self.prefix, store.result(2 * timeout_s))
+class RankStore:
+    """The store of a group of ranks, for as long as this object exists.
+
+    host: LOOPBACK, or an address at which other machines reach this one; it listens at that address alone.
+
+    Raises:
+        UserError: the host is not this machine.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._held: SharedFile | TCPStore
+        if is_loopback(host):
+            # It has no name, and other users may not follow the links in /proc of this one. So nobody else
+            # opens it, and the kernel frees it with this process.
+            file = SharedFile(os.memfd_create("agentrl-rendezvous"))
+            self._held = file
+            self.rendezvous = Rendezvous(host, file.path)
+        else:
+            server = host_store(host, 0)
+            self._held = server
+            self.rendezvous = Rendezvous(host, server.port)
+
+
+def _opened(path: str) -> Store:
+    # torch waits for a file that is missing.
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise ConfigError(
+            f"the store of the ranks ({path}) is gone, or of another user; start all ranks of a run on its "
+            "machine as its user."
+        )
+    return FileStore(path, _ANY_NUMBER)
+
+
+def _connected(host: str, port: int, timeout_s: float) -> Store:
+    store: Future[Store] = Future()
+
+    def connect() -> None:
+        timeout = timedelta(seconds=timeout_s)
+        with _store_errors_to(store):
+            store.set_result(TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
+
+    # torch has no timeout for a peer that accepts the connection and never replies.
+    Thread(target=connect, daemon=True).start()
+    with store_errors(host, port):
+        return store.result(2 * timeout_s)
 
 
 def host_store(host: str, port: int) -> TCPStore:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +148,47 @@ async def test_a_huge_or_broken_repr_is_bounded():
     big = "class Big:\n    def __repr__(self): return 'x' * 10**7\nBig()"
     assert (await result(big, output_bytes=100)).dropped_bytes == 10**7 + 1 - 100
     assert "non-string" in (await result("class Bad:\n    def __repr__(self): return 5\nBad()")).output
+
+
+INTERPRETERS = """
+import subprocess, sys, time
+held = "import json, re, random, subprocess, time; x = b'x' * (1 << 20); time.sleep(60)"
+for _ in range(28):
+    subprocess.Popen([sys.executable, "-c", held])
+time.sleep(60)
+"""
+TOUCHES = """
+import os, time
+held = b"x" * (40 << 20)
+for _ in range(8):
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(1)
+print("all are there")
+"""
+
+
+def shares_of(pids: set[int]) -> int:
+    """Anonymous memory of these processes in bytes, by the kernel: a page of several counts once."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))
+    return total
+
+
+async def test_processes_take_no_more_memory_together_than_the_limit_and_one_interpreter():
+    before, peak = descendants(), 0
+    report = asyncio.ensure_future(result(INTERPRETERS, memory_mb=64, processes=32, cpu_s=30.0, wall_s=30.0))
+    while not report.done():
+        peak = max(peak, shares_of(descendants() - before))
+        await asyncio.sleep(0.01)
+    assert report.result().outcome == "memory"
+    # What is not of the code: its interpreter, the supervisor and the process that they were forked from.
+    assert peak < (64 + 3 * 12) << 20
+
+
+async def test_memory_that_forked_processes_share_counts_once():
+    report = await result(TOUCHES, memory_mb=64, processes=16, cpu_s=30.0, wall_s=30.0)
+    assert (report.outcome, report.output) == ("done", "all are there\n")

@@ -18,6 +18,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
+from agentrl.files import system_errors
 from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
@@ -233,7 +234,8 @@ class Folders:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         # transformers requires the format.
-        save_file(dict(_tensors(buckets)), unfinished / _WEIGHTS, {"format": "pt"})
+        with system_errors(path):
+            save_file(dict(_tensors(buckets)), unfinished / _WEIGHTS, {"format": "pt"})
         for name in _CONFIG_FILES:
             if self._model is not None and (self._model / name).is_file():
                 shutil.copyfile(self._model / name, unfinished / name)

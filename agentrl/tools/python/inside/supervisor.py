@@ -26,10 +26,14 @@ from .wire import SessionLimits
 
 _CHECK_S = 0.05
 _LEAST_CHECK_S = 0.01
+_GLANCE_S = 0.01
+_LEAST_GLANCE_S = 0.001
+_BYTES_PER_S = 4e9  # what a core fills of new memory, at most
 _SOON_S = 0.002
 _IDLE_CHECK_S = 1.0
 _CHUNK_BYTES = 65_536
 _MOST_CHUNKS = 32  # a flood of output must not block the limits
+_CORES = os.cpu_count() or 1
 _PAGE_BYTES = 4096
 _MOST_BUFFERS = 256  # pipes and sockets: at most some 60 MB of the kernel's memory
 _MAX_REPORT_BYTES = 500
@@ -70,6 +74,52 @@ class SessionProcesses:
                 return
 
 
+class LimitChecks:
+    """Compares what all processes but this one take with the limits of their session.
+
+    glance_s: the time until the next comparison: the less is free, the sooner.
+    """
+
+    def __init__(self, limits: SessionLimits, processes: ProcessTable) -> None:
+        self._limits, self._processes = limits, processes
+        self.glance_s = _GLANCE_S
+        self._check_at = 0.0
+        self._charged_s = 0.0
+        self.charged_cpu_s()
+
+    def charged_cpu_s(self) -> float:
+        """CPU seconds since the last call, which are a cell's."""
+        used = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=sys.maxsize).cpu_s
+        before, self._charged_s = self._charged_s, used
+        return used - before
+
+    def exceeded(self) -> str | None:
+        """The limit that they exceed. Their number is compared each time, all else at its own times."""
+        began = time.monotonic()
+        # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
+        number = self._processes.number() - 1
+        if number > self._limits["processes"]:
+            return "processes"
+        # The kernel enforces the memory of one process.
+        taken = self._processes.resident_bytes(excluded_pid=os.getpid()) if number > 1 else 0
+        most = self._limits["memory_bytes"]
+        if began >= self._check_at or taken > most:
+            usage = self._processes.usage(excluded_pid=os.getpid(), enough_bytes=most)
+            taken = usage.memory_bytes
+            if taken > most:
+                return "memory"
+            if usage.cpu_s - self._charged_s > self._limits["cpu_s"]:
+                return "cpu"
+            if self._processes.buffers(excluded_pid=os.getpid()) > _MOST_BUFFERS:
+                return f"memory:more than {_MOST_BUFFERS} pipes and sockets"
+            self._check_at = began + max(_CHECK_S / max(number, 1), _LEAST_CHECK_S)
+        # Until the next glance they cannot fill what is free; glances take at most a half of a core.
+        soonest_s = max(_LEAST_GLANCE_S, time.monotonic() - began)
+        until_full_s = (most - taken) / _BYTES_PER_S / max(min(number, _CORES), 1)
+        self.glance_s = min(max(until_full_s, soonest_s), _GLANCE_S)
+        return None
+
+
 class Supervisor:
     """Runs the cells of one session.
 
@@ -87,12 +137,7 @@ class Supervisor:
         session_processes: SessionProcesses,
         start: Callable[[int, int, int], int],
     ) -> None:
-        self._host, self._limits, self._processes, self._session_processes = (
-            host,
-            limits,
-            processes,
-            session_processes,
-        )
+        self._host, self._limits, self._session_processes = host, limits, session_processes
         cells, self._cells = os.pipe()
         self._status, status = os.pipe()
         self._output, output = os.pipe()
@@ -107,9 +152,8 @@ class Supervisor:
             os.set_blocking(fd, False)
         self._buffer = bytearray()
         self._dropped = 0
-        self._check_s = _CHECK_S
+        self._checks = LimitChecks(limits, processes)
         self._unsent = memoryview(b"")
-        self._used = self._cpu_s()
 
     def serve(self) -> None:
         """Run cells until the host closes the socket or the session ends."""
@@ -129,7 +173,9 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
         while not poll.poll(_IDLE_CHECK_S * 1e3):
-            self._session_processes.signal(signal.SIGKILL if self._exceeded_limit() else signal.SIGSTOP)
+            self._reap_orphans()
+            over = self._checks.exceeded() is not None
+            self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         return wire.read(self._host)
 
     def _run(self, cell: object) -> Result | None:
@@ -147,13 +193,12 @@ class Supervisor:
         self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         self._drain(_most_reads(self._output))
         kind, _, detail = outcome.partition(":")
-        before, self._used = self._used, self._cpu_s()
         return Result(
             outcome=kind,
             detail=detail,
             output=self._buffer.decode("utf-8", "replace"),
             dropped_bytes=self._dropped,
-            cpu_s=self._used - before,
+            cpu_s=self._checks.charged_cpu_s(),
             over=over,
         )
 
@@ -182,10 +227,10 @@ class Supervisor:
             poll.register(fd, select.POLLIN)
         poll.register(self._cells, select.POLLOUT)
         began = time.monotonic()
-        deadline, check = began + self._limits["wall_s"], began + _CHECK_S
+        deadline, glance = began + self._limits["wall_s"], began + _GLANCE_S
         while True:
             now = time.monotonic()
-            ready = {fd for fd, _ in poll.poll(max(min(deadline, check) - now, 0.0) * 1e3 + 1)}
+            ready = {fd for fd, _ in poll.poll(max(min(deadline, glance) - now, 0.0) * 1e3)}
             if self._host in ready:
                 # The host sends nothing while a cell runs: it has closed the socket.
                 return None
@@ -200,14 +245,15 @@ class Supervisor:
                     return _REPORTS.get(report, "ended")
                 # The pipe is closed: the next check finds the interpreter dead, or the deadline comes.
                 poll.unregister(self._status)
-                check = now + _SOON_S
+                glance = now + _SOON_S
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
-            if now >= check:
-                check = now + self._check_s
-                if failure := self._unreported_end() or self._exceeded_limit():
+            if now >= glance:
+                self._reap_orphans()
+                if failure := self._unreported_end() or self._checks.exceeded():
                     return failure
+                glance = time.monotonic() + self._checks.glance_s
 
     def _report(self) -> bytes | None:
         """The interpreter's next report; empty where its pipe is closed, None where there is none yet."""
@@ -225,26 +271,6 @@ class Supervisor:
             return f"ended:{os.WEXITSTATUS(status)}"
         number = os.WTERMSIG(status)
         return "cpu" if number == signal.SIGXCPU else f"signal:{_name(number)}"
-
-    def _exceeded_limit(self) -> str | None:
-        self._reap_orphans()
-        # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
-        number = self._processes.number()
-        if number > self._limits["processes"] + 1:
-            return "processes"
-        # The more processes there are, the more memory they can take until the next check.
-        self._check_s = max(_CHECK_S / max(number - 1, 1), _LEAST_CHECK_S)
-        usage = self._processes.usage(excluded_pid=os.getpid())
-        if usage.memory_bytes > self._limits["memory_bytes"]:
-            return "memory"
-        if usage.cpu_s - self._used > self._limits["cpu_s"]:
-            return "cpu"
-        if self._processes.buffers(excluded_pid=os.getpid()) > _MOST_BUFFERS:
-            return f"memory:more than {_MOST_BUFFERS} pipes and sockets"
-        return None
-
-    def _cpu_s(self) -> float:
-        return self._processes.usage(excluded_pid=os.getpid()).cpu_s
 
     def _reap_orphans(self) -> None:
         """Reap orphans of pid 1 except the interpreter, whose end its pipe reports."""

@@ -9,7 +9,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 _MOST_BYTES = 65_536
-_OWN_MEMORY = ("RssAnon:", "VmSwap:", "VmPTE:")
+_MOST_OWN_MEMORY = ("RssAnon:", "VmSwap:", "VmPTE:")
+_TABLES = ("VmPTE:",)
+_SHARES = ("Pss_Anon:", "SwapPss:")
 _ENDED = "Z"
 _BUFFERS = ("pipe:", "socket:")
 _PAGE_BYTES = resource.getpagesize()
@@ -30,12 +32,12 @@ class ResourceUsage(NamedTuple):
 class ProcessTable:
     """The processes of a /proc. Without one (None), usage() counts only ended child processes.
 
-    own_bytes: memory of the interpreter itself, which every process has from its start; it is not counted.
+    own_bytes: memory of one interpreter, which a session has from its start; it is not counted.
     """
 
     def __init__(self, proc: int | None) -> None:
         self._proc = proc
-        self.own_bytes = self._memory("self")
+        self.own_bytes = self._most_memory("self")
 
     def mapped_bytes(self) -> int:
         """The address space of this process."""
@@ -46,16 +48,29 @@ class ProcessTable:
         """The number of processes, this one included."""
         return len(self._pids())
 
-    def usage(self, excluded_pid: int) -> ResourceUsage:
-        """The usage of all processes but `excluded_pid`."""
+    def usage(self, excluded_pid: int, enough_bytes: int) -> ResourceUsage:
+        """The usage of all processes but `excluded_pid`.
+
+        Memory up to `enough_bytes` is an upper bound, in which a page that forked processes share counts for
+        each of them. Where that is more, it is exact, which takes several times as long.
+        """
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        memory, cpu = 0, ended.ru_utime + ended.ru_stime
+        cpu, living = ended.ru_utime + ended.ru_stime, []
         for pid in self._pids(excluded_pid):
             fields = self._fields(pid)
             if len(fields) > 14:
                 cpu += sum(map(int, fields[11:15])) / _TICKS_PER_S
-            memory += max(self._memory(self._living(pid, fields)) - self.own_bytes, 0)
-        return ResourceUsage(memory, cpu)
+            living.append(self._living(pid, fields))
+        memory = sum(map(self._most_memory, living)) - self.own_bytes
+        if memory > enough_bytes:
+            memory = sum(map(self._memory, living)) - self.own_bytes
+        return ResourceUsage(max(memory, 0), cpu)
+
+    def resident_bytes(self, excluded_pid: int) -> int:
+        """Their anonymous memory that is not swapped out, at a glance: 0 where the first thread has ended."""
+        sizes = [self._read(f"{pid}/statm").split() for pid in self._pids(excluded_pid)]
+        pages = sum(int(words[1]) - int(words[2]) for words in sizes if len(words) > 2)
+        return max(pages * _PAGE_BYTES - self.own_bytes, 0)
 
     def buffers(self, excluded_pid: int) -> int:
         """The number of pipes and sockets that all processes but `excluded_pid` have open together.
@@ -78,13 +93,23 @@ class ProcessTable:
         if fields[:1] != [_ENDED]:
             return pid
         threads = [f"{pid}/task/{name}" for name in self._names(f"{pid}/task")]
-        return next(filter(self._memory, threads), pid)
+        return next(filter(self._most_memory, threads), pid)
+
+    def _most_memory(self, process: str) -> int:
+        """Anonymous memory. Pages of files count towards the bound of files; others cannot be shared."""
+        return self._bytes_in(f"{process}/status", _MOST_OWN_MEMORY)
 
     def _memory(self, process: str) -> int:
-        """Anonymous memory. Pages of files count towards the bound of files; others cannot be shared."""
+        """The same with its share of each page that others have, too; all of it where that is hidden."""
+        shares = self._bytes_in(f"{process}/smaps_rollup", _SHARES)
+        if not shares:
+            return self._most_memory(process)
+        return shares + self._bytes_in(f"{process}/status", _TABLES)
+
+    def _bytes_in(self, path: str, names: tuple[str, ...]) -> int:
         # The first line holds a name that the process chose; it cannot hold a line break.
-        lines = [line.split() for line in self._read(f"{process}/status").split("\n")[1:]]
-        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _OWN_MEMORY)
+        lines = [line.split() for line in self._read(path).split("\n")[1:]]
+        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in names)
 
     def _names(self, folder: str) -> list[str]:
         if self._proc is None:
