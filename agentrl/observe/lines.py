@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from agentrl.types import JSON
 
 _NON_FINITE: Final = "$float"
+_MARK: Final = b'"$float"'
 _NON_JSON = re.compile(rb"(?:^|[:,\[])-?(?:NaN|Infinity)")
 """Constants that JSON does not have. A match inside a text only costs the slower path."""
 _PIECE: Final = 4096
@@ -55,8 +56,14 @@ def from_line(line: bytes) -> JSON:
     Raises:
         ValueError: the line is not JSON.
     """
-    text = line.decode()
-    value: JSON = json.loads(text, object_hook=_read_float if f'"{_NON_FINITE}"' in text else None)
+    if _MARK in line:
+        value: JSON = json.loads(line.decode(), object_hook=_read_float)
+        return value
+    try:
+        value = from_json(line, cache_strings="keys")
+    except ValueError:
+        # `json` takes some of it, such as halves of surrogate pairs, and says what is wrong with the rest.
+        value = json.loads(line.decode())
     return value
 
 

@@ -69,6 +69,16 @@ def read(path: Path) -> Iterator[JSON]:
                 raise ValueError(f"{path.name} line {number} is not JSON: {error}") from None
 
 
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Every line as it was written, without its newline; see `read`.
+
+    Raises:
+        ValueError: a member before the last is broken.
+    """
+    for _, text in _members(path):
+        yield from text.split(b"\n")[:-1]
+
+
 def _write(descriptor: int, data: bytes, at: int) -> None:
     rest = memoryview(data)
     while rest:
