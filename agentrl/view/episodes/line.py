@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from statistics import fmean
+from math import fsum
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -22,7 +22,7 @@ _MOST_SCALED = 1e9
 _SURE = 0.5 - 1e-6
 """Nearer numbers are not the other one because of the product's error, which is below 1e-6 up to 1e9."""
 _LOGPROBS, _WORD = b'"logprobs":[', b"logprobs"
-_UNSHOWN = (b'"extras"', b"NaN", b"Infinity")
+_NOT_JSON = (b"NaN", b"Infinity")
 _TRAINING_ID = re.compile(r"(g\d+)-")
 
 
@@ -226,21 +226,22 @@ def shown_line(line: bytes, entry: EntryLine) -> bytes:
         tokens["completion"] for part in entry["episode"]["trajectories"] for tokens in _tokens(part)
     ]
     values = _rounded([*chain.from_iterable(completion["logprobs"] for completion in completions)])
+    rounded = iter(values)
+    for completion in completions:
+        completion["logprobs"] = [*islice(rounded, len(completion["logprobs"]))]
     before, *rest = line.split(_LOGPROBS)
     # No text, name or argument has the word, and no completion has it in another form.
     is_plain = len(rest) == len(completions) == line.count(_WORD)
-    if is_plain and not any(part in line for part in _UNSHOWN):
+    has_extras = any("extras" in completion for completion in completions)
+    if is_plain and not has_extras and not any(constant in line for constant in _NOT_JSON):
         # Writing all other numbers of the line again would take most of the time.
-        numbers = iter(to_line(values)[1:-2].split(b","))
         parts = [
-            b",".join(islice(numbers, len(completion["logprobs"]))) + part[part.index(b"]") :]
+            to_line(completion["logprobs"])[1:-2] + part[part.index(b"]") :]
             for completion, part in zip(completions, rest, strict=True)
         ]
         return _LOGPROBS.join([before, *parts])
-    rounded = iter(values)
     for completion in completions:
         completion.pop("extras", None)
-        completion["logprobs"] = [*islice(rounded, len(completion["logprobs"]))]
     return to_line(entry)[:-1]
 
 
@@ -284,7 +285,7 @@ def _reward(entry: EntryLine) -> float | None:
 
 def _mean(values: list[float] | list[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
+    return fsum(numbers) / len(numbers) if numbers else None
 
 
 def _num_problems(stats: StatsLine) -> int:
