@@ -20,9 +20,19 @@ import agentrl
 from agentrl.temporary import LOCK, PREFIX, sweep, temporary_file, temporary_folder
 
 NOBODY = 65534
-HOLDER = """
+WAIT_S = 300.0
+ROOT = Path(agentrl.__file__).parent
+# The module alone: the package imports what takes seconds.
+ALONE = f"""
 import sys
 from pathlib import Path
+from types import ModuleType
+sys.modules["agentrl"] = ModuleType("agentrl")
+sys.modules["agentrl"].__path__ = [{str(ROOT)!r}]
+"""
+HOLDER = (
+    ALONE
+    + """
 from agentrl.interrupts import exits_on_sigterm
 from agentrl.temporary import temporary_file, temporary_folder
 base = Path(sys.argv[1])
@@ -38,6 +48,7 @@ with (
     print(folder, file, flush=True)
     sys.stdin.read()
 """
+)
 
 
 @pytest.fixture
@@ -67,16 +78,13 @@ def ended(process, how):
         process.stdin.close()
     else:
         process.send_signal(how)
-    return process.wait(60)
+    return process.wait(WAIT_S)
 
 
 def another(base):
     """What another process does that makes a folder."""
-    program = (
-        "import sys; from pathlib import Path; from agentrl.temporary import *\n"
-        "with temporary_folder('other', base=Path(sys.argv[1])): pass"
-    )
-    subprocess.run([sys.executable, "-c", program, str(base)], check=True, timeout=60)
+    program = "from agentrl.temporary import *\nwith temporary_folder('x', base=Path(sys.argv[1])): pass"
+    subprocess.run([sys.executable, "-c", ALONE + program, str(base)], check=True, timeout=WAIT_S)
 
 
 @pytest.mark.parametrize("how", ["the end", signal.SIGINT, signal.SIGTERM])
@@ -119,7 +127,7 @@ def test_a_folder_that_holds_what_keeps_it_goes_where_its_block_ends(base):
 def test_a_child_that_outlives_its_parent_keeps_the_folder(base):
     """It may use it: a fork has the lock of its parent."""
     program = (
-        "import os, sys, time; from pathlib import Path; from agentrl.temporary import *\n"
+        f"{ALONE}import os, time; from agentrl.temporary import *\n"
         "with temporary_folder('x', base=Path(sys.argv[1])):\n"
         "    child = os.fork()\n"
         "    if not child: time.sleep(600)\n"
@@ -133,7 +141,7 @@ def test_a_child_that_outlives_its_parent_keeps_the_folder(base):
     descriptor = os.pidfd_open(child)
     os.kill(child, signal.SIGKILL)
     # Ready when the process has ended.
-    assert select.select([descriptor], [], [], 60)[0]
+    assert select.select([descriptor], [], [], WAIT_S)[0]
     os.close(descriptor)
     sweep(base, PREFIX)
     assert list(base.iterdir()) == []
@@ -175,16 +183,13 @@ def planted(base, victim):
     (base / "agentrlish" / LOCK).write_text("")
 
 
-SWEEP = (
-    "import sys; from pathlib import Path; from agentrl.temporary import *\n"
-    "print(sweep(Path(sys.argv[1]), 'agentrl-'))"
-)
+SWEEP = f"{ALONE}from agentrl.temporary import *\nprint(sweep(Path(sys.argv[1]), 'agentrl-'))"
 
 
 def swept(base):
     """By a process of its own, which a pipe would hold up for ever."""
     done = subprocess.run(
-        [sys.executable, "-c", SWEEP, str(base)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", SWEEP, str(base)], capture_output=True, text=True, check=True, timeout=WAIT_S
     )
     assert done.stdout == "[]\n"
 
@@ -277,13 +282,13 @@ MADE_ELSEWHERE = {
 
 def test_all_temporary_files_of_the_package_are_made_in_one_way():
     makers = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile"}
-    root, found = Path(agentrl.__file__).parent, {}
-    for path in root.rglob("*.py"):
+    found = {}
+    for path in ROOT.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
         names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls} & makers
         if names and path.name != "temporary.py":
-            found[path.relative_to(root).as_posix()] = names
+            found[path.relative_to(ROOT).as_posix()] = names
     assert found == MADE_ELSEWHERE
 
 
