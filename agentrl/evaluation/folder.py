@@ -8,7 +8,7 @@
     run.lock                                 locked by the process that writes here
 
 Without output_dir the folder is a temporary one: it is removed when the evaluation has ended, and kept where
-it was interrupted.
+it was interrupted or killed after an episode had ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,10 @@ from agentrl.files import disk_errors, write_text
 from agentrl.observe.history import ATTEMPTS, JOURNAL, METRICS, locked
 from agentrl.observe.lines import from_line
 from agentrl.ownership import read_file
+from agentrl.temporary import PREFIX, sweep, temporary_folder
 
 REPORT = "report.json"
+_NAME = "eval"
 _REPORTS = TypeAdapter(EvalReport)
 
 
@@ -114,18 +116,21 @@ def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> N
 @contextmanager
 def _temporary() -> Iterator[Path]:
     """A temporary folder. It stays where the block did not end, and episodes of use are in it."""
-    path = Path(tempfile.mkdtemp(prefix="agentrl-eval-"))
-    is_needed = True
-    try:
-        yield path
-        is_needed = False
-    except (ConfigError, WorldBrokenError):
-        is_needed = False
-        raise
-    finally:
-        if not is_needed or not (path / JOURNAL).exists():
-            with suppress(OSError):
-                shutil.rmtree(path)
+    with temporary_folder(_NAME, kept_with=JOURNAL) as path:
+        try:
+            yield path
+        except (ConfigError, WorldBrokenError):
+            shutil.rmtree(path / JOURNAL, ignore_errors=True)
+            raise
+
+
+def killed_evaluations() -> list[str]:
+    """A sentence for each temporary folder of an evaluation that was killed, and that holds episodes."""
+    return [
+        f"{path} holds the episodes of an evaluation that was killed. Go on from there with the same "
+        f"settings, --output-dir {path} and --resume, or remove that folder."
+        for path in sweep(Path(tempfile.gettempdir()), f"{PREFIX}{_NAME}-")
+    ]
 
 
 def _check_free(path: Path, *, resume: bool) -> None:

@@ -21,7 +21,7 @@ from agentrl.envs.opponents import AgentsOf, policy_agents
 from agentrl.errors import ConfigError, DiskError
 from agentrl.evaluation.config import SCRIPTS, EvalConfig
 from agentrl.evaluation.episodes import Evaluation, over_sets
-from agentrl.evaluation.folder import EvalFolder
+from agentrl.evaluation.folder import EvalFolder, killed_evaluations
 from agentrl.evaluation.identity import (
     EvalIdentity,
     code_version,
@@ -64,6 +64,8 @@ def evaluate(
 async def _evaluate(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, *, resume: bool
 ) -> EvalReport:
+    for sentence in killed_evaluations() if config.eval.output_dir is None else ():
+        console.line(sentence)
     with (
         EvalFolder.opened(config.eval.output_dir, resume=resume) as folder,
         # Ray ends with the thread that starts it, so it blocks this one.

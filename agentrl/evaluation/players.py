@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from agentrl.assembly.addresses import Addresses
@@ -21,6 +20,7 @@ from agentrl.rollout.chat.agent import ChatAgent
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV, EndpointConfig
 from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings, Prices
+from agentrl.temporary import temporary_folder
 from agentrl.types import Limits
 
 if TYPE_CHECKING:
@@ -163,15 +163,12 @@ def _chat_settings(config: EvalConfig) -> ChatSettings:
 
 @contextmanager
 def _engine_folder(config: EvalConfig) -> Iterator[Path]:
-    """The folder for the logs of servers: below output_dir, or a temporary one.
-
-    Where no server is started, none is made: a run that is killed would leave it.
-    """
+    """The folder for the logs of servers: below output_dir, or a temporary one, where any is started."""
     starts_servers = config.engine.engine == "sglang" and config.engine.sglang_url is None
     if not (starts_servers or config.engine.sglang_models):
         yield Path("engine")
         return
-    with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
+    with temporary_folder("servers") as temporary:
         yield Path(config.eval.output_dir or temporary) / "engine"
 
 

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from agentrl.errors import RecordError
 from agentrl.ownership import open_file
 from agentrl.types import JSON
 
 _NON_FINITE: Final = "$float"
+_MARK: Final = b'"$float"'
 _NON_JSON = re.compile(rb"(?:^|[:,\[])-?(?:NaN|Infinity)")
 """Constants that JSON does not have. A match inside a text only costs the slower path."""
 _PIECE: Final = 4096
-_MAX_LINE_BYTES: Final = 64 << 20
+_MAX_LINE_BYTES: Final = 1 << 30
 
 
 def to_line(value: object) -> bytes:
@@ -59,11 +60,21 @@ def from_line(line: bytes) -> JSON:
     Raises:
         ValueError: the line is not JSON, or nested too deeply.
     """
-    text = line.decode()
     try:
-        value: JSON = json.loads(text, object_hook=_read_float if f'"{_NON_FINITE}"' in text else None)
+        return _parsed(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _parsed(line: bytes) -> JSON:
+    if _MARK in line:
+        value: JSON = json.loads(line.decode(), object_hook=_read_float)
+        return value
+    try:
+        value = from_json(line, cache_strings="keys")
+    except ValueError:
+        # `json` takes some of it, such as halves of surrogate pairs, and says what is wrong with the rest.
+        value = json.loads(line.decode())
     return value
 
 
@@ -105,7 +116,7 @@ def read(path: Path) -> Iterator[dict[str, JSON]]:
     Raises:
         OSError: the file cannot be read.
         RecordError: it is a link; or a line before the last, whose number it names, holds no object of JSON,
-            or is longer than 64 MiB.
+            or is longer than a gibibyte.
     """
     with open_file(path) as file:
         for number in count(1):

@@ -71,6 +71,16 @@ def read(path: Path) -> Iterator[dict[str, JSON]]:
             yield lines.object_of(line, f"{path} line {number}")
 
 
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Every line as it was written, without its newline; see `read`.
+
+    Raises:
+        OSError, RecordError: as for `read`, but for lines that hold no object.
+    """
+    for _, text in _members(path):
+        yield from text.split(b"\n")[:-1]
+
+
 def _write(descriptor: int, data: bytes, at: int) -> None:
     rest = memoryview(data)
     while rest:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from agentrl.run.parts import algorithm_of, filters_of, scoring_of
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
+from agentrl.temporary import temporary_folder
 from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON, Task
 
@@ -106,13 +106,13 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     task = None if config.env.reward in CALL_SERVERS else data.first_task
     await scoring_of(config, make_env, task, addresses)
     notes += [] if config.rollout.replay is not None else await _misfits(config, env, data)
-    with tempfile.TemporaryDirectory(prefix="agentrl-dry-run-") as place:
+    with temporary_folder("dry-run") as place:
         source = model_source(
             config.model,
             env,
             dialect,
             seed=config.run.seed,
-            folder=Path(place) / "model",
+            folder=place / "model",
             corpus=data.corpus(env),
         )
         Replay.of(config, vocab_size=source.vocab_size, on_event=notes.append)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -153,6 +154,34 @@ def test_without_a_folder_a_temporary_one_keeps_what_was_paid_for(endpoint, tmp_
     report = evaluated(endpoint, folder, resume=True)
     assert (report.n, report.mean) == (N, 1.0)
     assert endpoint.counts["requests"] - num_requests < report.counts["chat/requests"]
+
+
+def test_a_killed_evaluation_keeps_its_episodes_and_the_next_one_says_where(
+    endpoint, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    endpoint.behaviours = [*[None] * 20, *["hang"] * CONCURRENCY]
+    flags = (f"--openai-url={endpoint.url}", "--openai-model=m", f"--openai-concurrency={CONCURRENCY}")
+    main_of = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    program = [sys.executable, "-c", main_of, "eval", ENV, *flags, f"--n={N}"]
+    process = subprocess.Popen(
+        program, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
+    )
+    while not list(tmp_path.glob("*/trajectories/*")) or endpoint.behaviours:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    (folder,) = tmp_path.iterdir()
+    kept = ids_in(folder)
+    assert kept
+    agentrl.evaluate(
+        ENV, openai_url=endpoint.url, openai_model="m", n=2, openai_concurrency=CONCURRENCY, quiet=False
+    )
+    assert f"{folder} holds the episodes of an evaluation that was killed." in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [folder]
+    assert evaluated(endpoint, folder, resume=True).n == N
+    assert kept < ids_in(folder)
 
 
 def test_an_interrupt_before_an_episode_has_ended_leaves_nothing(endpoint, tmp_path, monkeypatch, capsys):

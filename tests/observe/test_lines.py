@@ -40,6 +40,33 @@ def test_lone_surrogates_survive_and_other_text_stays_readable():
     assert lines.from_line(lines.to_line({"a": "x\ud800", "b": "ü"})) == {"a": "x\ud800", "b": "ü"}
 
 
+def read(reader, line):
+    """The value with its types, or what says that there is none."""
+    try:
+        return repr(reader(line))
+    except ValueError:
+        return "no JSON"
+
+
+ODD = [
+    *(b"-0", b"1e400", b"1e-400", b"5e-324", b"0.1234567890123456789", b"9007199254740993", b"1" * 4000),
+    *(b"1" * 5000, b"01", b"1.", b"nan", b"NaN", b"-Infinity", b"[1,]", b"", b" 1 ", b"1 2"),
+    *(rb'"\ud800"', rb'"\ud83d\ude00"', rb'"\udc00\ud800"', rb'"\u0000"', b'"a\x01"', b'"\xff"'),
+    *(b'"\xed\xa0\x80"', b'{"a":1,"a":2}', b'{"$float":"nan"', b"\xef\xbb\xbf1"),
+    *(b"[" * 150 + b"]" * 150, b"[" * 400 + b"]" * 400, b"[" * 400 + b"]" * 399),
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_every_line_is_read_as_the_standard_library_reads_it(line):
+    assert read(lines.from_line, line) == read(lambda line: json.loads(line.decode()), line)
+
+
+@given(st.text() | JSON_VALUES.map(json.dumps) | st.floats().map(lambda value: f"{value:.25e}"))
+def test_any_text_is_read_as_the_standard_library_reads_it(text):
+    assert read(lines.from_line, text.encode()) == read(lambda line: json.loads(line.decode()), text.encode())
+
+
 def test_values_without_a_form_in_json_become_text():
     value = {"n": np.int64(3), "x": np.float32(0.5), "nan": np.float32("nan"), "a": np.arange(2)}
     back = lines.from_line(lines.to_line({**value, "day": datetime.date(2026, 1, 2)}))

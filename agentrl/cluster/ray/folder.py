@@ -11,18 +11,18 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.temporary import PREFIX, temporary_folder
 
-PREFIX = "agentrl-ray-"
-"""Of the folders with the files of such a Ray."""
+_NAME = "ray"
 _RANDOM = 8
 _INSIDE = "r"
 _IN_SESSION = "session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # The path of a socket has 107 bytes at most.
-_MOST_BYTES = 107 - len(f"/{PREFIX}/{_INSIDE}/{_IN_SESSION}") - _RANDOM
+_MOST_BYTES = 107 - len(f"/{PREFIX}{_NAME}-/{_INSIDE}/{_IN_SESSION}") - _RANDOM
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -36,8 +36,7 @@ def private_folder() -> Iterator[Path]:
     """
     base = Path(tempfile.gettempdir()).resolve()
     _check_base(base)
-    outer = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    try:
+    with temporary_folder(_NAME, base=base) as outer:
         facts = outer.lstat()
         # Some file systems give all files the modes and owners with which they were mounted.
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & _OTHERS:
@@ -46,21 +45,6 @@ def private_folder() -> Iterator[Path]:
                 "TMPDIR to another folder."
             )
         yield outer / _INSIDE
-    finally:
-        shutil.rmtree(outer, ignore_errors=True)
-
-
-def remove_stale(logs: Path) -> None:
-    """Remove the logs of an earlier run, and the folder of a Ray that was killed, to which they lead."""
-    if logs.is_symlink():
-        base = Path(tempfile.gettempdir()).resolve()
-        # The link itself may lead anywhere, and to nothing any more.
-        for path in Path(os.path.realpath(logs)).parents:
-            with suppress(FileNotFoundError):
-                is_own = path.lstat().st_uid == os.geteuid()
-                if is_own and path.parent == base and path.name.startswith(PREFIX):
-                    shutil.rmtree(path, ignore_errors=True)
-    _remove(logs)
 
 
 def link(logs: Path, ray: Path) -> None:
@@ -73,7 +57,7 @@ def keep_logs(logs: Path) -> None:
     """Replace the link by what it leads to."""
     if logs.is_symlink():
         target = logs.resolve()
-        _remove(logs)
+        remove(logs)
         if target.is_dir():
             # Modes are copied, too; those of Ray would open the copy to all users.
             target.chmod(stat.S_IRWXU)
@@ -95,7 +79,8 @@ def _check_base(base: Path) -> None:
             )
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove logs of an earlier run: a folder, or a link, and nothing of what it leads to."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl import guard
-from agentrl.cluster.ray.folder import keep_logs, link, private_folder, remove_stale
+from agentrl.cluster.ray.folder import keep_logs, link, private_folder, remove
 from agentrl.cluster.ray.listening import address_of
 from agentrl.errors import ConfigError
 
@@ -48,7 +48,7 @@ def own_head(folder: Path) -> Iterator[Head]:
         ConfigError: it did not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    remove_stale(folder / "logs")
+    remove(folder / "logs")
     variables = {
         # Read where Ray is imported: it binds to the loopback address, not to the network's.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import io
 import logging
@@ -12,14 +13,19 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from agentrl.errors import ClusterError
 from agentrl.processes import print_stacks_on_signal
+from agentrl.temporary import sweep
 
 _MAX_ERROR_CHARS = 300
+_LOGS = "agentrl-log-"
+_UNREAD_S = 3600.0
+"""How long a log of a process that has ended waits for the driver, which removes it when it has read it."""
 
 
 class HostSettings(NamedTuple):
@@ -119,8 +125,12 @@ class _Reported:
 
 
 def _new_log(name: str) -> Path:
-    """A file in the folder for temporary files, where all users can make files of any name before."""
-    descriptor, path = tempfile.mkstemp(".log", f"{name}-")
+    """A file in the folder for temporary files, where all users can make files of any name before.
+
+    Logs of processes whose driver was killed before it had read them are removed.
+    """
+    sweep(Path(tempfile.gettempdir()), _LOGS, unwritten_s=_UNREAD_S)
+    descriptor, path = tempfile.mkstemp(".log", f"{_LOGS}{name}-")
     os.close(descriptor)
     return Path(path)
 
@@ -128,6 +138,9 @@ def _new_log(name: str) -> Path:
 def _write_output_to(log: Path) -> None:
     """Write standard output and errors to a file; nothing is left in a buffer when this process is killed."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    # It is in use, for `sweep`, as long as any process has it as its output.
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.close(file)

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from agentrl.temporary import temporary_folder
+
 _SETTLE_S = 1.0
 _POLL_S = 0.02
 _MAX_POLLS = int(_SETTLE_S / _POLL_S)
@@ -35,11 +37,11 @@ class Trace(NamedTuple):
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
     """A folder for `tempfile` and child processes, so that files of other programs are not counted."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
+    with temporary_folder("check") as folder:
         before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
-        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
         try:
-            yield Path(folder)
+            yield folder
         finally:
             tempfile.tempdir = before
             if variable is None:

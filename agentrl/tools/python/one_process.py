@@ -18,6 +18,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from agentrl.errors import ToolError
+from agentrl.temporary import temporary_folder
 from agentrl.tools.python import installation
 from agentrl.tools.python.inside.wire import DEVICES, SandboxPlan, SessionLimits, pack
 from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
@@ -36,11 +37,15 @@ def bubblewrap() -> str | None:
 class OneProcess(Backend):
     """Starts a process for every session, in a folder of its own.
 
+    folder: for the folders of sessions.
     command: the prefix of the interpreter's command line: that of a sandbox, or empty.
     module_path: the folder in which that interpreter finds the modules that run inside.
     """
 
-    def __init__(self, command: Sequence[str], module_path: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], module_path: str, environment: dict[str, str]
+    ) -> None:
+        self._folder = folder
         self._command = command
         self._module_path = module_path
         self._environment = environment
@@ -55,7 +60,7 @@ class OneProcess(Backend):
             ours, theirs = socket.socketpair()
             undone.callback(ours.close)
             ours.setblocking(False)
-            folder = tempfile.TemporaryDirectory(prefix="agentrl-python-")
+            folder = tempfile.TemporaryDirectory(dir=self._folder)
             undone.callback(folder.cleanup)
             with theirs:
                 try:
@@ -124,7 +129,8 @@ async def unprotected() -> AsyncIterator[OneProcess]:
     """No sandbox: code can read what this user can read. The packages are those of this installation."""
     paths = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     environment = installation.environment(paths)
-    yield OneProcess((), str(Path(__file__).parent), environment)
+    with temporary_folder("python") as folder:
+        yield OneProcess(folder, (), str(Path(__file__).parent), environment)
 
 
 @asynccontextmanager
@@ -146,4 +152,5 @@ async def in_bubblewrap(program: str, plan: SandboxPlan) -> AsyncIterator[OnePro
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     command += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--tmpfs", "/tmp", "--remount-ro", "/"]
     command += ["--chdir", "/", "--setenv", "PYTHONHASHSEED", "0", "--"]
-    yield OneProcess(command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})
+    with temporary_folder("python") as folder:
+        yield OneProcess(folder, command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ class Index:
     _tasks: dict[str, int] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
     _num_groups: int = 0
-    _columns: dict[str, list[JSON]] = field(default_factory=dict)
+    _columns: defaultdict[str, list[JSON]] = field(default_factory=lambda: defaultdict(list))
 
     def begin_file(self) -> None:
         """Begin the rows of the next journal file, whose groups are its own."""
@@ -84,18 +85,15 @@ class Index:
         if row.group not in self._groups:
             self._groups[row.group] = self._num_groups
             self._num_groups += 1
-        cells: dict[str, JSON] = {
-            **row._asdict(),
-            "task": self._tasks.setdefault(row.task, len(self._tasks)),
-            "group": self._groups[row.group],
-            "file": len(self.files) - 1,
-            "env": self._codes["env"].of(row.env),
-            "ending": self._codes["ending"].of(row.ending),
-            "outcome": self._codes["outcome"].of(row.outcome),
-            "tools": self._codes["tools"].of("\n".join(row.tools)),
-        }
+        cells: dict[str, JSON] = row._asdict()
+        cells["task"] = self._tasks.setdefault(row.task, len(self._tasks))
+        cells["group"] = self._groups[row.group]
+        cells["file"] = len(self.files) - 1
+        cells["tools"] = "\n".join(row.tools)
+        for name, codes in self._codes.items():
+            cells[name] = codes.of(str(cells[name]))
         for name, cell in cells.items():
-            self._columns.setdefault(name, []).append(cell)
+            self._columns[name].append(cell)
         self.num_rows += 1
         if len(self._columns["id"]) >= _ROWS:
             self.flush()
@@ -108,7 +106,7 @@ class Index:
         part = {"first": first, "tasks": [*self._tasks], "columns": self._columns}
         write_script(self.folder, "index", len(self.starts), to_line(part))
         self.starts.append(first)
-        self._columns, self._tasks = {}, {}
+        self._columns, self._tasks = defaultdict(list), {}
 
     def coded(self) -> Mapping[str, Sequence[JSON]]:
         """The values of each column of codes, by their numbers."""

@@ -6,14 +6,23 @@ A run may hold 100,000 entries, and making an `Entry` of each takes several time
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from math import fsum
 from typing import NamedTuple, TypedDict
+
+import numpy as np
 
 from agentrl.observe.lines import to_line
 from agentrl.types import AGENT, JSON
 
 _DIGITS = 4
+_SCALE = 10.0**_DIGITS
+_MOST_SCALED = 1e9
+_SURE = 0.5 - 1e-6
+"""Nearer numbers are not the other one because of the product's error, which is below 1e-6 up to 1e9."""
+_LOGPROBS, _WORD = b'"logprobs":[', b"logprobs"
+_NOT_JSON = (b"NaN", b"Infinity")
 _TRAINING_ID = re.compile(r"(g\d+)-")
 
 
@@ -146,16 +155,8 @@ def row_of(entry: EntryLine) -> Row:
     """The row of an entry."""
     episode = entry["episode"]
     id, task, tools = episode["id"], episode["task"]["id"], episode.get("tools", {})
-    turns = [turn for part in episode["trajectories"] for turn in part["turns"]]
-    sampled = [tokens["completion"] for part in episode["trajectories"] for tokens in _tokens(part)]
-    num_world = sum(len(t["world_ids"]) for part in episode["trajectories"] for t in _tokens(part))
-    trained = [
-        tokens["completion"]
-        for part in episode["trajectories"]
-        if part.get("trainable", True)
-        for tokens in _tokens(part)
-    ]
     training = _TRAINING_ID.match(id)
+    num_tokens, length, version = _counts(episode)
     return Row(
         id=id,
         task=task,
@@ -166,14 +167,29 @@ def row_of(entry: EntryLine) -> Row:
         tools=tuple(sorted(name for name, stats in tools.items() if stats.get("calls"))),
         reward=_reward(entry),
         advantage=_mean([_mean(values) for values in entry.get("advantages", {}).values() if values]),
-        turns=len(turns),
-        tokens=sum(len(completion["token_ids"]) for completion in trained),
-        length=num_world + sum(len(completion["token_ids"]) for completion in sampled),
+        turns=sum(len(part["turns"]) for part in episode["trajectories"]),
+        tokens=num_tokens,
+        length=length,
         calls=episode.get("counts", {}).get("tool_calls", sum(s.get("calls", 0) for s in tools.values())),
         problems=sum(map(_num_problems, tools.values())) + episode.get("counts", {}).get("unknown_tools", 0),
-        version=max((max(c["versions"]) for c in trained if c["versions"]), default=None),
+        version=version,
         seconds=round(episode.get("seconds", 0.0), 3),
     )
+
+
+def _counts(episode: EpisodeLine) -> tuple[int, int, int | None]:
+    """`tokens`, `length` and `version` of a row."""
+    num_tokens, length, versions = 0, 0, list[int]()
+    for part in episode["trajectories"]:
+        is_trained = part.get("trainable", True)
+        for tokens in _tokens(part):
+            completion = tokens["completion"]
+            num_sampled = len(completion["token_ids"])
+            length += len(tokens["world_ids"]) + num_sampled
+            if is_trained:
+                num_tokens += num_sampled
+                versions += completion["versions"]
+    return num_tokens, length, max(versions, default=None)
 
 
 def ids_of(entry: EntryLine) -> Iterator[list[int]]:
@@ -188,45 +204,71 @@ def text_of(entry: EntryLine) -> str:
     """All that a search looks in: ids, the answer, every message, calls with their errors, the failure."""
     episode = entry["episode"]
     task = episode["task"]
-    messages = [
-        message
-        for part in episode["trajectories"]
-        for turn in part["turns"]
-        for message in (*turn["observation"], turn["action"])
-    ]
     failure = episode.get("failure") or {}
     parts = [episode["id"], episode["env_id"], task["id"], task.get("answer"), *failure.values()]
+    turns = [turn for part in episode["trajectories"] for turn in part["turns"]]
+    for turn in turns:
+        for message in turn["observation"]:
+            _add_texts(message, parts)
+        _add_texts(turn["action"], parts)
     # An episode that failed before its first turn has its prompt in the task alone.
-    for message in messages or task["prompt"]:
-        parts += _texts(message)
-    return "\n".join(part for part in parts if part)
+    for message in () if turns else task["prompt"]:
+        _add_texts(message, parts)
+    return "\n".join(filter(None, parts))
 
 
-def shown_line(entry: EntryLine) -> bytes:
-    """The entry as the page reads it: the journal's own JSON without extras, logprobs with four decimals.
+def shown_line(line: bytes, entry: EntryLine) -> bytes:
+    """The line as the page reads it: the journal's own JSON without extras, logprobs with four decimals.
 
-    It changes the entry.
+    entry: of the line. It may be changed.
     """
-    for part in entry["episode"]["trajectories"]:
-        for tokens in _tokens(part):
-            completion = tokens["completion"]
-            completion.pop("extras", None)
-            completion["logprobs"] = [round(logprob, _DIGITS) for logprob in completion["logprobs"]]
+    completions = [
+        tokens["completion"] for part in entry["episode"]["trajectories"] for tokens in _tokens(part)
+    ]
+    values = _rounded([*chain.from_iterable(completion["logprobs"] for completion in completions)])
+    rounded = iter(values)
+    for completion in completions:
+        completion["logprobs"] = [*islice(rounded, len(completion["logprobs"]))]
+    before, *rest = line.split(_LOGPROBS)
+    # No text, name or argument has the word, and no completion has it in another form.
+    is_plain = len(rest) == len(completions) == line.count(_WORD)
+    has_extras = any("extras" in completion for completion in completions)
+    if is_plain and not has_extras and not any(constant in line for constant in _NOT_JSON):
+        # Writing all other numbers of the line again would take most of the time.
+        parts = [
+            to_line(completion["logprobs"])[1:-2] + part[part.index(b"]") :]
+            for completion, part in zip(completions, rest, strict=True)
+        ]
+        return _LOGPROBS.join([before, *parts])
+    for completion in completions:
+        completion.pop("extras", None)
     return to_line(entry)[:-1]
 
 
-def _tokens(part: TrajectoryLine) -> Iterator[TokensLine]:
-    return (tokens for turn in part["turns"] if (tokens := turn.get("tokens")) is not None)
+def _rounded(values: Sequence[float]) -> list[float]:
+    """`round(value, 4)` of each, which takes a microsecond a value."""
+    with np.errstate(all="ignore"):
+        scaled = np.fromiter(values, float, len(values)) * _SCALE
+        nearest = np.rint(scaled)
+        farthest, largest = np.abs(scaled - nearest).max(initial=0.0), np.abs(scaled).max(initial=0.0)
+    if farthest < _SURE and largest < _MOST_SCALED:
+        rounded: list[float] = (nearest / _SCALE).tolist()
+        return rounded
+    return [round(value, _DIGITS) for value in values]
 
 
-def _texts(message: MessageLine) -> Iterator[str | None]:
+def _tokens(part: TrajectoryLine) -> list[TokensLine]:
+    return [tokens for turn in part["turns"] if (tokens := turn.get("tokens")) is not None]
+
+
+def _add_texts(message: MessageLine, parts: list[str | None]) -> None:
     content = message.get("content", "")
-    yield message.get("reasoning")
-    yield content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    parts.append(message.get("reasoning"))
+    parts.append(content if isinstance(content, str) else "".join(part.get("text", "") for part in content))
     for call in message.get("tool_calls", ()):
-        yield call["name"]
-        yield call.get("raw") or "\n".join(map(str, (call.get("arguments") or {}).values()))
-        yield call.get("error")
+        parts.append(call["name"])
+        parts.append(call.get("raw") or "\n".join(map(str, (call.get("arguments") or {}).values())))
+        parts.append(call.get("error"))
 
 
 def _ending(episode: EpisodeLine) -> str:
@@ -243,7 +285,7 @@ def _reward(entry: EntryLine) -> float | None:
 
 def _mean(values: list[float] | list[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
+    return fsum(numbers) / len(numbers) if numbers else None
 
 
 def _num_problems(stats: StatsLine) -> int:

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 SIGNATURE_BITS: Final = 1 << 16
-_LEVEL: Final = 4
+_LEVEL: Final = 1
 _BYTES: Final = 1 << 20
 
 
@@ -29,8 +29,8 @@ def write_script(folder: Path, kind: str, number: int, payload: bytes) -> None:
         OSError: it cannot be written.
     """
     name = f"{kind}-{number:06d}"
-    data = base64.b64encode(zlib.compress(payload, _LEVEL)).decode("ascii")
-    (folder / f"{name}.js").write_text(f'agentrl.receive("{name}","{data}");\n', encoding="ascii")
+    data = base64.b64encode(zlib.compress(payload, _LEVEL))
+    (folder / f"{name}.js").write_bytes(b'agentrl.receive("%b","%b");\n' % (name.encode(), data))
 
 
 @dataclass(slots=True)
@@ -74,8 +74,9 @@ def signature(text: bytes) -> bytes:
 
     The page reads only the scripts whose signature has all sequences of a query.
     """
-    codes = np.frombuffer(text, np.uint8).astype(np.uint32)
-    hashes = (codes[:-2] * 7919 + codes[1:-1] * 131 + codes[2:]) % SIGNATURE_BITS
+    # Of 16 bits, so that the products are modulo SIGNATURE_BITS as they are.
+    codes = np.frombuffer(text, np.uint8).astype(np.uint16)
+    hashes = codes[:-2] * np.uint16(7919) + codes[1:-1] * np.uint16(131) + codes[2:]
     bits = np.zeros(SIGNATURE_BITS, bool)
     bits[hashes] = True
     return np.packbits(bits, bitorder="little").tobytes()

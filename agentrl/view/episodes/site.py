@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError, RunExistsError
 from agentrl.files import write_text
 from agentrl.observe import members, read_metrics
 from agentrl.observe.history import METRICS
-from agentrl.observe.lines import to_line
+from agentrl.observe.lines import from_line, to_line
 from agentrl.observe.writer import file_name
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
@@ -123,20 +123,20 @@ class _Data:
         self.index.begin_file()
         used = self.used_ids.setdefault(journal.home, set())
         try:
-            for line in members.read(journal.path):
-                self._add(cast(EntryLine, line), used)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            for line in members.read_lines(journal.path):
+                self._add(line, cast(EntryLine, from_line(line)), used)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"{journal.path} holds no entries of a journal ({type(error).__name__}: {error}); restore "
                 "that file, or move it away."
             ) from None
 
-    def _add(self, entry: EntryLine, used: set[int]) -> None:
+    def _add(self, line: bytes, entry: EntryLine, used: set[int]) -> None:
         row, text = row_of(entry), text_of(entry)
         used.update(*ids_of(entry))
         self.index.add(row)
         self.texts.add(text.lower().replace("\0", " ").encode("utf-8", "replace"))
-        self.episodes.add(shown_line(entry))
+        self.episodes.add(shown_line(line, entry))
 
     def finish(
         self, title: str, journals: Sequence[JournalFile], decoder_of: Callable[[Path], Decoder | None]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from multiprocessing import get_context
-from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch.distributed import FileStore
 
+from agentrl.temporary import temporary_folder
 from agentrl.trainer.megatron.config import MegatronConfig
 
 
@@ -23,7 +23,8 @@ class Ranks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_prepare)
-        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
+        self._folder = ExitStack()
+        self._path = self._folder.enter_context(temporary_folder("ranks"))
         self._meetings = 0
 
     def __enter__(self) -> Ranks:
@@ -31,12 +32,12 @@ class Ranks:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
-        self._folder.cleanup()
+        self._folder.close()
 
     def run(self, work: Callable[..., object], layout: MegatronConfig, *args: object) -> list:
         """work(layout, rank, *args) inside every rank; what each gave, in the order of the ranks."""
         self._meetings += 1
-        meeting = str(Path(self._folder.name) / str(self._meetings))
+        meeting = str(self._path / str(self._meetings))
         running = [
             self._pool.submit(_as_rank, work, layout, rank, meeting, args) for rank in range(self.count)
         ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, RunExistsError
 from agentrl.observe import Outcome, lines, members, read_journal
+from agentrl.observe.journal import to_line
 from agentrl.types import Episode, Extra, Limits, Trajectory, Verdict
 from agentrl.view.episodes import shards as shards_module
 from agentrl.view.episodes import write_site
 from agentrl.view.episodes.index import Codes
 from agentrl.view.episodes.journals import JournalFile
+from agentrl.view.episodes.line import _rounded
 from agentrl.view.episodes.shards import SIGNATURE_BITS, signature
 from agentrl.view.episodes.site import _behind
 from tests.observe.episodes import episodes
@@ -101,6 +105,60 @@ def test_any_episode_has_a_row_and_is_shown_without_extras_and_with_four_decimal
             completion.pop("extras", None)
             completion["logprobs"] = [round(value, 4) for value in completion["logprobs"]]
     assert shown == [json.loads(lines.to_line(line)) for line in recorded]
+
+
+LINE = json.loads(to_line(entry(searched())))
+
+
+def with_argument(value):
+    line = deepcopy(LINE)
+    line["episode"]["trajectories"][0]["turns"][0]["action"]["tool_calls"][0]["arguments"] = value
+    return line
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        compact(with_argument({"logprobs": [0.123456]})),
+        compact(with_argument({'"logprobs': [0.123456]})),
+        compact(with_argument({"query": '"logprobs":[0.123456]'})),
+        compact(with_argument({"query": "logprobs"})),
+        compact(with_argument({"query": math.nan})),
+        compact(with_argument({"query": math.inf})),
+        compact(with_argument({"logprobs": [0.123456]})).replace('"logprobs":[-', '"logprobs": [-'),
+        compact(LINE).replace("[-0.0,-0.5]", "[-0.00005,-12.345678]"),
+        compact(LINE).replace("[-0.0,-0.5]", "[-0,-1e-7]"),
+        compact(LINE).replace('"logprobs":[', '"log\\u0070robs":['),
+        compact(LINE).replace("[-0.0,-0.5]", '[{"$float":"nan"},{"$float":"-inf"}]'),
+        json.dumps(LINE),
+        json.dumps(LINE, indent=1).replace("\n", " "),
+    ],
+)
+def test_a_line_in_any_form_is_shown_as_it_is_with_four_decimals(tmp_path, line):
+    run = write(tmp_path, {1: STEP_1[:1]})
+    members.append(run / "trajectories" / "step_000001.jsonl.gz", [f"{line}\n".encode()], at=0)
+    recorded = json.loads(line)
+    for turn in recorded["episode"]["trajectories"][0]["turns"]:
+        completion = turn["tokens"]["completion"]
+        completion["logprobs"] = [v if isinstance(v, dict) else round(v, 4) for v in completion["logprobs"]]
+    # Python's JSON has constants that a browser's does not have.
+    names = {"NaN": "nan", "Infinity": "inf"}
+    expected = json.loads(json.dumps(recorded), parse_constant=lambda name: {"$float": names[name]})
+    (text,) = [value for name, value in payloads(site_of(run)).items() if name.startswith("episodes-")]
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) == expected
+
+
+@given(
+    st.lists(
+        st.floats(width=32) | st.floats() | st.integers(-(10**7), 10**7).map(lambda n: n / 10**5), max_size=9
+    )
+)
+def test_numbers_are_rounded_as_python_rounds_them(values):
+    assert list(map(repr, _rounded(values))) == [repr(round(value, 4)) for value in values]
 
 
 def test_rewards_are_of_the_agents_that_the_policy_played(tmp_path):
@@ -213,7 +271,14 @@ def test_pages_replace_older_pages_and_nothing_else(run):
 
 @pytest.mark.parametrize(
     "line",
-    [b"{}\n", b"[]\n", b'{"episode": {"id": 3}}\n', b'{"episode": {"id": "x", "task": "y"}}\n', b"7\n"],
+    [
+        *(b"{}\n", b"[]\n", b'{"episode": {"id": 3}}\n', b'{"episode": {"id": "x", "task": "y"}}\n', b"7\n"),
+        # Of an entry that is one, but for its logprobs.
+        *(
+            json.dumps(LINE).replace("[-0.0, -0.5]", values).encode() + b"\n"
+            for values in ("[[-0.0], [-0.5]]", '["x", "y"]', "[null, null]", "[{}, {}]", f"[1{'0' * 400}]")
+        ),
+    ],
 )
 def test_a_file_that_is_no_journal_is_one_sentence(run, line):
     path = run / "trajectories" / "step_000003.jsonl.gz"

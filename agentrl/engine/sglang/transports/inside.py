@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import pickle
-import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +21,7 @@ from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, TensorSpec
+from agentrl.temporary import temporary_file
 from agentrl.types import JSON
 from agentrl.weights.checksum import BucketChecksums
 from agentrl.weights.codec import slices, torch_dtype
@@ -37,7 +34,6 @@ LOADER_FOLDER = Path(agentrl_sglang.__file__).parents[1]
 SHARED = Path("/dev/shm")
 """The directory of shared memory files."""
 
-_FRESH_S = 60.0
 _NO_ACCESS = ("FileNotFoundError", "PermissionError")
 
 
@@ -68,20 +64,14 @@ def shared_file(folder: Path) -> Iterator[Path]:
     Raises:
         EngineError: the file cannot be created.
     """
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=agentrl_sglang.PREFIX, dir=folder)
-    except OSError as error:
-        raise EngineError(
-            f"no file can be created in {folder} ({error.strerror}); free some memory."
-        ) from error
-    path = Path(name)
-    try:
-        # `sweep` skips locked files.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(temporary_file(agentrl_sglang.PREFIX, folder))
+        except OSError as error:
+            raise EngineError(
+                f"no file can be created in {folder} ({error.strerror}); free some memory."
+            ) from error
         yield path
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 @contextmanager
@@ -89,16 +79,6 @@ def shared_files(folder: Path, count: int) -> Iterator[Sequence[Path]]:
     """Several of `shared_file`."""
     with ExitStack() as files:
         yield [files.enter_context(shared_file(folder)) for _ in range(count)]
-
-
-def sweep(folder: Path) -> None:
-    """Remove the files of processes that were killed."""
-    for path in folder.glob(f"{agentrl_sglang.PREFIX}*"):
-        with suppress(OSError), path.open("rb") as file:
-            # A new file may not be locked yet.
-            if time.time() - os.fstat(file.fileno()).st_mtime > _FRESH_S:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
 
 
 async def ranks_with_loader(server: Server) -> int:

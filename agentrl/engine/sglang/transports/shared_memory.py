@@ -11,6 +11,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, on_this_machine, results_of
 from agentrl.engine.sglang.transports.bucket_files import (
     BucketFile,
@@ -29,10 +30,10 @@ from agentrl.engine.sglang.transports.inside import (
     ranks_with_loader,
     read_back,
     shared_file,
-    sweep,
 )
 from agentrl.errors import EngineError
 from agentrl.protocols import Snapshot
+from agentrl.temporary import sweep
 from agentrl.types import JSON
 from agentrl.weights.checksum import BucketChecksums, sum_digests
 
@@ -74,7 +75,7 @@ class SharedMemory:
             EngineError: a server does not have it.
         """
         del snapshot
-        sweep(self._folder)
+        sweep(self._folder, agentrl_sglang.PREFIX)
         ranks = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
         self._ranks = dict(zip(servers, ranks, strict=True))
         for server, count in self._ranks.items():
