@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import zip_longest
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import TypeAdapter
@@ -181,8 +180,8 @@ def _adapter() -> TypeAdapter[EpisodeInProgress]:
 
 
 OnStep: TypeAlias = Callable[[int, EpisodeInProgress], None]
-"""Called between two turns with the episode so far: `trajectories` and `step_rewards` are those since the call
-before, in which so many steps had been played (count)."""
+"""Called between two turns with the episode so far: `trajectories` and `step_rewards` are those since the
+call before, at which so many steps had been played (count)."""
 
 
 class _Resumable(Flow):
@@ -289,9 +288,7 @@ class _Resumable(Flow):
         self._num_turns = [len(turns) for _, _, turns in game.record.trajectories]
         self._num_steps = len(game.record.rewards)
 
-    async def _save(
-        self, game: Game, num_turns: Sequence[int] = (), num_steps: int = 0
-    ) -> EpisodeInProgress:
+    async def _save(self, game: Game, num_turns: Sequence[int] = (), num_steps: int = 0) -> EpisodeInProgress:
         """The episode, without the first turns of its trajectories, and the first steps (counts)."""
         played = None
         # `agentrl check` reports what cannot be saved. Here the episode begins again.
@@ -308,11 +305,11 @@ class _Resumable(Flow):
         world = await call_save_state(game.world)
         if world is None or len(agents) < len(game.players):
             return None
-        trajectories = zip_longest(record.trajectories, num_turns, fillvalue=0)
+        since = dict(enumerate(num_turns))
         return SavedPlay(
             world,
             {name: agent.save_state(game.world.tools_of(name)) for name, agent in agents.items()},
-            tuple(SavedTurns.of(*trajectory, since) for trajectory, since in trajectories),
+            tuple(SavedTurns.of(*each, since.get(i, 0)) for i, each in enumerate(record.trajectories)),
             tuple(record.rewards[num_steps:]),
             unseen={name: tuple(messages) for name, messages in game.unseen.items()},
             rewritten={n: seen.reason for n, seen in game.unseen.items() if isinstance(seen, History)},
@@ -327,8 +324,8 @@ class StoppableEpisodes:
     """Plays any number of episodes, which all stop at once.
 
     Each stops at its next boundary of turns, or of tokens in a turn; a step of a world that is under way ends
-    first. What is played is passed on, turn by turn, where a call has `on_step`; an episode whose world or
-    agents save no state is not.
+    first. What is played is passed on, turn by turn, where a call has `on_step`, unless the world or an agent
+    saves no state.
     """
 
     def __init__(self) -> None:
@@ -345,7 +342,6 @@ class StoppableEpisodes:
         seed: int = 0,
         episode_id: str = "",
         sampling_seed: int = 0,
-        on_step: OnStep | None = None,
     ) -> Episode | EpisodeInProgress:
         """Play as `agentrl.play` does, until the episode ends or is stopped.
 
@@ -355,16 +351,10 @@ class StoppableEpisodes:
         Raises:
             UserError: an agent of the environment has no player, or an invalid name.
         """
-        game = Game.of(env, agents, task, seed, episode_id, sampling_seed)
-        return await _Resumable(self, on_step=on_step).played(game)
+        return await self.played(Game.of(env, agents, task, seed, episode_id, sampling_seed))
 
     async def resume(
-        self,
-        env: AnyEnvironment,
-        agents: Agent | Mapping[str, Agent],
-        saved: EpisodeInProgress,
-        *,
-        on_step: OnStep | None = None,
+        self, env: AnyEnvironment, agents: Agent | Mapping[str, Agent], saved: EpisodeInProgress
     ) -> Episode | EpisodeInProgress:
         """Go on with an episode, in a new instance and with new agents.
 
@@ -374,11 +364,21 @@ class StoppableEpisodes:
         Raises:
             UserError: the environment is another one, or has other agents.
         """
-        if env.id != saved.env_id:
-            raise UserError(
-                f"episode {saved.id} was played in {saved.env_id}, not in {env.id}; name that one."
-            )
         game = Game.of(env, agents, saved.task, saved.seed, saved.id, saved.sampling_seed)
+        return await self.played(game, saved)
+
+    async def played(
+        self, game: Game, saved: EpisodeInProgress | None = None, on_step: OnStep | None = None
+    ) -> Episode | EpisodeInProgress:
+        """Play an episode that has not begun, or go on with what was saved of it; see `play` and `resume`.
+
+        Raises:
+            UserError: as for `resume`.
+        """
+        if saved is not None and game.world.id != saved.env_id:
+            raise UserError(
+                f"episode {saved.id} was played in {saved.env_id}, not in {game.world.id}; name that one."
+            )
         return await _Resumable(self, saved, on_step).played(game)
 
     async def stop(self) -> None:

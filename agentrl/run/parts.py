@@ -41,7 +41,9 @@ from agentrl.observe.prometheus import PrometheusTracker
 from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.group import GroupPlayer, GroupStep
+from agentrl.rollout.group_log import GroupLog
+from agentrl.rollout.saved import SavedGroups
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
 from agentrl.run.monitor import Monitor
@@ -70,6 +72,7 @@ class Records:
 
     attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it
     resumes; None = the run begins. diagnoses: of what `log` has logged. monitor: of what the run does.
+    groups: keeps what groups in flight have played; None = none is in flight while others are trained.
     """
 
     folder: RunFolder
@@ -82,6 +85,23 @@ class Records:
     origin: Checkpoint | None
     diagnoses: Diagnoses
     monitor: Monitor
+    groups: GroupLog | None
+
+    @property
+    def note(self) -> Callable[[GroupStep], None] | None:
+        """Keeps a step of a group; None = nobody does."""
+        return None if self.groups is None else self.groups.add
+
+    def resumed_groups(self) -> SavedGroups:
+        """The groups that were in flight at the checkpoint."""
+        if self.groups is None or self.origin is None:
+            return SavedGroups()
+        return self.groups.resume(self.origin.groups, self.origin.state.version)
+
+    def forget(self, state: RunState) -> None:
+        """Forget the groups that no run which resumes from there plays."""
+        if self.groups is not None:
+            self.groups.keep(state.pending, state.next_ordinal)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step of RL or SFT, and warn of what is diagnosed by them."""
@@ -121,6 +141,7 @@ class Records:
                 trace=folder.timeline(begun.attempt),
                 hang_warning_s=observe.hang_warning_s,
             ),
+            groups=GroupLog(journal.run, console.line) if config.rollout.is_async else None,
         )
 
     def placed(self, places: Places) -> None:
