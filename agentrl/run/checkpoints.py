@@ -122,10 +122,14 @@ class Checkpoint:
 
 
 class Begun(NamedTuple):
-    """A process that works on a run: its number, from 1, and the checkpoint that it resumes from."""
+    """A process that works on a run: its number, from 1, and the checkpoint that it resumes from.
+
+    start: what it has done so far, and how long that took (seconds), by name.
+    """
 
     attempt: int
     origin: Checkpoint | None
+    start: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.activity import Activities
+from agentrl.activity import STARTS_ENGINE, Activities, working
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
@@ -131,16 +131,18 @@ class Records:
         )
         journal = Journal(folder.path)
         watch = Stopwatch(() if origin is None else origin.state.stages)
+        monitor = Monitor(
+            Activities(),
+            folder.path,
+            console.line,
+            trace=folder.timeline(begun.attempt),
+            hang_warning_s=observe.hang_warning_s,
+        )
+        monitor.start = begun.start
         return cls(
             *(folder, console, metrics, journal, watch, checkpoints, begun.attempt, origin),
             diagnoses=Diagnoses.opened(folder.path, is_supervised=isinstance(config, SftConfig)),
-            monitor=Monitor(
-                Activities(),
-                folder.path,
-                console.line,
-                trace=folder.timeline(begun.attempt),
-                hang_warning_s=observe.hang_warning_s,
-            ),
+            monitor=monitor,
             groups=GroupLog(journal.run, console.line) if config.rollout.is_async else None,
         )
 
@@ -251,7 +253,8 @@ async def engines_of(
         arguments=serving.arguments,
         dtype=config.trainer.published_dtype,
     )
-    engine = await build_engine(source, config.engine, env.limits, setup)
+    with working(STARTS_ENGINE):
+        engine = await build_engine(source, config.engine, env.limits, setup)
     if not (evaluates and config.has_eval_engine):
         return engine, None
     second = setup._replace(

@@ -39,11 +39,11 @@ class Counted(Letters):
 class Playing:
     """Groups of `env_class`, in flight one version ahead; a group ends at odd ordinals as one to drop."""
 
-    def __init__(self, env_class=Counted, *, timeout_s=math.inf, saved=None):
+    def __init__(self, env_class=Counted, *, timeout_s=math.inf, saved=None, note=None):
         self.started, self.episodes = [], StoppableEpisodes()
         self.player = GroupPlayer(
             env_class,
-            lambda: TokenAgent(engine_of(), Rare(), SETTINGS),
+            self.agent,
             Scorer(),
             SIZE,
             retries=1,
@@ -51,11 +51,16 @@ class Playing:
             drops=lambda group: ZERO_STD if group.id == "g1" else None,
             timeout_s=timeout_s,
             episodes=self.episodes,
+            note=note,
         )
         early = EarlyEnd(self.player.cancelled, stop=self.episodes.stop)
         policy = Window(Places(1, GROUPS - 1), GROUPS)
         self.producer = Producer(self.prompt, self.player.play, ProducerSettings(GROUPS - 1), policy, early)
         self.producer.resume(0, version=0, saved=saved)
+
+    @staticmethod
+    def agent():
+        return TokenAgent(engine_of(), Rare(), SETTINGS)
 
     def prompt(self):
         self.started.append(len(self.started))
