@@ -199,6 +199,7 @@ class _Resumable(Flow):
         self._num_turns: list[int] = []
         self._num_steps = 0
         self._played = None if begun is None else begun.played
+        self._agents: dict[str, ResumableAgent] = {}
         self._acts: dict[str, Act] = {}
         self._stopped: set[str] = set()
         self._saved: EpisodeInProgress | None = None
@@ -220,15 +221,15 @@ class _Resumable(Flow):
     async def begin(self, game: Game) -> Mapping[str, Observation]:
         """Reset, and be as far as the saved episode."""
         observations, played = await game.reset(), self._played
+        self._agents = {name: each for name, each in game.players.items() if isinstance(each, ResumableAgent)}
         if played is None:
             return observations
         async with stage("load_state", game.world.limits.reset_timeout_s):
             await call_load_state(game.world, played.world)
             trajectories = [saved.restored() for saved in played.trajectories]
-            for name, agent in game.players.items():
-                if isinstance(agent, ResumableAgent):
-                    own = [saved for saved in (*trajectories, *played.unrecorded) if saved.agent == name]
-                    agent.load_state(played.agents[name], own, game.world.tools_of(name))
+            for name, agent in self._agents.items():
+                own = [saved for saved in (*trajectories, *played.unrecorded) if saved.agent == name]
+                agent.load_state(played.agents[name], own, game.world.tools_of(name))
         record = game.record
         record.trajectories = [(s.agent, s.reason, list(s.turns)) for s in trajectories]
         self._num_turns, self._num_steps = [len(s.turns) for s in trajectories], len(played.step_rewards)
@@ -250,8 +251,7 @@ class _Resumable(Flow):
         """The agent's turn, or the saved one; where it is stopped, an empty one that is not recorded."""
         if name in self._acts:
             return self._acts.pop(name)
-        agent = game.players[name]
-        if not isinstance(agent, ResumableAgent):
+        if (agent := self._agents.get(name)) is None:
             return await game.act(name, observation)
         try:
             with self._episodes.stopping(partial(agent.stop, session_id_of(game.episode_id, name))):
@@ -301,14 +301,13 @@ class _Resumable(Flow):
     async def _played_by(self, game: Game, num_turns: Sequence[int], num_steps: int) -> SavedPlay | None:
         """What was played since; None = the world or an agent cannot save its state."""
         record = game.record
-        agents = {name: agent for name, agent in game.players.items() if isinstance(agent, ResumableAgent)}
         world = await call_save_state(game.world)
-        if world is None or len(agents) < len(game.players):
+        if world is None or len(self._agents) < len(game.players):
             return None
         since = dict(enumerate(num_turns))
         return SavedPlay(
             world,
-            {name: agent.save_state(game.world.tools_of(name)) for name, agent in agents.items()},
+            {name: agent.save_state(game.world.tools_of(name)) for name, agent in self._agents.items()},
             tuple(SavedTurns.of(*each, since.get(i, 0)) for i, each in enumerate(record.trajectories)),
             tuple(record.rewards[num_steps:]),
             unseen={name: tuple(messages) for name, messages in game.unseen.items()},

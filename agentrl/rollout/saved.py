@@ -10,11 +10,14 @@ A run that is stopped writes the first two, and one that plays the third, after 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 from agentrl.data import Prompt
 from agentrl.envs.resuming import EpisodeInProgress, SavedTurns
@@ -22,7 +25,9 @@ from agentrl.envs.scoring import Marked
 from agentrl.files import write_bytes
 from agentrl.observe import lines
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupStep
-from agentrl.types import JSON, StepReward, Task
+from agentrl.types import StepReward, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +149,7 @@ def read_lines(
 
 def to_line(line: Line) -> bytes:
     """A line of the file."""
-    return lines.to_line(_dumped(line))
+    return _json(_adapter(), line) + b"\n"
 
 
 @dataclass(slots=True)
@@ -232,9 +237,13 @@ class _Group:
         )
 
 
-def _dumped(line: Line) -> dict[str, JSON]:
-    row: dict[str, JSON] = _adapter().dump_python(line, exclude_defaults=True, warnings="none")
-    return row
+def _json(adapter: TypeAdapter[T], value: T) -> bytes:
+    """A value as JSON: in one call, which takes a third of the time of the journal's way."""
+    # What is no JSON, such as half of a surrogate pair, takes that one.
+    with suppress(PydanticSerializationError, UnicodeEncodeError):
+        return adapter.dump_json(value, exclude_defaults=True, warnings="none", fallback=str)
+    row = adapter.dump_python(value, exclude_defaults=True, warnings="none")
+    return lines.to_line(row).rstrip(b"\n")
 
 
 def _without_content(task: Task) -> Task:
@@ -250,14 +259,17 @@ def _adapter() -> TypeAdapter[Line]:
     return TypeAdapter(Line)
 
 
+@lru_cache(maxsize=1)
+def _states() -> TypeAdapter[EpisodeInProgress | None]:
+    return TypeAdapter(EpisodeInProgress | None)
+
+
 def head_and_state(line: Line) -> tuple[bytes, bytes]:
     """The JSON of a line of a step without its state, and that of the state (`null` = it has none).
 
     HEAD,"state":STATE}} is the line.
     """
     assert line.step is not None, "other lines have no state"
-    row = _dumped(line)
-    step = row["step"]
-    assert isinstance(step, dict), "a step is an object"
-    state = lines.to_line(step.pop("state", None)).rstrip(b"\n")
-    return lines.to_line(row).rstrip(b"\n")[:-2], state
+    state = None if line.step.state is None else line.step.state
+    rest = replace(line, step=replace(line.step, state=None))
+    return to_line(rest).rstrip(b"\n")[:-2], _json(_states(), state)

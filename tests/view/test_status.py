@@ -148,6 +148,6 @@ def test_a_start_says_what_it_waits_for_and_how_long_each_part_took():
         }
     )
     shown = list(status_lines(starting, "running", NOW))
-    assert "start            so far reading the checkpoint 1 min 12 s, starting the engine 5.2 s" in shown
+    assert "start            so far reading the checkpoint 1 min 12 s, starting the engine 5 s" in shown
     assert "in               loading the checkpoint since 14:08:22 (9 s)" in shown
     assert "player 0         process 7  starting since 14:07:26 (1 min 05 s)" in shown
