@@ -82,6 +82,10 @@ class GroupLog:
         self._file: int | None = None
         self._version = 0
 
+    def __del__(self) -> None:
+        # The thread that uses the file has ended, or ends with the process.
+        self._close()
+
     def add(self, step: GroupStep) -> None:
         """Keep a step, and write it where the file may have it."""
         self._inbox.append(step)

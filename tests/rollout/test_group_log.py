@@ -76,7 +76,14 @@ async def killed_after(number, playing, path, rng):
     return None
 
 
-@pytest.mark.parametrize(("env_class", "longest"), [(Counted, 70), (Compacting, 140), (Harmony, 140)])
+@pytest.mark.parametrize(
+    ("env_class", "longest"),
+    [
+        (Counted, 70),
+        pytest.param(Compacting, 140, marks=pytest.mark.full),
+        pytest.param(Harmony, 100, marks=pytest.mark.full),
+    ],
+)
 async def test_a_batch_with_kills_at_random_moments_is_the_one_without(tmp_path, env_class, longest):
     Counted.num_steps = 0
     expected = await Playing(env_class).batch()
@@ -84,7 +91,8 @@ async def test_a_batch_with_kills_at_random_moments_is_the_one_without(tmp_path,
     rng, path, kills, outcomes = random.Random(env_class.__name__), tmp_path / "groups.jsonl", 0, None
     while outcomes is None:
         assert kills < 60, "it begins again each time"
-        outcomes = await killed_after(rng.randrange(longest // 2, longest), logged(path, env_class), path, rng)
+        number = rng.randrange(longest // 2, longest)
+        outcomes = await killed_after(number, logged(path, env_class), path, rng)
         kills += outcomes is None
     assert kills > 1
     # Each kill costs at most the turn that was under way, and one whose line was torn, of an episode.
