@@ -18,6 +18,9 @@ _MAX_BYTES: Final = 1 << 30
 """Of the lines in memory, and of what is added to a file (bytes): an episode beyond them is kept in part."""
 
 
+_MAX_WAITING: Final = 50_000
+
+
 @dataclass(slots=True)
 class _Kept:
     """A line in memory. newest: the newest version that it depends on. step: which one; None = another line.
@@ -74,7 +77,8 @@ class GroupLog:
         max_bytes: int = _MAX_BYTES,
     ) -> None:
         self._run, self._on_event, self._max_bytes = run, on_event, max_bytes
-        self._inbox: deque[GroupStep] = deque()
+        # Of a thread that is late, the oldest are left out.
+        self._inbox: deque[GroupStep] = deque(maxlen=_MAX_WAITING)
         self._is_due = False
         # Only the thread uses these.
         self._kept: dict[int, list[_Kept]] = {}
