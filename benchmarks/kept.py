@@ -38,7 +38,7 @@ _FILE = "groups.jsonl"
 class KeptLoad:
     """The workload. loads: characters of a tool's result, and concurrent episodes (counts). Frozen."""
 
-    loads: tuple[tuple[int, int], ...] = ((40, 128), (4000, 64))
+    loads: tuple[tuple[int, int], ...] = ((40, 256), (4000, 128))
     repeats: int = 7
 
 
