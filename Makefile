@@ -95,6 +95,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks stall --json
 	$(BIN)/python -m benchmarks checkpoint --json
 	$(BIN)/python -m benchmarks journal --json
+	$(BIN)/python -m benchmarks kept --json
 	$(BIN)/python -m benchmarks view --json
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python

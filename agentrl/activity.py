@@ -32,6 +32,13 @@ GROUP, EPISODE, ACT, WAIT = "group", "episode", "act", "wait"
 """Stages: all of a group, all of an episode; of an episode a turn of an agent, and waiting for a slot."""
 TAKE, SCORE, TRAIN, PUBLISH, CHECKPOINT = "take", "score", "train", "publish", "checkpoint"
 """Waiting for the groups of a batch; calls of the trainer."""
+READS, STARTS_ENGINE, STARTS_RANKS, LOADS_STATE = (
+    "reading the checkpoint",
+    "starting the engine",
+    "starting the ranks",
+    "loading the checkpoint",
+)
+"""What a run does before its first iteration, beside the stages of a run and the above."""
 RUN, GROUPS, EPISODES, EVALUATION = "run", "groups", "episodes", "evaluation"
 """Places: of calls of the trainer, iterations and the like; of groups; of their episodes; of evaluations."""
 PROCESS: Final = "process"
@@ -39,6 +46,8 @@ PROCESS: Final = "process"
 SERVES, LOADS, RESTS = "in service", "gets weights", "without memory"
 OUT, STARTS = "out of service", "starts again"
 """Stages of an engine's process; the last two of a server alone."""
+STARTING: Final = "starting"
+"""The stage of a player until its first report."""
 ENDED: Final = "ended"
 """The stage of a process that the run has ended."""
 OF_TRAINER: Final = frozenset({SCORE, TRAIN, PUBLISH, CHECKPOINT})

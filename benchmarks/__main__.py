@@ -44,6 +44,7 @@ _PLAIN: Final = {
     "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
     "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
+    "kept": "The price of keeping what groups in flight have played: CPU for each turn, with it and without.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",

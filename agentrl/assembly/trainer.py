@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from agentrl.activity import STARTS_RANKS, working
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -122,7 +123,8 @@ class TrainerFactory:
             TrainerError: a process of the trainer does not start.
         """
         early, self._early = self._early, None
-        return await (self._start(self.plan(source, loss)) if early is None else early)
+        with working(STARTS_RANKS):
+            return await (self._start(self.plan(source, loss)) if early is None else early)
 
     async def supervised(self, source: ModelSource, settings: TrainerConfig, steps: int) -> RankTrainer:
         """The trainer of SFT, on the ranks that RL has, with the policy as its only network.

@@ -146,7 +146,7 @@ class Flow:
         """An agent's turn."""
         return await game.act(name, observation)
 
-    def before_turns(self, game: Game) -> None:
+    async def before_turns(self, game: Game) -> None:
         """Called before the turns of a step."""
 
     def after_turns(
@@ -218,7 +218,7 @@ class Game:
         observations = await self.flow.begin(self)
         for number in range(len(self.record.rewards), limits.max_turns * len(self.players)):
             self.deliver(observations)
-            self.flow.before_turns(self)
+            await self.flow.before_turns(self)
             acting = acting_in(self.world)
             if not acting:
                 raise StageError("step", "invalid", "no agent's turn it is, and the episode has not ended")

@@ -16,11 +16,11 @@ An environment takes part by `save_state`, an agent as a `ResumableAgent`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import TypeAdapter
 
@@ -29,7 +29,7 @@ from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_sta
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import Flow, Game, session_id_of
 from agentrl.errors import AgentRLError, StageError, UserError, stage
-from agentrl.protocols import Act, Agent
+from agentrl.protocols import Act, Agent, ToolSchema
 from agentrl.types import (
     JSON,
     Ending,
@@ -69,19 +69,40 @@ class ResumableAgent(Protocol):
     async def stop(self, session_id: str) -> None:
         """Stop at the next token: `act` then raises TurnStoppedError, unless its turn was complete."""
 
-    def save_state(self) -> JSON:
-        """Its conversation, and the turn that was stopped."""
+    def save_state(self, tools: Sequence[ToolSchema]) -> JSON:
+        """What is not in its turns, and the turn that was stopped. tools: that are on offer now."""
 
-    def load_state(self, state: JSON) -> None:
-        """Be as far as the agent that saved this; the next `act` completes a turn that was stopped."""
+    def load_state(
+        self, state: JSON, trajectories: Sequence[SavedTurns], tools: Sequence[ToolSchema]
+    ) -> None:
+        """Be as far as the agent that saved this, after these turns of its own; the next `act` completes a
+        turn that was stopped. tools: that are on offer now."""
 
 
 class SavedTurns(NamedTuple):
-    """The turns of one trajectory so far. reason: of the restart; None = it is its agent's first."""
+    """The turns of one trajectory so far, or those that are new.
+
+    reason: of the restart; None = it is its agent's first. replaces: the observation of its first turn is a
+    `History`.
+    """
 
     agent: str
     reason: Restart | None
     turns: tuple[Turn, ...]
+    replaces: bool = False
+
+    @classmethod
+    def of(cls, agent: str, reason: Restart | None, turns: Sequence[Turn], since: int = 0) -> SavedTurns:
+        """The turns of a trajectory, but for the first `since`."""
+        return cls(agent, reason, tuple(turns[since:]), isinstance(turns[0].observation, History))
+
+    def restored(self) -> SavedTurns:
+        """As it was, after it has been JSON: there a `History` is a list like any other."""
+        if not self.replaces or self.reason is None:
+            return self
+        first, *rest = self.turns
+        first = replace(first, observation=History(first.observation, self.reason))
+        return self._replace(turns=(first, *rest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +126,21 @@ class SavedPlay:
     usage: Usage | None
     clock_s: float
     wall_s: float = 0.0
+
+    @property
+    def observations(self) -> Mapping[str, Observation]:
+        """Those that an agent has not acted on, or whose act is not recorded yet."""
+        return {
+            name: History(messages, self.rewritten[name]) if name in self.rewritten else messages
+            for name, messages in self.unseen.items()
+        }
+
+    @property
+    def unrecorded(self) -> Iterator[SavedTurns]:
+        """The turns in `acts`."""
+        for name, act in self.acts.items():
+            turn = Turn(self.observations[name], act.message, act.tokens)
+            yield SavedTurns(name, act.restart, (turn,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,56 +179,71 @@ def _adapter() -> TypeAdapter[EpisodeInProgress]:
     return TypeAdapter(EpisodeInProgress)
 
 
-class _Resumable(Flow):
-    """An episode that stops, and begins where another one was stopped."""
+OnStep: TypeAlias = Callable[[int, EpisodeInProgress], None]
+"""Called between two turns with the episode so far: `trajectories` and `step_rewards` are those since the
+call before, at which so many steps had been played (count)."""
 
-    def __init__(self, episodes: StoppableEpisodes, begun: EpisodeInProgress | None = None) -> None:
-        self._episodes, self._begun = episodes, begun
+
+class _Resumable(Flow):
+    """An episode that stops, and begins where another one was stopped. on_step: see `StoppableEpisodes`."""
+
+    def __init__(
+        self,
+        episodes: StoppableEpisodes,
+        begun: EpisodeInProgress | None = None,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self._episodes, self._on_step = episodes, on_step
+        self._times_again = 0 if begun is None else begun.times_again + (begun.played is None)
+        # How much the last call of `on_step` had: turns of each trajectory, and steps (counts).
+        self._num_turns: list[int] = []
+        self._num_steps = 0
         self._played = None if begun is None else begun.played
+        self._agents: dict[str, ResumableAgent] = {}
         self._acts: dict[str, Act] = {}
         self._stopped: set[str] = set()
         self._saved: EpisodeInProgress | None = None
 
     async def played(self, game: Game) -> Episode | EpisodeInProgress:
         """Play to the end or to the stop."""
-        game.flow, begun, played = self, self._begun, self._played
-        times_again = 0 if begun is None else begun.times_again + (played is None)
-        wall_s = 0.0
+        game.flow, played, wall_s = self, self._played, 0.0
         if played is not None:
             game.spent_s, wall_s = played.clock_s, played.wall_s
         episode = await game.played(lambda: self._run(game))
         wall_s += episode.seconds
         if self._saved is None or episode.failure is not None:
-            again = {PLAYED_AGAIN: times_again} if times_again else {}
+            again = {PLAYED_AGAIN: self._times_again} if self._times_again else {}
             return replace(episode, counts={**episode.counts, **again}, seconds=wall_s)
         part = self._saved.played
         part = None if part is None else replace(part, wall_s=wall_s)
-        return replace(self._saved, times_again=times_again, played=part)
+        return replace(self._saved, played=part)
 
     async def begin(self, game: Game) -> Mapping[str, Observation]:
         """Reset, and be as far as the saved episode."""
         observations, played = await game.reset(), self._played
+        self._agents = {name: each for name, each in game.players.items() if isinstance(each, ResumableAgent)}
         if played is None:
             return observations
         async with stage("load_state", game.world.limits.reset_timeout_s):
             await call_load_state(game.world, played.world)
-            for name, agent in game.players.items():
-                if isinstance(agent, ResumableAgent):
-                    agent.load_state(played.agents[name])
+            trajectories = [saved.restored() for saved in played.trajectories]
+            for name, agent in self._agents.items():
+                own = [saved for saved in (*trajectories, *played.unrecorded) if saved.agent == name]
+                agent.load_state(played.agents[name], own, game.world.tools_of(name))
         record = game.record
-        record.trajectories = [(s.agent, s.reason, list(s.turns)) for s in played.trajectories]
+        record.trajectories = [(s.agent, s.reason, list(s.turns)) for s in trajectories]
+        self._num_turns, self._num_steps = [len(s.turns) for s in trajectories], len(played.step_rewards)
         record.rewards = list(played.step_rewards)
         record.counts.update(played.counts)
         record.usage = played.usage
         game.turns.update(s.agent for s in played.trajectories for _ in s.turns)
         self._acts = dict(played.acts)
-        return {
-            name: History(messages, played.rewritten[name]) if name in played.rewritten else messages
-            for name, messages in played.unseen.items()
-        }
+        return played.observations
 
-    def before_turns(self, game: Game) -> None:
-        """Stop between two turns, where that is requested."""
+    async def before_turns(self, game: Game) -> None:
+        """Pass on what was played; stop between two turns, where that is requested."""
+        if self._on_step is not None and len(game.record.rewards) > self._num_steps:
+            await self._pass_on(game, self._on_step)
         if self._episodes.is_stopping:
             raise _EpisodeStoppedError(game.episode_id)
 
@@ -200,8 +251,7 @@ class _Resumable(Flow):
         """The agent's turn, or the saved one; where it is stopped, an empty one that is not recorded."""
         if name in self._acts:
             return self._acts.pop(name)
-        agent = game.players[name]
-        if not isinstance(agent, ResumableAgent):
+        if (agent := self._agents.get(name)) is None:
             return await game.act(name, observation)
         try:
             with self._episodes.stopping(partial(agent.stop, session_id_of(game.episode_id, name))):
@@ -228,28 +278,38 @@ class _Resumable(Flow):
             self._saved = await self._save(game)
             return Ending.ABORTED
 
-    async def _save(self, game: Game) -> EpisodeInProgress:
+    async def _pass_on(self, game: Game, on_step: OnStep) -> None:
+        saved = await self._save(game, self._num_turns, self._num_steps)
+        if saved.played is None:
+            # What was not saved once is not tried again: that may take seconds each time.
+            self._on_step = None
+            return
+        on_step(self._num_steps, saved)
+        self._num_turns = [len(turns) for _, _, turns in game.record.trajectories]
+        self._num_steps = len(game.record.rewards)
+
+    async def _save(self, game: Game, num_turns: Sequence[int] = (), num_steps: int = 0) -> EpisodeInProgress:
+        """The episode, without the first turns of its trajectories, and the first steps (counts)."""
         played = None
         # `agentrl check` reports what cannot be saved. Here the episode begins again.
         with suppress(StageError):
             async with stage("save_state", _SAVE_TIMEOUT_S):
-                played = await self._played_by(game)
-        return EpisodeInProgress(
-            game.episode_id, game.world.id, game.task, game.seed, game.sampling_seed, played
-        )
+                played = await self._played_by(game, num_turns, num_steps)
+        ids = (game.episode_id, game.world.id, game.task, game.seed, game.sampling_seed)
+        return EpisodeInProgress(*ids, played, self._times_again)
 
-    async def _played_by(self, game: Game) -> SavedPlay | None:
-        """What was played so far; None = the world or an agent cannot save its state."""
+    async def _played_by(self, game: Game, num_turns: Sequence[int], num_steps: int) -> SavedPlay | None:
+        """What was played since; None = the world or an agent cannot save its state."""
         record = game.record
-        agents = {name: agent for name, agent in game.players.items() if isinstance(agent, ResumableAgent)}
         world = await call_save_state(game.world)
-        if world is None or len(agents) < len(game.players):
+        if world is None or len(self._agents) < len(game.players):
             return None
+        since = dict(enumerate(num_turns))
         return SavedPlay(
             world,
-            {name: agent.save_state() for name, agent in agents.items()},
-            tuple(SavedTurns(name, reason, tuple(turns)) for name, reason, turns in record.trajectories),
-            tuple(record.rewards),
+            {name: agent.save_state(game.world.tools_of(name)) for name, agent in self._agents.items()},
+            tuple(SavedTurns.of(*each, since.get(i, 0)) for i, each in enumerate(record.trajectories)),
+            tuple(record.rewards[num_steps:]),
             unseen={name: tuple(messages) for name, messages in game.unseen.items()},
             rewritten={n: seen.reason for n, seen in game.unseen.items() if isinstance(seen, History)},
             acts={name: act._replace(counts=dict(act.counts)) for name, act in self._acts.items()},
@@ -263,7 +323,8 @@ class StoppableEpisodes:
     """Plays any number of episodes, which all stop at once.
 
     Each stops at its next boundary of turns, or of tokens in a turn; a step of a world that is under way ends
-    first.
+    first. What is played is passed on, turn by turn, where a call has `on_step`, unless the world or an agent
+    saves no state.
     """
 
     def __init__(self) -> None:
@@ -289,8 +350,7 @@ class StoppableEpisodes:
         Raises:
             UserError: an agent of the environment has no player, or an invalid name.
         """
-        game = Game.of(env, agents, task, seed, episode_id, sampling_seed)
-        return await _Resumable(self).played(game)
+        return await self.played(Game.of(env, agents, task, seed, episode_id, sampling_seed))
 
     async def resume(
         self, env: AnyEnvironment, agents: Agent | Mapping[str, Agent], saved: EpisodeInProgress
@@ -303,12 +363,22 @@ class StoppableEpisodes:
         Raises:
             UserError: the environment is another one, or has other agents.
         """
-        if env.id != saved.env_id:
-            raise UserError(
-                f"episode {saved.id} was played in {saved.env_id}, not in {env.id}; name that one."
-            )
         game = Game.of(env, agents, saved.task, saved.seed, saved.id, saved.sampling_seed)
-        return await _Resumable(self, saved).played(game)
+        return await self.played(game, saved)
+
+    async def played(
+        self, game: Game, saved: EpisodeInProgress | None = None, on_step: OnStep | None = None
+    ) -> Episode | EpisodeInProgress:
+        """Play an episode that has not begun, or go on with what was saved of it; see `play` and `resume`.
+
+        Raises:
+            UserError: as for `resume`.
+        """
+        if saved is not None and game.world.id != saved.env_id:
+            raise UserError(
+                f"episode {saved.id} was played in {saved.env_id}, not in {game.world.id}; name that one."
+            )
+        return await _Resumable(self, saved, on_step).played(game)
 
     async def stop(self) -> None:
         """Stop all episodes; those that begin later stop before their first turn."""

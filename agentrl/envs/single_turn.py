@@ -9,6 +9,7 @@ from agentrl.envs.base import Env, Script
 from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError
 from agentrl.protocols import ToolSchema
+from agentrl.tools.running import inline
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, say
 
 
@@ -63,6 +64,7 @@ class SingleTurnEnv(Env):
         answer = "".join([action.text, *(call.raw for call in action.tool_calls)])
         return Step.finished(reward=await graded(self.grade, self.task, answer, self.limits.reward_timeout_s))
 
+    @inline
     def save_state(self) -> Mapping[str, JSON] | None:
         """Nothing changes before the only step; None where a subclass has steps of its own."""
         return {} if type(self).step is SingleTurnEnv.step else None

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from agentrl.activity import ENDED, EPISODES, GROUPS, KINDS, Activities, Activity, Doing, Mark, Span
+from agentrl.activity import (
+    ENDED,
+    EPISODES,
+    GROUPS,
+    KINDS,
+    STARTING,
+    Activities,
+    Activity,
+    Doing,
+    Mark,
+    Span,
+)
 from agentrl.observe.clock import Moment, PeerClock, now
 
 
@@ -89,6 +100,7 @@ class Mirror:
 
     def __init__(self, activities: Activities, name: str, number: int) -> None:
         self._activities, self.name, self._process = activities, name, f"player {number}"
+        activities.processes[self._process] = Doing(STARTING, "", perf_counter())
         self._clock = PeerClock()
         self._shown: list[Activity] = []
         self._kinds: frozenset[str] = frozenset()
@@ -121,7 +133,7 @@ class Mirror:
         processes, name = self._activities.processes, self._process
         if report.groups:
             processes.pop(name, None)
-        elif name not in processes or processes[name].name == ENDED:
+        elif name not in processes or processes[name].name in (STARTING, ENDED):
             processes[name] = Doing("", "a group", perf_counter())
 
     def _activity(self, part: Part, offset_s: float, place: str, siblings: dict[Activity, None]) -> Activity:

@@ -6,10 +6,13 @@ Nothing decides by it; the reader is a person, or a program that watches runs.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 from time import perf_counter, time
 from typing import Final, cast
 
@@ -25,6 +28,7 @@ from agentrl.ownership import read_file
 from agentrl.types import JSON
 
 STATUS: Final = "status.json"
+_PERIOD_S: Final = 1.0
 BETWEEN: Final = "between two stages"
 """The stage of an episode that is in none."""
 
@@ -113,7 +117,8 @@ class RunStatus(Section):
     the trainer's weights; None = no iteration has begun, like step, steps and places. waits: who waits for
     what. processes: the other processes of the run, by their names. dashboard: the address of that of its
     cluster; "" = it has none. idle_s: since when nothing has begun or ended (seconds); a pause of the process
-    does not count. event_loop: the place of the code that holds the event loop; "" = it is free.
+    does not count. event_loop: the place of the code that holds the event loop; "" = it is free. start: how
+    long what the attempt has done took, by name (seconds), until its first iteration has ended.
     """
 
     time: datetime
@@ -134,6 +139,7 @@ class RunStatus(Section):
     dashboard: str = ""
     idle_s: float = 0.0
     event_loop: str = ""
+    start: dict[str, float] = Field(default_factory=dict)
 
     def as_json(self) -> dict[str, JSON]:
         """The status as JSON."""
@@ -166,6 +172,34 @@ def read_status(folder: Path) -> RunStatus:
         raise ConfigError(f"{folder / STATUS} cannot be read ({reason}); remove that file.") from None
 
 
+@contextmanager
+def announced(folder: Path, name: str, what: str = "") -> Iterator[None]:
+    """A block in which a run does only this, on its way to an event loop: a thread writes its status.
+
+    What the disk does not take is left out.
+    """
+    work, is_over = InProgress(name=name, what=what, since=at(perf_counter())), Event()
+    nothing = Utilisation(seconds=0.0, engine=0.0, trainer=0.0, both=0.0)
+
+    def write() -> None:
+        while not is_over.is_set():
+            now = at(perf_counter())
+            status = RunStatus(
+                time=now, pid=os.getpid(), utilisation=nothing, requests=0, working=(work,), episodes={}
+            )
+            with suppress(OSError):
+                status.write(folder)
+            is_over.wait(_PERIOD_S)
+
+    writing = Thread(target=write, name="agentrl-start", daemon=True)
+    writing.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        writing.join()
+
+
 def at(time_s: float) -> datetime:
     """The date of a moment of `time.perf_counter`."""
     return datetime.fromtimestamp(time_s - perf_counter() + time(), UTC)
@@ -178,6 +212,15 @@ def working_in(activities: Activities) -> tuple[InProgress, ...]:
         for activity in activities.in_progress
         if activity.place == RUN
     )
+
+
+def seconds_of(activities: Activities) -> dict[str, float]:
+    """How long what the run did itself took, by name (seconds), in the order of the ends."""
+    seconds: dict[str, float] = {}
+    for span in activities.spans:
+        if span.place == RUN:
+            seconds[span.name] = seconds.get(span.name, 0.0) + span.end_s - span.start_s
+    return seconds
 
 
 def stages_in(activities: Activities) -> dict[str, int]:

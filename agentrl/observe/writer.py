@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,10 @@ class Journal:
             DiskError: the disk has failed.
         """
         return await self._write(eval_name(name, step), entries)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have the thread do other work, after all that is pending now; nobody learns of an exception."""
+        self._thread.submit(work)
 
     async def flush(self) -> None:
         """Wait until all pending entries are on disk.

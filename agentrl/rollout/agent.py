@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 from agentrl.activity import requesting
 from agentrl.algorithms.distillation import privileged_prompt
 from agentrl.clocks import SharedDeadline
-from agentrl.envs.resuming import ResumableAgent, TurnStoppedError
+from agentrl.envs.resuming import ResumableAgent, SavedTurns, TurnStoppedError
 from agentrl.errors import ConfigError
 from agentrl.protocols import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
-from agentrl.rollout.conversation import Conversation, Immediate, SavedConversation
+from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.types import JSON, Completion, Finish, Message, Observation, Restart, TurnTokens
 
 
@@ -50,9 +50,12 @@ class _Turn(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What an agent saves. turn: the one that was stopped."""
+    """What an agent saves beside its turns.
 
-    conversation: SavedConversation
+    tools: of its last turn; None = they are on offer still. turn: the one that was stopped.
+    """
+
+    tools: tuple[ToolSchema, ...] | None
     turn: _Turn | None
 
 
@@ -96,6 +99,8 @@ class TokenAgent:
         conversation, turn = self._conversation, self._turn
         if turn is None:
             turn = await self._begun(observation, tools)
+        else:
+            conversation.add_rendered(observation, tools, turn.world, turn.restart)
         world, restart = turn.world, turn.restart
         num_free_tokens = self._num_free_tokens(session, len(conversation.prefix))
         if num_free_tokens < 1:
@@ -121,19 +126,31 @@ class TokenAgent:
         self._is_stopping = True
         await self._policy.close_session(session_id)
 
-    def save_state(self) -> JSON:
-        """The conversation as messages and tokens, and a turn that was stopped."""
-        state: JSON = _states().dump_python(_State(self._conversation.save(), self._turn), mode="json")
-        return state
+    def save_state(self, tools: Sequence[ToolSchema]) -> JSON:
+        """The tools of its last turn, where others are on offer now, and a turn that was stopped."""
+        before = tuple(self._conversation.tools)
+        state = _State(None if before == tuple(tools) else before, self._turn)
+        saved: JSON = _states().dump_python(state, mode="json")
+        return saved
 
-    def load_state(self, state: JSON) -> None:
-        """Be as far as the agent that saved this.
+    def load_state(
+        self, state: JSON, trajectories: Sequence[SavedTurns], tools: Sequence[ToolSchema]
+    ) -> None:
+        """Be as far as the agent that saved this: its conversation is that of its turns, token by token.
 
         Raises:
             ValueError: it is no state of such an agent.
         """
-        saved = _states().validate_python(state)
-        self._conversation.load(saved.conversation)
+        saved, conversation = _states().validate_python(state), self._conversation
+        before = tools if saved.tools is None else saved.tools
+        for trajectory in trajectories:
+            restart = trajectory.reason
+            for turn in trajectory.turns:
+                if turn.tokens is None:
+                    raise ValueError("a turn of this agent has tokens")
+                conversation.add_rendered(turn.observation, before, turn.tokens.world_ids.tolist(), restart)
+                conversation.add_turn(turn.tokens.completion.token_ids.tolist(), turn.action)
+                restart = None
         self._turn = saved.turn
 
     async def _begun(self, observation: Observation, tools: Sequence[ToolSchema]) -> _Turn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from agentrl.protocols import EpisodeRenderer, Renderer, Seen, Stops, ToolSchema
 from agentrl.types import History, Message, Observation, Restart
@@ -36,15 +35,6 @@ class Immediate:
         return self._renderer.parse(ids, tools, prompt_ids=prompt_ids)
 
 
-class SavedConversation(NamedTuple):
-    """A conversation as messages, the tools on offer, the tokens of its last turn, and all of its tokens."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSchema, ...]
-    completion_ids: tuple[int, ...]
-    prefix: tuple[int, ...]
-
-
 class Conversation:
     """A prefix that only grows, until a restart replaces it.
 
@@ -72,22 +62,27 @@ class Conversation:
         """All messages of the prefix. After a restart, and at the beginning, they are a complete prompt."""
         return self._messages
 
-    def save(self) -> SavedConversation:
-        """All of it."""
-        return SavedConversation(
-            self._messages, tuple(self._tools), tuple(self._completion_ids), tuple(self.prefix)
-        )
-
-    def load(self, saved: SavedConversation) -> None:
-        """Be what was saved."""
-        self._messages, self._tools = saved.messages, saved.tools
-        self._completion_ids, self.prefix = list(saved.completion_ids), list(saved.prefix)
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """Those on offer in the last turn."""
+        return self._tools
 
     async def add_observation(
         self, observation: Observation, tools: Sequence[ToolSchema]
     ) -> tuple[list[int], Restart | None]:
         """Append an observation; returns its tokens, and the reason where the prefix was restarted."""
         world, restart = await self._continued(observation, tools)
+        self.add_rendered(observation, tools, world, restart)
+        return world, restart
+
+    def add_rendered(
+        self,
+        observation: Observation,
+        tools: Sequence[ToolSchema],
+        world: Sequence[int],
+        restart: Restart | None,
+    ) -> None:
+        """Append an observation whose tokens are known."""
         if restart is not None:
             self.prefix.clear()
         # A History is a complete conversation; it replaces the messages before it.
@@ -95,7 +90,6 @@ class Conversation:
         self._messages = tuple(observation) if replaced else self._messages + observation
         self._tools = tools
         self.prefix += world
-        return world, restart
 
     def add_turn(self, ids: Sequence[int], message: Message) -> None:
         """Append a turn of the agent, as sampled tokens and as the parsed message."""

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from agentrl.activity import group_in_play, in_play
 from agentrl.algorithms.distillation import PrivilegedContext, privileged_text
@@ -16,7 +17,8 @@ from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, roles_of
-from agentrl.envs.resuming import EpisodeInProgress, StoppableEpisodes, saves_state
+from agentrl.envs.play import Game
+from agentrl.envs.resuming import EpisodeInProgress, SavedPlay, StoppableEpisodes, saves_state
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
@@ -29,12 +31,29 @@ class GroupInProgress:
     """A group that was stopped in play.
 
     start_version: the policy's when it started. attempts: by sibling, those that have ended. stopped: by
-    sibling, the attempt that goes on; None = the sibling has ended.
+    sibling, the attempt that goes on; None = the sibling has ended, or begins. Siblings at the end of the
+    group that have not begun may be left out.
     """
 
     start_version: int
     attempts: tuple[tuple[Marked, ...], ...]
     stopped: tuple[EpisodeInProgress | None, ...]
+
+
+class GroupStep(NamedTuple):
+    """What an episode of a group has played since the last one.
+
+    sibling, attempt: which episode, from 0. start_version: the policy's when the group started. num_before:
+    steps before (count); 0 = it begins. part: between two turns, what is new of it, see `OnStep`; at its end
+    all of it, but for the turns that were passed on.
+    """
+
+    ordinal: int
+    sibling: int
+    attempt: int
+    start_version: int
+    num_before: int
+    part: EpisodeInProgress | Marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,7 @@ class GroupPlayer:
     absence: of the engine, whose time is not counted then.
     episodes: plays in place of `play_episode`, and can stop; its `stop` stops all groups.
     privileged: what a teacher reads besides the prompts of an agent; None = nothing.
+    note: called with what `episodes` play, turn by turn, and with each end; None = nobody keeps it.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -107,6 +127,7 @@ class GroupPlayer:
     make_greedy_agent: Callable[[], Agent] | None = None
     absence: Waits = field(default_factory=Waits)
     privileged: PrivilegedContext | None = None
+    note: Callable[[GroupStep], None] | None = None
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -123,7 +144,10 @@ class GroupPlayer:
         attempts_of = self._attempts[prompt.index] = [sibling.attempts for sibling in siblings]
         deadline = SharedDeadline(self.timeout_s)
         with group_in_play(f"g{prompt.index}"), self.absence.entered(deadline):
-            await all_of([self._play_sibling(prompt, k, each, deadline) for k, each in enumerate(siblings)])
+            playing = [
+                self._play_sibling(prompt, k, each, deadline, version) for k, each in enumerate(siblings)
+            ]
+            await all_of(playing)
             outcome = (
                 GroupOutcome(None, (), (), in_progress=_in_progress(version, siblings))
                 if any(sibling.stopped for sibling in siblings)
@@ -188,7 +212,7 @@ class GroupPlayer:
             ) from error
 
     async def _play_sibling(
-        self, prompt: Prompt, k: int, sibling: _Sibling, deadline: SharedDeadline
+        self, prompt: Prompt, k: int, sibling: _Sibling, deadline: SharedDeadline, version: int
     ) -> None:
         """Play an episode until it is usable, or is stopped, or the deadline is over."""
         attempts = sibling.attempts
@@ -196,14 +220,20 @@ class GroupPlayer:
             if attempts and deadline.is_over:
                 return
             name = _episode_id(prompt, k, len(attempts))
+            begun, notes = sibling.stopped, None
+            if self.note is not None:
+                step = partial(GroupStep, prompt.index, k, len(attempts), version)
+                notes = _Notes(self.note, step, begun)
             with in_play(name):
                 make_agent = partial(self._agent, deadline, is_greedy=k >= self.size)
-                episode = await self._played(prompt, name, make_agent, sibling.stopped)
+                episode = await self._played(prompt, name, make_agent, begun, notes)
                 if isinstance(episode, EpisodeInProgress):
                     sibling.stopped = episode
                     return
                 sibling.stopped = None
                 attempts.append(await self.scorer.mark(episode))
+                if notes is not None:
+                    notes.end(attempts[-1])
 
     @property
     def _num_siblings(self) -> int:
@@ -222,6 +252,7 @@ class GroupPlayer:
         name: str,
         make_agent: Callable[[str | None], Agent],
         begun: EpisodeInProgress | None,
+        notes: _Notes | None,
     ) -> Episode | EpisodeInProgress:
         """Play one attempt, or go on with it."""
         env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
@@ -229,12 +260,12 @@ class GroupPlayer:
         agents = roles_of(
             env, prompt.task, lambda agent: make_agent(texts.get(agent)), self.opponents, seed=sampling_seed
         )
-        if self.episodes is not None and begun is not None:
-            return await self.episodes.resume(env, agents, begun)
-        play_episode = self.play_episode if self.episodes is None else self.episodes.play
-        return await play_episode(
-            env, agents, prompt.task, seed=prompt.seed, episode_id=name, sampling_seed=sampling_seed
-        )
+        if self.episodes is None:
+            return await self.play_episode(
+                env, agents, prompt.task, seed=prompt.seed, episode_id=name, sampling_seed=sampling_seed
+            )
+        game = Game.of(env, agents, prompt.task, prompt.seed, name, sampling_seed)
+        return await self.episodes.played(game, begun, None if notes is None else notes.add)
 
     async def _privileged_texts(self, env: AnyEnv, task: Task) -> dict[str, str | None]:
         """What a teacher of each agent reads besides its prompts."""
@@ -258,13 +289,57 @@ class _Sibling:
     stopped: EpisodeInProgress | None = None
 
 
+class _Notes:
+    """Passes on what an episode plays. step: makes a `GroupStep` of `num_before` and `part`."""
+
+    def __init__(
+        self,
+        note: Callable[[GroupStep], None],
+        step: Callable[[int, EpisodeInProgress | Marked], GroupStep],
+        begun: EpisodeInProgress | None,
+    ) -> None:
+        self._note, self._step = note, step
+        self._num_turns, self._num_steps = list[int](), 0
+        if begun is not None and begun.played is not None:
+            self._count(begun.played)
+
+    def add(self, num_before: int, episode: EpisodeInProgress) -> None:
+        """Between two turns."""
+        self._note(self._step(num_before, episode))
+        if episode.played is not None:
+            self._count(episode.played)
+
+    def end(self, marked: Marked) -> None:
+        """At its end."""
+        trajectories, num_turns = marked.episode.trajectories, self._num_turns
+        if [len(each.turns) for each in trajectories[: len(num_turns)]] < num_turns:
+            # It failed before it was as far as it had been.
+            self._note(self._step(0, marked))
+            return
+        rest = tuple(
+            replace(each, turns=each.turns[num_turns[i] if i < len(num_turns) else 0 :])
+            for i, each in enumerate(trajectories)
+        )
+        episode = replace(marked.episode, trajectories=rest)
+        self._note(self._step(self._num_steps, replace(marked, episode=episode)))
+
+    def _count(self, played: SavedPlay) -> None:
+        """Count the turns and steps that are passed on."""
+        before = self._num_turns
+        self._num_turns = [
+            (before[i] if i < len(before) else 0) + len(s.turns) for i, s in enumerate(played.trajectories)
+        ]
+        self._num_steps += len(played.step_rewards)
+
+
 def _siblings_of(size: int, begun: GroupInProgress | None) -> list[_Sibling]:
     if begun is None:
         return [_Sibling([]) for _ in range(size)]
-    return [
+    played = [
         _Sibling(list(attempts), stopped)
         for attempts, stopped in zip(begun.attempts, begun.stopped, strict=True)
     ]
+    return played + [_Sibling([]) for _ in range(size - len(played))]
 
 
 def _in_progress(start_version: int, siblings: Sequence[_Sibling]) -> GroupInProgress:

@@ -138,7 +138,7 @@ class Producer:
         # Ended, in the order of their end.
         self._untaken: dict[int, GroupOutcome] = {}
         # Those of the run before, until their prompts come; and those of this one.
-        self._saved = SavedGroups(0)
+        self._saved = SavedGroups()
         self._stopped: dict[int, GroupInProgress] = {}
 
     @property
@@ -333,7 +333,7 @@ class Producer:
 
     def _start(self) -> None:
         prompt = self._next_prompt()
-        ended, begun = self._saved.take(prompt.index)
+        ended, begun = self._saved.take(prompt)
         self._start_versions[prompt.index], self._bypassed[prompt.index] = self._version, 0
         self._broken.start(prompt.index)
         if ended is not None:

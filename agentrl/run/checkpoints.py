@@ -3,7 +3,8 @@
     checkpoints/step_000020/
       state.json           how far the run was: `RunState`
       trainer/             weights, optimizers, steps (`agentrl.trainer.saved`)
-      checksums.json       size and xxh3 of every other file; written last
+      checksums.json       size and xxh3 of the files above; written last
+      groups.jsonl         what groups in flight have played (`agentrl.rollout.group_log`); it grows meanwhile
 
 A checkpoint is written while the next steps run, and renamed when all of it is on disk: a run that
 is killed while it writes still has the one before.
@@ -16,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,9 +29,12 @@ from agentrl.config import Section
 from agentrl.errors import ConfigError, RecordError
 from agentrl.ownership import open_file, read_file
 from agentrl.protocols import Trainer
+from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.rollout.group_log import GroupLog
+from agentrl.rollout.saved import SavedGroups
 from agentrl.run.stages import StageTime
 
-STATE, TRAINER, CHECKSUMS = "state.json", "trainer", "checksums.json"
+STATE, TRAINER, CHECKSUMS, GROUPS = "state.json", "trainer", "checksums.json", "groups.jsonl"
 _STEP = re.compile(r"step_(\d{6,})")
 _READ_BYTES = 4 << 20
 
@@ -112,12 +116,21 @@ class Checkpoint:
         """What the trainer saved."""
         return str(self.path / TRAINER)
 
+    @property
+    def groups(self) -> Path:
+        """The groups that were in flight; see `SavedGroups`."""
+        return self.path / GROUPS
+
 
 class Begun(NamedTuple):
-    """A process that works on a run: its number, from 1, and the checkpoint that it resumes from."""
+    """A process that works on a run: its number, from 1, and the checkpoint that it resumes from.
+
+    start: what it has done so far, and how long that took (seconds), by name.
+    """
 
     attempt: int
     origin: Checkpoint | None
+    start: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
@@ -134,11 +147,12 @@ class Checkpoints:
     on_event: Callable[[str], None] = lambda _: None
     _writing: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def save(self, trainer: Trainer | None, state: RunState) -> None:
+    async def save(self, trainer: Trainer | None, state: RunState, groups: GroupLog | None = None) -> None:
         """Copy what the trainer knows, and write it beside what comes next; `written` waits for that.
 
         Waits for the checkpoint before this one. One that cannot be written is reported, and the run goes on.
-        trainer: None = the run only plays, and a checkpoint is its state alone.
+        trainer: None = the run only plays, and a checkpoint is its state alone. groups: go on in a file of
+        it.
 
         Raises:
             TrainerError: a process of the trainer failed.
@@ -150,6 +164,8 @@ class Checkpoints:
             for partial in self._partial():
                 shutil.rmtree(partial, ignore_errors=True)
             coming.mkdir(parents=True)
+            if groups is not None:
+                groups.begin(coming / GROUPS, state.version)
             copied = None if trainer is None else await trainer.save_state(str(coming / TRAINER))
         except OSError as error:
             self._report(state, error)
@@ -165,6 +181,21 @@ class Checkpoints:
                 self._report(state, error)
 
         self._writing = asyncio.create_task(write())
+
+    async def save_groups(
+        self, step: int, ended: Iterable[GroupOutcome], stopped: Mapping[int, GroupInProgress]
+    ) -> None:
+        """Put the groups of a run that stops into the checkpoint of a step, if there is one.
+
+        Raises:
+            OSError: the disk does not take them.
+        """
+        await self.written()
+        if (folder := self._of_step(step)).exists():
+            SavedGroups.of(ended, stopped).write(folder / GROUPS)
+
+    def _of_step(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}"
 
     async def written(self) -> None:
         """Wait until the last checkpoint is on disk.
@@ -214,7 +245,7 @@ class Checkpoints:
         (coming / CHECKSUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
         for path in (*_files(coming), *filter(Path.is_dir, coming.rglob("*")), coming):
             _sync(path)
-        target = self.folder / f"step_{state.step:06d}"
+        target = self._of_step(state.step)
         # Only a damaged one has the same step: a run resumes from the newest that is whole.
         shutil.rmtree(target, ignore_errors=True)
         os.replace(coming, target)
@@ -309,7 +340,8 @@ def _sum_of(path: Path, below: Path) -> FileSum:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+    """Those that do not change any more."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != GROUPS)
 
 
 def _sync(path: Path) -> None:

@@ -57,11 +57,6 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def groups(self) -> Path:
-        """The groups that were played when the run was stopped; see `SavedGroups`."""
-        return self.path / "groups.json.gz"
-
-    @property
     def warm_start(self) -> Path:
         """The Hugging Face model directory after the warm start."""
         return self.path / "checkpoint-warm-start"

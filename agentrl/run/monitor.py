@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TypeAlias
 
 from agentrl.activity import Activities
@@ -27,6 +27,7 @@ from agentrl.observe.status import (
     at,
     oldest_in,
     processes_in,
+    seconds_of,
     stages_in,
     waits_in,
     working_in,
@@ -71,10 +72,12 @@ class Monitor:
     again whenever twice that time has passed. A pause of the process does not count. trace: the file of the
     timeline, which is written every minute, and at the end. What the disk does not take is left out.
 
-    dashboard: of the run's cluster, for the status; "" = there is none.
+    dashboard: of the run's cluster, for the status; "" = there is none. start: what the attempt did before,
+    by name (seconds); None = it has started.
     """
 
     dashboard = ""
+    start: Mapping[str, float] | None = MappingProxyType({})
 
     def __init__(
         self,
@@ -140,6 +143,7 @@ class Monitor:
         loop: None = the steps of the bar are of supervised fine-tuning, which has neither.
         """
         self._observed = _Iterations(loop, bar)
+        self.start = None if loop is None else self.start
         try:
             yield
         finally:
@@ -162,6 +166,7 @@ class Monitor:
 
     def end(self, groups: Sequence[Group]) -> dict[str, float]:
         """The iteration has ended, whose batch were these groups; its metrics of utilisation."""
+        self.start = None
         flight, queue = staleness_counts(groups, version=self._version)
         self._staleness = GroupStaleness(flight=flight, queue=queue)
         plays = self._loop is None or isinstance(self._loop.producer, Producer)
@@ -186,6 +191,7 @@ class Monitor:
             staleness=self._staleness,
             utilisation=Utilisation.of(busy.since(self._past[0])),
             requests=activities.num_requests,
+            start={} if self.start is None else {**self.start, **seconds_of(activities)},
             working=working_in(activities),
             episodes=stages_in(activities),
             oldest=oldest_in(activities),

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.activity import Activities
+from agentrl.activity import STARTS_ENGINE, Activities, working
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
@@ -41,7 +41,9 @@ from agentrl.observe.prometheus import PrometheusTracker
 from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.group import GroupPlayer, GroupStep
+from agentrl.rollout.group_log import GroupLog
+from agentrl.rollout.saved import SavedGroups
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
 from agentrl.run.monitor import Monitor
@@ -70,6 +72,7 @@ class Records:
 
     attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it
     resumes; None = the run begins. diagnoses: of what `log` has logged. monitor: of what the run does.
+    groups: keeps what groups in flight have played; None = none is in flight while others are trained.
     """
 
     folder: RunFolder
@@ -82,6 +85,23 @@ class Records:
     origin: Checkpoint | None
     diagnoses: Diagnoses
     monitor: Monitor
+    groups: GroupLog | None
+
+    @property
+    def note(self) -> Callable[[GroupStep], None] | None:
+        """Keeps a step of a group; None = nobody does."""
+        return None if self.groups is None else self.groups.add
+
+    def resumed_groups(self) -> SavedGroups:
+        """The groups that were in flight at the checkpoint."""
+        if self.groups is None or self.origin is None:
+            return SavedGroups()
+        return self.groups.resume(self.origin.groups, self.origin.state.version)
+
+    def forget(self, state: RunState) -> None:
+        """Forget the groups that no run which resumes from there plays."""
+        if self.groups is not None:
+            self.groups.keep(state.pending, state.next_ordinal)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step of RL or SFT, and warn of what is diagnosed by them."""
@@ -111,16 +131,19 @@ class Records:
         )
         journal = Journal(folder.path)
         watch = Stopwatch(() if origin is None else origin.state.stages)
+        monitor = Monitor(
+            Activities(),
+            folder.path,
+            console.line,
+            trace=folder.timeline(begun.attempt),
+            hang_warning_s=observe.hang_warning_s,
+        )
+        monitor.start = begun.start
         return cls(
             *(folder, console, metrics, journal, watch, checkpoints, begun.attempt, origin),
             diagnoses=Diagnoses.opened(folder.path, is_supervised=isinstance(config, SftConfig)),
-            monitor=Monitor(
-                Activities(),
-                folder.path,
-                console.line,
-                trace=folder.timeline(begun.attempt),
-                hang_warning_s=observe.hang_warning_s,
-            ),
+            monitor=monitor,
+            groups=GroupLog(journal.run, console.line) if config.rollout.is_async else None,
         )
 
     def placed(self, places: Places) -> None:
@@ -230,7 +253,8 @@ async def engines_of(
         arguments=serving.arguments,
         dtype=config.trainer.published_dtype,
     )
-    engine = await build_engine(source, config.engine, env.limits, setup)
+    with working(STARTS_ENGINE):
+        engine = await build_engine(source, config.engine, env.limits, setup)
     if not (evaluates and config.has_eval_engine):
         return engine, None
     second = setup._replace(

@@ -50,9 +50,8 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
         _own_policy(setup, source) as own,
     ):
         world = replace(world, opponents=opponents)
-        yield HostedPlayer(
-            player_of(config, world, own or policy, filters_of(config.rollout), absence, may_move=True), own
-        )
+        player = player_of(config, world, own or policy, filters_of(config.rollout), absence, may_move=True)
+        yield HostedPlayer(player, own, keeps=config.rollout.is_async)
 
 
 @asynccontextmanager

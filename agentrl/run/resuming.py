@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from agentrl.activity import READS
 from agentrl.assembly.cluster import check_machines, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
@@ -30,6 +32,7 @@ from agentrl.observe.history import (
     locked,
     roll_back,
 )
+from agentrl.observe.status import announced
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
 from agentrl.run.leaving import MachineLeavingError
@@ -192,12 +195,15 @@ def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
     with locked(folder), disk_errors(folder, remedy):
         if not start.resumes:
             start.folder.check_free(start.config)
-        origin = _rolled_back(start, console)
+        began_s = time.perf_counter()
+        with announced(folder, READS, "and its checksums") if start.resumes else nullcontext():
+            origin = _rolled_back(start, console)
+        read = {READS: time.perf_counter() - began_s} if start.resumes else {}
         step = None if origin is None else origin.state.step
         number = begin_attempt(folder, resumed_from=step, changes=start.changes, command=command)
         ending: Ending = "failed"
         try:
-            yield Begun(number, origin)
+            yield Begun(number, origin, read)
             ending = "finished"
         except (KeyboardInterrupt, asyncio.CancelledError, MachineLeavingError):
             ending = "interrupted"

@@ -31,7 +31,6 @@ from agentrl.rollout.cadence import Publishing, moving_reference
 from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
-from agentrl.rollout.saved import SavedGroups
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.demonstrations import demonstrate
@@ -260,9 +259,9 @@ class TrainingRun:
             return
         with suppress(TrainerError, EngineError):  # one that has died is what stopped the run
             await self._save(loop.colocation)
-            if self.config.rollout.is_async and self.progress.state is not None:
-                groups = SavedGroups.of(self.progress.step, (*loop.in_progress.outcomes, *left), stopped)
-                groups.write(self.records.folder.groups)
+            if self.records.groups is not None and self.progress.state is not None:
+                ended = (*loop.in_progress.outcomes, *left)
+                await self.records.checkpoints.save_groups(self.progress.step, ended, stopped)
 
     async def _save(self, colocation: Colocation) -> None:
         """Write a checkpoint of the last finished step, unless it has one."""
@@ -270,7 +269,7 @@ class TrainingRun:
         if progress.state is None or progress.saved_step == progress.state.step:
             return
         async with colocation.saving():
-            await self.records.checkpoints.save(progress.trainer, progress.state)
+            await self.records.checkpoints.save(progress.trainer, progress.state, self.records.groups)
         progress.saved_step = progress.state.step
 
     async def _iterations(
@@ -320,7 +319,8 @@ class TrainingRun:
             iteration.metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
             self.progress.state = None  # until the journal has this step, no checkpoint may say that it has
             await self._record(iteration)
-        self.progress.state = await self._state(loop, prompts)
+        state = self.progress.state = await self._state(loop, prompts)
+        self.records.forget(state)
         return iteration
 
     async def _between(self, loop: AnyLoop, prompts: Prompts) -> None:
@@ -345,11 +345,11 @@ class TrainingRun:
         assert self.engine is not None, "a run that plays has an engine"
         rollout, records, step = self.config.rollout, self.records, self.progress.step
         player = player_of(self.config, self.world, self.engine, self.filters, colocation.absence)
+        player = replace(player, note=records.note)
         groups: Player = player if self.players is None else self.players.in_place_of(player)
         choose, num_batches = self.filters.choose, rollout.num_rollout - step
         producer = build_producer(rollout, stream.next, groups, choose, num_batches=num_batches)
-        saved = SavedGroups.read(records.folder.groups, step=step, on_event=records.console.line)
-        producer.resume(step, version=version, saved=saved)
+        producer.resume(step, version=version, saved=records.resumed_groups())
         return producer, stream
 
     async def _state(self, loop: AnyLoop, prompts: Prompts) -> RunState:

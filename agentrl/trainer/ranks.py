@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from agentrl.activity import CHECKPOINT, PUBLISH, SCORE, TRAIN, working
+from agentrl.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
 from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.export import write_directory
 from agentrl.errors import DivergedError
@@ -255,7 +255,8 @@ class RankTrainer:
         # Ranks of other machines read it under the same path.
         folder = Path(directory).resolve()
         steps, done = saved.read_summary(folder, self._plan)
-        await self.ranks.run(self.ranks.call, "load", folder, steps, done)
+        with working(LOADS_STATE):
+            await self.ranks.run(self.ranks.call, "load", folder, steps, done)
 
     async def start_recording(self, recording: Recording) -> None:
         """Record every rank from now on.

@@ -94,6 +94,9 @@ def status_lines(status: RunStatus, state: str, now: datetime | None = None) -> 
         yield _line("step", f"{status.step} of {status.steps}")
     for work in status.working:
         yield _line("in", f"{_named(work)} {_since(work.since, status.time)}")
+    if status.start:
+        took = (f"{name} {time_text(seconds)}" for name, seconds in status.start.items())
+        yield _line("start", f"so far {', '.join(took)}")
     if status.served is not None:
         yield _line("versions", f"{status.served} served, {status.training} in training")
     shares = status.utilisation

@@ -51,6 +51,7 @@ class Calculator(ToolEnv):
         """1.0 for the right number, written as digits."""
         return float(answer.strip() == task.answer)
 
+    @inline
     def save_state(self) -> Mapping[str, str]:
         """Nothing: calls change no state."""
         return {}

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Script, Task, say
+from agentrl.tools import inline
 
 MOVES = ("rock", "paper", "scissors")
 PLAYERS = ("player_0", "player_1")
@@ -72,6 +73,7 @@ class RockPaperScissors(MultiAgentEnv):
         }
         return JointStep.going(observations, rewards)
 
+    @inline
     def save_state(self) -> Mapping[str, int]:
         """The number of rounds."""
         return {"round": self.round}

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Script, Task, say
+from agentrl.tools import inline
 
 SOLVER, CRITIC = "solver", "critic"
 ANSWERS = ("even", "odd")
@@ -85,6 +86,7 @@ class SolverCritic(MultiAgentEnv):
         self.acting = (SOLVER,)
         return JointStep.going({SOLVER: (Message("user", _AGAIN),)}, {CRITIC: self.judgement})
 
+    @inline
     def save_state(self) -> Mapping[str, float | None]:
         """The judgement, and whether it was to be positive."""
         return {"is_right": self.is_right, "judgement": self.judgement}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from agentrl import Env, Limits, Message, Script, Step, Tags, Task, UserError, say
-from agentrl.tools import JSON
+from agentrl.tools import JSON, inline
 from envs_contrib.measures import MEASURES
 from envs_contrib.wordle.game import RIGHT, best_guess, consistent, marks
 from envs_contrib.wordle.words import WORDS
@@ -73,6 +73,7 @@ class Wordle(Env):
             answer = Message("user", _NO_WORD)
         return Step.finished(answer, reward=0.0) if self._guesses == GUESSES else Step.going(answer)
 
+    @inline
     def save_state(self) -> Mapping[str, JSON]:
         """The number of guesses."""
         return {"_guesses": self._guesses}

@@ -17,6 +17,7 @@ NAMES = {
         "gpu",
         "grading",
         "journal",
+        "kept",
         "megatron",
         "peers",
         "python",

@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.observe import Outcome, read_journal, reconcile
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
-from agentrl.rollout.saved import SavedGroups
+from agentrl.rollout.saved import read_lines
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.trainer.ranks import RankTrainer
@@ -143,48 +143,74 @@ def accounted_for(folder):
     return found
 
 
-def terminated_in_flight(tmp_path, world):
-    """A run that got SIGTERM while groups were in flight, which it saved."""
+def stopped_in_flight(tmp_path, world, number=signal.SIGTERM, flags=("--inline",)):
+    """A run that got a signal while groups were in flight; what was saved of them, and the checkpoint."""
     # A warm start, so that episodes have several turns.
     settings = {**{k: v for k, v in LATE.items() if k not in SMALL}, **WARM, "num_rollout": 1000}
     folder, saved = tmp_path / "x", None
-    # At the few moments at which all groups have ended, it has struck too early.
-    while saved is None or not saved.in_progress:
+    # At the few moments at which all groups have ended, or none has had a turn, it has struck too early.
+    while saved is None or not (saved.in_progress if number == signal.SIGTERM else turns_of(saved)):
         step, deadline = newest(folder), time.monotonic() + 300
-        process = started(tmp_path, "--inline", "--resume", world=world, **settings)
+        process = started(tmp_path, *flags, "--resume", world=world, **settings)
         while newest(folder) < step + 2:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
         # Some episodes have had a turn by then.
         time.sleep(0.15)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         out, _ = process.communicate(timeout=300)
-        assert process.returncode == 143, out
-        state = Checkpoints(folder / "checkpoints", keep=1).newest().state
-        saved = SavedGroups.read(folder / "groups.json.gz", step=state.step, on_event=pytest.fail)
-        assert {*saved.ended, *saved.in_progress} >= set(state.pending)
-    return folder, saved, state
+        assert process.returncode == (143 if number == signal.SIGTERM else -number), out
+        checkpoint = Checkpoints(folder / "checkpoints", keep=1).newest()
+        version = checkpoint.state.version
+        _, saved = read_lines(checkpoint.groups, version=version, on_event=pytest.fail)
+        if number == signal.SIGTERM:
+            assert {*saved.ended, *saved.in_progress} >= set(checkpoint.state.pending)
+    return folder, saved, checkpoint
+
+
+def turns_of(saved):
+    """The turns of the episodes that go on, by episode."""
+    stopped = [each for group in saved.in_progress.values() for each in group.stopped if each is not None]
+    return {each.id: tokens_of(each.played.trajectories) for each in stopped if each.played.trajectories}
 
 
 @pytest.mark.full
 def test_after_sigterm_the_groups_that_were_in_flight_go_on(tmp_path):
-    folder, saved, state = terminated_in_flight(tmp_path, "Recalling")
+    folder, saved, checkpoint = stopped_in_flight(tmp_path, "Recalling")
     stopped = [each for group in saved.in_progress.values() for each in group.stopped if each is not None]
     assert all(each.played is not None for each in stopped)
-    agentrl.train(folder, quiet=True, num_rollout=state.step + 4)
+    resumed_with(folder, saved, checkpoint, "terminated")
+    assert not any("rollout/played_again/mean" in row for row in metrics_of(folder))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--inline",), marks=pytest.mark.full),
+        pytest.param(("--num-rollout-workers=2", "--num-threads=1"), marks=pytest.mark.faults),
+    ],
+    ids=["one process", "players"],
+)
+def test_after_kill_9_the_groups_that_were_in_flight_go_on_from_their_last_turn(tmp_path, flags):
+    folder, saved, checkpoint = stopped_in_flight(tmp_path, "Recalling", signal.SIGKILL, flags)
+    assert turns_of(saved)
+    resumed_with(folder, saved, checkpoint, None)
+
+
+def resumed_with(folder, saved, checkpoint, ended):
+    """The run goes on with the tokens, logprobs and versions that were saved. ended: how it ended before."""
+    agentrl.train(folder, quiet=True, num_rollout=checkpoint.state.step + 4)
     *_, last, final = attempts(folder)
-    assert (last.ended, final.ended) == ("terminated", "finished")
+    assert (last.ended, final.ended) == (ended, "finished")
     accounted(folder)
     episodes = {entry.episode.id: entry.episode for entries in steps_of(folder) for entry in entries}
-    ended = [episode for outcome in saved.ended.values() for episode in outcome.episodes]
-    ended += [m.episode for g in saved.in_progress.values() for attempts_ in g.attempts for m in attempts_]
-    for episode in ended:
+    played = [episode for outcome in saved.ended.values() for episode in outcome.episodes]
+    played += [m.episode for g in saved.in_progress.values() for attempts_ in g.attempts for m in attempts_]
+    for episode in played:
         assert tokens_of(episodes[episode.id].trajectories) == tokens_of(episode.trajectories)
-    for each in stopped:
-        before, after = tokens_of(each.played.trajectories), tokens_of(episodes[each.id].trajectories)
-        assert after[: len(before)] == before
-    assert not any("rollout/played_again/mean" in row for row in metrics_of(folder))
+    for id, before in turns_of(saved).items():
+        assert tokens_of(episodes[id].trajectories)[: len(before)] == before
 
 
 def tokens_of(trajectories):
@@ -198,22 +224,22 @@ def tokens_of(trajectories):
 
 @pytest.mark.full
 def test_what_cannot_be_saved_begins_again_and_is_counted(tmp_path):
-    folder, saved, state = terminated_in_flight(tmp_path, "Slow")
+    folder, saved, checkpoint = stopped_in_flight(tmp_path, "Slow")
     assert all(
         each is None or each.played is None for group in saved.in_progress.values() for each in group.stopped
     )
-    agentrl.train(folder, quiet=True, num_rollout=state.step + 4)
+    agentrl.train(folder, quiet=True, num_rollout=checkpoint.state.step + 4)
     accounted(folder)
     assert sum(row.get("rollout/played_again/mean", 0) for row in metrics_of(folder)) > 0
 
 
 @pytest.mark.full
 def test_a_damaged_file_of_groups_costs_only_their_episodes(tmp_path, capsys):
-    folder, _, state = terminated_in_flight(tmp_path, "Recalling")
-    path = folder / "groups.json.gz"
-    path.write_bytes(path.read_bytes()[:100])
-    agentrl.train(folder, num_rollout=state.step + 1)
-    assert "groups.json.gz is damaged: what was in flight is played again" in capsys.readouterr().out
+    folder, _, checkpoint = stopped_in_flight(tmp_path, "Recalling")
+    checkpoint.groups.write_bytes(b"{}\n" + checkpoint.groups.read_bytes())
+    agentrl.train(folder, num_rollout=checkpoint.state.step + 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "groups.jsonl is damaged: what was in flight is played again" in said
     accounted_for(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,8 +11,11 @@ from itertools import count
 
 import pytest
 
-from agentrl.errors import EngineDiedError, TrainerError
+import agentrl
+from agentrl.activity import LOADS_STATE, READS, STARTS_ENGINE, STARTS_RANKS
+from agentrl.errors import EngineDiedError, TrainerError, UserError
 from agentrl.observe.history import attempts
+from agentrl.observe.status import read_status
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import train
 from tests.flow.sft import conversations, sft
@@ -121,3 +125,28 @@ def test_without_restarts_a_killed_engine_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         train("Struck", tmp_path, "x", **IN_PROCESSES)
     assert [attempt.ended for attempt in attempts(tmp_path / "x")] == ["failed"]
+
+
+def test_a_resume_says_what_it_did_before_its_first_iteration_and_how_long_each_part_took(
+    tmp_path, monkeypatch
+):
+    Struck.at, Struck.resets = 36, 0
+    with pytest.raises(UserError, match="struck"):
+        train("Struck", tmp_path, "x", **SMALL)
+    starts: list[dict[str, float]] = []
+
+    async def look(self):
+        # The status is that of the second in which it is written.
+        while LOADS_STATE not in (start := read_status(tmp_path / "x").start):
+            await asyncio.sleep(0.05)
+        starts.append(start)
+
+    monkeypatch.setattr(Struck, "strike", look)
+    Struck.at, Struck.resets = 3, 0
+    agentrl.train(tmp_path / "x", quiet=True)
+    Struck.at = None
+    (start,) = starts
+    assert next(iter(start)) == READS
+    assert {STARTS_ENGINE, STARTS_RANKS, LOADS_STATE} <= start.keys()
+    assert all(seconds > 0 for seconds in start.values())
+    assert read_status(tmp_path / "x").start == {}

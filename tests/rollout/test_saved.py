@@ -17,7 +17,7 @@ from agentrl.rollout import producer as producing
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
-from agentrl.rollout.saved import SavedGroups
+from agentrl.rollout.saved import SavedGroups, read_lines
 from agentrl.rollout.staleness import Places, Window
 from tests.envs.test_resuming import TASK, Forgetting, Letters, Rare, engine_of, logprobs_of, record_of
 from tests.worlds import FOREVER_S
@@ -39,11 +39,11 @@ class Counted(Letters):
 class Playing:
     """Groups of `env_class`, in flight one version ahead; a group ends at odd ordinals as one to drop."""
 
-    def __init__(self, env_class=Counted, *, timeout_s=math.inf, saved=None):
+    def __init__(self, env_class=Counted, *, timeout_s=math.inf, saved=None, note=None):
         self.started, self.episodes = [], StoppableEpisodes()
         self.player = GroupPlayer(
             env_class,
-            lambda: TokenAgent(engine_of(), Rare(), SETTINGS),
+            self.agent,
             Scorer(),
             SIZE,
             retries=1,
@@ -51,11 +51,16 @@ class Playing:
             drops=lambda group: ZERO_STD if group.id == "g1" else None,
             timeout_s=timeout_s,
             episodes=self.episodes,
+            note=note,
         )
         early = EarlyEnd(self.player.cancelled, stop=self.episodes.stop)
         policy = Window(Places(1, GROUPS - 1), GROUPS)
         self.producer = Producer(self.prompt, self.player.play, ProducerSettings(GROUPS - 1), policy, early)
         self.producer.resume(0, version=0, saved=saved)
+
+    @staticmethod
+    def agent():
+        return TokenAgent(engine_of(), Rare(), SETTINGS)
 
     def prompt(self):
         self.started.append(len(self.started))
@@ -78,9 +83,10 @@ async def test_a_batch_with_stops_at_random_places_is_the_one_without(tmp_path, 
     expected = await Playing().batch()
     num_steps, Counted.num_steps = Counted.num_steps, 0
     assert [outcome.reason for outcome in expected] == ["", ZERO_STD, ""]
-    rng, path, stops, ended, went_on = random.Random(1), tmp_path / "groups.json.gz", 0, 0, 0
+    rng, path, stops, ended, went_on = random.Random(1), tmp_path / "groups.jsonl", 0, 0, 0
     for _ in range(60):
-        playing = Playing(timeout_s=timeout_s, saved=SavedGroups.read(path, step=5, on_event=pytest.fail))
+        _, saved = read_lines(path, version=0, on_event=pytest.fail)
+        playing = Playing(timeout_s=timeout_s, saved=saved)
         taking = asyncio.create_task(playing.batch())
         for _ in range(rng.randrange(15, 60)):
             await asyncio.sleep(0)
@@ -89,7 +95,7 @@ async def test_a_batch_with_stops_at_random_places_is_the_one_without(tmp_path, 
         stopped = await playing.producer.stop()
         taking.cancel()
         await asyncio.wait([taking])
-        saved = SavedGroups.of(5, await playing.producer.close(), stopped)
+        saved = SavedGroups.of(await playing.producer.close(), stopped)
         # Nothing was cancelled: each group that was started is saved.
         assert {*saved.ended, *saved.in_progress} == set(playing.started)
         stops, ended, went_on = stops + 1, ended + len(saved.ended), went_on + len(saved.in_progress)
@@ -119,7 +125,7 @@ async def stopped_at_once(env_class):
     taking.cancel()
     await asyncio.wait([taking])
     await playing.producer.close()
-    return SavedGroups.of(0, (), stopped)
+    return SavedGroups.of((), stopped)
 
 
 async def test_episodes_of_a_world_that_saves_no_state_begin_again_and_are_counted():
@@ -161,23 +167,26 @@ async def test_a_group_that_does_not_stop_in_time_is_left_to_close(monkeypatch):
     assert len(asyncio.all_tasks()) <= 2
 
 
-async def test_a_file_is_of_one_step_and_a_damaged_one_is_a_sentence(tmp_path):
-    path, events = tmp_path / "groups.json.gz", []
+async def test_a_damaged_file_is_a_sentence(tmp_path):
+    path, events = tmp_path / "groups.jsonl", []
 
-    def read(step):
-        return SavedGroups.read(path, step=step, on_event=events.append)
+    def read():
+        return read_lines(path, version=0, on_event=events.append)[1]
 
     saved = await stopped_at_once(Letters)
-    assert read(0).in_progress == {}
+    assert read().in_progress == {}
     saved.write(path)
-    assert read(0).in_progress.keys() == saved.in_progress.keys()
-    assert read(1).in_progress == {}
+    assert read().in_progress.keys() == saved.in_progress.keys()
     assert events == []
     data = path.read_bytes()
-    for number, damaged in enumerate((data[: len(data) // 2], b"{}", data[:-40] + bytes(40)), start=1):
+    for number, damaged in enumerate((b"{}\n", b"[" * 100_000 + b"\n", data[:40] + bytes(40) + b"\n"), 1):
         path.write_bytes(damaged)
-        assert read(0).in_progress == {}
+        assert read().in_progress == {}
         assert len(events) == number
         assert events[-1] == f"Warning: {path} is damaged: what was in flight is played again."
-    SavedGroups(0).write(path)
+    # The process ended while it wrote the last line.
+    path.write_bytes(data[:-10])
+    assert len(read().in_progress) == len(saved.in_progress) - 1
+    assert len(events) == number
+    SavedGroups().write(path)
     assert not path.exists()

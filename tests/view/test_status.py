@@ -137,3 +137,17 @@ def test_a_status_is_read_as_it_was_written_and_a_missing_or_damaged_one_is_a_se
     (tmp_path / STATUS).write_text("{")
     with pytest.raises(ConfigError, match="remove that file"):
         read_status(tmp_path)
+
+
+def test_a_start_says_what_it_waits_for_and_how_long_each_part_took():
+    starting = BUSY.model_copy(
+        update={
+            "start": {"reading the checkpoint": 72.0, "starting the engine": 5.25},
+            "working": (since(9, "loading the checkpoint"),),
+            "processes": {"player 0": ProcessStatus(where="process 7", doing=since(65, "starting"))},
+        }
+    )
+    shown = list(status_lines(starting, "running", NOW))
+    assert "start            so far reading the checkpoint 1 min 12 s, starting the engine 5 s" in shown
+    assert "in               loading the checkpoint since 14:08:22 (9 s)" in shown
+    assert "player 0         process 7  starting since 14:07:26 (1 min 05 s)" in shown

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeAlias, cast
 
@@ -37,10 +38,14 @@ Received: TypeAlias = Sequence[messages.ToPlayer] | None
 
 
 class HostedPlayer(NamedTuple):
-    """What plays the groups. policy: of its own, over the servers; None = it uses the driver's engine."""
+    """What plays the groups. policy: of its own, over the servers; None = it uses the driver's engine.
+
+    keeps: the driver keeps what they play, turn by turn.
+    """
 
     player: GroupPlayer
     policy: HeldPolicy | None = None
+    keeps: bool = False
 
 
 OpenPlayer: TypeAlias = Callable[[bytes, Policy, Waits], AbstractAsyncContextManager[HostedPlayer]]
@@ -272,7 +277,10 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
     reports = Reports(activities, pipe)
     try:
         with activities.observed(), rare_collections():
-            async with open_player(plan, policy, absence) as (player, own):
+            async with open_player(plan, policy, absence) as opened:
+                player, own = opened.player, opened.policy
+                if opened.keeps:
+                    player = replace(player, note=lambda step: pipe.send(messages.Stepped(step)))
                 direct = reports.direct = None if own is None else DirectRequests(own, pipe.send)
                 pipe.send_now([messages.Opened()])
                 host = Host(player, policy, direct, absence, pipe.fail)

@@ -11,7 +11,7 @@ from agentrl.data import Prompt
 from agentrl.errors import AgentRLError, WorldBrokenError, summary_of
 from agentrl.observe.mirror import ActivityReport
 from agentrl.protocols import Sampling
-from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupStep
 from agentrl.types import Completion
 
 
@@ -87,6 +87,12 @@ class Played(NamedTuple):
     error: AgentRLError | None = None
 
 
+class Stepped(NamedTuple):
+    """What an episode of a group has played since the last one; nothing answers."""
+
+    step: GroupStep
+
+
 class Generate(NamedTuple):
     """A request to the engine."""
 
@@ -128,7 +134,7 @@ class Held(NamedTuple):
 
 EngineCall: TypeAlias = Generate | CloseSession | CancelRequest
 """A player's use of the driver's engine."""
-FromPlayer: TypeAlias = Opened | Failed | Played | EngineCall | InProgress | Held
+FromPlayer: TypeAlias = Opened | Failed | Played | Stepped | EngineCall | InProgress | Held
 
 Message = TypeVar("Message")
 
@@ -193,8 +199,8 @@ def _kinds_of(messages: Sequence[object]) -> str:
     """What the messages are about, for a sentence."""
     ordinals = [
         message.prompt.index if isinstance(message, Play) else message.ordinal
-        for message in messages
-        if isinstance(message, Play | Played)
+        for message in (m.step if isinstance(m, Stepped) else m for m in messages)
+        if isinstance(message, Play | Played | GroupStep)
     ]
     return f"a task or an episode of {names_of(ordinals)}" if ordinals else "a message"
 

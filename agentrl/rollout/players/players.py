@@ -26,8 +26,7 @@ from agentrl.rollout.players.requests import Requests
 
 SILENT_S = 60.0
 """A player sends several reports a second: after so long without one (seconds) it hangs, and is replaced."""
-_CHECKS = 12
-_CLEAN_UP_S = 10.0
+_CHECKS, _CLEAN_UP_S = 12, 10.0
 
 
 class Players:
@@ -192,10 +191,9 @@ class Players:
         if (number := self._dispatch.at(ordinal)) is not None:
             self._players[number].process.send(messages.CancelGroup(ordinal))
         await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
-        if flight.outcome.done() and not flight.outcome.cancelled() and flight.outcome.exception() is None:
-            outcome = flight.outcome.result()
-            if outcome is not None:
-                self._cancelled[ordinal] = outcome
+        ended = flight.outcome.done() and not flight.outcome.cancelled()
+        if ended and flight.outcome.exception() is None and (outcome := flight.outcome.result()) is not None:
+            self._cancelled[ordinal] = outcome
 
     def _started(self, number: int) -> Member:
         """Start the process of a player."""
@@ -232,6 +230,9 @@ class Players:
                 self._fail(message.error)
             case messages.Played():
                 self._settle(message)
+            case messages.Stepped(step):
+                if self._in_place_of is not None and self._in_place_of.note is not None:
+                    self._in_place_of.note(step)
             case messages.InProgress():
                 player.mirror.show(message.report)
                 player.direct.counts = message.counts

@@ -1,0 +1,30 @@
+"""A world whose tool runs code in the sandbox, and which saves its state."""
+
+from __future__ import annotations
+
+from agentrl.tools import PythonTool
+from tests.flow.worlds import Talkative
+
+
+class Workshop(Talkative):
+    """A press takes a moment in the sandbox."""
+
+    tool = PythonTool(wall_s=30.0, memory_mb=64)
+
+    async def reset(self, task, *, seed):
+        self.interpreter = self.tool.interpreter()
+        return await super().reset(task, seed=seed)
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        await self.interpreter.run("import time; time.sleep(0.3)")
+        return await super().press(button)
+
+    tools = (press,)
+
+    async def close(self):
+        await self.interpreter.close()
+        await super().close()
+
+    def save_state(self):
+        return {"result": self.result}
