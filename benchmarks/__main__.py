@@ -319,8 +319,7 @@ def megatron_command(as_json: bool, only: str) -> None:
     help="Best figures; none = this card's, where there are any.",
 )
 @click.option("--tiny", is_flag=True, help="Tiny shapes on the CPU, to try the benchmark itself.")
-@click.pass_context
-def gpu_command(context: click.RichContext, /, as_json: bool, **options: object) -> None:
+def gpu_command(as_json: bool, **options: object) -> None:
     """The GPUs of this machine: trainers, weights, generator and whole runs, each figure as it is known.
 
     \b
@@ -338,7 +337,7 @@ def gpu_command(context: click.RichContext, /, as_json: bool, **options: object)
     """
     from benchmarks.gpu.command import run_gpu
 
-    context.exit(run_gpu(as_json, **options))
+    sys.exit(run_gpu(as_json, **options))
 
 
 @cli.command("view")

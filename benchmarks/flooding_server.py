@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from typing import cast
 
 TEXT = b'{"type":"text","text":""}'
 
@@ -61,9 +63,10 @@ def _note(params: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","method":"notifications/message","params":' + params + b"}\n"
 
 
-def reply_to(message: dict, listed: str = "") -> bytes:
+def reply_to(message: Mapping[str, object], listed: str = "") -> bytes:
     """The reply to a request."""
-    method, params = message.get("method"), message.get("params", {})
+    method, params = message.get("method"), cast(dict[str, str], message.get("params", {}))
+    id = cast(int, message["id"])
     if method == "initialize":
         info = {"name": "flooding", "version": "1"}
         version = params["protocolVersion"]
@@ -76,8 +79,8 @@ def reply_to(message: dict, listed: str = "") -> bytes:
         result = RESULTS.get(params["name"], lambda: _content(TEXT))()
     else:
         error = json.dumps({"code": -32601, "message": "Method not found"}).encode()
-        return b'{"jsonrpc":"2.0","id":%d,"error":%b}' % (message["id"], error)
-    return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message["id"], result)
+        return b'{"jsonrpc":"2.0","id":%d,"error":%b}' % (id, error)
+    return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (id, result)
 
 
 def main() -> None:

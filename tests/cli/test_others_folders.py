@@ -24,7 +24,12 @@ from tests.run.test_checkpoints import Saver, state
 
 FILES = [
     *("run.lock", "attempts.jsonl", "metrics.jsonl", "diagnoses.jsonl", "status.json", "summary.json"),
-    *("config.toml", "groups.json.gz", "trajectories/step_000001.jsonl.gz", "report.html"),
+    *(
+        "config.toml",
+        "checkpoints/step_000002/groups.jsonl",
+        "trajectories/step_000001.jsonl.gz",
+        "report.html",
+    ),
     *("checkpoints/step_000002/state.json", "checkpoints/step_000002/checksums.json"),
 ]
 FOLDERS = [

@@ -18,11 +18,13 @@ from agentrl.errors import ConfigError
 from agentrl.temporary import PREFIX, temporary_folder
 
 _NAME = "ray"
+FOLDERS = f"{PREFIX}{_NAME}-"
+"""How the names of the folders with the files of such a Ray begin."""
 _RANDOM = 8
 _INSIDE = "r"
 _IN_SESSION = "session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # The path of a socket has 107 bytes at most.
-_MOST_BYTES = 107 - len(f"/{PREFIX}{_NAME}-/{_INSIDE}/{_IN_SESSION}") - _RANDOM
+_MOST_BYTES = 107 - len(f"/{FOLDERS}/{_INSIDE}/{_IN_SESSION}") - _RANDOM
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

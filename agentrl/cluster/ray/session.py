@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray.draining import Draining
-from agentrl.cluster.ray.folder import PREFIX
+from agentrl.cluster.ray.folder import FOLDERS
 from agentrl.cluster.ray.head import LOOPBACK, own_head
 from agentrl.cluster.ray.listening import clusters_of, processes_of_this_user
 from agentrl.errors import ConfigError
@@ -230,7 +230,7 @@ def _of_this_user() -> str:
     Raises:
         ConfigError: there is none, or there are several.
     """
-    found = sorted(clusters_of(processes_of_this_user(), besides=PREFIX))
+    found = sorted(clusters_of(processes_of_this_user(), besides=FOLDERS))
     if not found:
         raise _no_answer(_AUTO, ConnectionError("this user runs none on this machine"))
     if len(found) > 1:

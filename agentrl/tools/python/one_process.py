@@ -152,5 +152,5 @@ async def in_bubblewrap(program: str, plan: SandboxPlan) -> AsyncIterator[OnePro
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     command += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--tmpfs", "/tmp", "--remount-ro", "/"]
     command += ["--chdir", "/", "--setenv", "PYTHONHASHSEED", "0", "--"]
-    with temporary_folder("python") as folder:
-        yield OneProcess(folder, command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})
+    with temporary_folder("python") as place:
+        yield OneProcess(place, command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})
