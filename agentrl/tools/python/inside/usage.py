@@ -63,7 +63,8 @@ class ProcessTable:
             living.append(self._living(pid, fields))
         memory = sum(map(self._most_memory, living)) - self.own_bytes
         if memory > enough_bytes:
-            memory = sum(map(self._memory, living)) - self.own_bytes
+            # A process that ends between two reads leaves its shares to others: they would count twice.
+            memory = min(sum(map(self._memory, living)) for _ in range(2)) - self.own_bytes
         return ResourceUsage(max(memory, 0), cpu)
 
     def resident_bytes(self, excluded_pid: int) -> int:
