@@ -66,9 +66,10 @@ def attacking(answer: Answer, frames: Callable[[bytes], Iterable[bytes]] | None 
         try:
             yield server
         finally:
-            for connection in connections:
+            # Also of the listener: its thread waits for the next connection.
+            for opened in (listener, *connections):
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    opened.shutdown(socket.SHUT_RDWR)
 
 
 def replied(body: bytes, kind: str = "application/json") -> list[bytes]:
