@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from agentrl.collector import rare_collections
+
 Answer = Callable[[str, bytes], Iterable[bytes] | None]
 """From the path of a request and its body to what is sent. None = a WebSocket begins."""
 
@@ -66,9 +68,10 @@ def attacking(answer: Answer, frames: Callable[[bytes], Iterable[bytes]] | None 
         try:
             yield server
         finally:
-            for connection in connections:
+            # Also of the listener: its thread waits for the next connection.
+            for opened in (listener, *connections):
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    opened.shutdown(socket.SHUT_RDWR)
 
 
 def replied(body: bytes, kind: str = "application/json") -> list[bytes]:
@@ -135,7 +138,10 @@ class Cost:
 
 @contextmanager
 def measured(monkeypatch) -> Iterator[Cost]:
-    """Measure the steps of the event loop of this thread, the one in which the block ends included."""
+    """Measure the steps of the event loop of this thread, the one in which the block ends included.
+
+    As in a run, Python's collector runs rarely: in a large process it takes longer than a flood may.
+    """
     cost, thread, began_s = Cost(), threading.get_ident(), time.thread_time()
     run = asyncio.Handle._run
 
@@ -148,7 +154,7 @@ def measured(monkeypatch) -> Iterator[Cost]:
         cost.longest_s = max(cost.longest_s, time.thread_time() - began_s)
         return None
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, rare_collections():
         patch.setattr(asyncio.Handle, "_run", timed)
         try:
             yield cost
