@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Literal
 
 from agentrl.errors import DiskError, UserError
@@ -85,21 +86,24 @@ def is_refused_write(error: OSError, folder: Path | None = None) -> bool:
     return error.errno in _FORBIDDEN and is_below
 
 
-@contextmanager
-def system_errors(place: Path) -> Iterator[None]:
+class SystemErrors:
     """Convert what safetensors and tokenizers make of a write that the system refuses to its OSError.
 
     They are written in Rust, and put the number of the error into a text. place: what is written.
     """
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        if (found := _OF_THE_SYSTEM.search(str(error))) is None:
-            raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number), str(place)) from error
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        found = None if isinstance(error, OSError) else _OF_THE_SYSTEM.search(str(error))
+        if isinstance(error, Exception) and found is not None:
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(self._place)) from error
 
 
 def check_fetched(paths: Iterable[Path], kind: type[UserError]) -> None:

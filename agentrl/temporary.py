@@ -51,16 +51,14 @@ def temporary_folder(name: str, *, base: Path | None = None, kept_with: str = ""
     base = Path(tempfile.gettempdir()) if base is None else base
     sweep(base, PREFIX)
     path, lock = _locked_folder(base, f"{PREFIX}{name}-")
-    is_kept = False
+    is_whole = False
     try:
         if lock is not None:
             os.write(lock, kept_with.encode())
         yield path
-    except BaseException:
-        is_kept = bool(kept_with) and (path / kept_with).exists()
-        raise
+        is_whole = True
     finally:
-        if is_kept:
+        if not is_whole and kept_with and (path / kept_with).exists():
             (path / LOCK).unlink(missing_ok=True)
         else:
             _remove(path)

@@ -33,11 +33,11 @@ sys.modules["agentrl"].__path__ = [{str(ROOT)!r}]
 HOLDER = (
     ALONE
     + """
-from agentrl.interrupts import exits_on_sigterm
+from agentrl.interrupts import exits_on_signals
 from agentrl.temporary import temporary_file, temporary_folder
 base = Path(sys.argv[1])
 with (
-    exits_on_sigterm(),
+    exits_on_signals(),
     temporary_folder("held", base=base, kept_with="episodes") as folder,
     temporary_file("agentrl-file-", base) as file,
 ):
@@ -277,6 +277,7 @@ MADE_ELSEWHERE = {
     "cluster/ray/host.py": {"mkstemp"},
     # Without a name.
     "forking.py": {"TemporaryFile"},
+    "ownership.py": {"TemporaryFile"},
 }
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.errors import ModelLoadError
-from agentrl.files import system_errors
+from agentrl.files import SystemErrors
 from agentrl.weights.quiet import quiet_transformers
 
 
@@ -22,7 +22,7 @@ def write_untrained(directory: Path, config: PreTrainedConfig, tokenizer: PreTra
     Raises:
         OSError: the disk did not take it.
     """
-    with atomic_directory(directory) as partial, system_errors(directory):
+    with atomic_directory(directory) as partial, SystemErrors(directory):
         config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
 

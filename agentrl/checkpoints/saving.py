@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.checkpoints.directory import atomic_directory
-from agentrl.files import system_errors
+from agentrl.files import SystemErrors
 from agentrl.weights.quiet import quiet_transformers
 
 
@@ -17,7 +17,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, direc
     Raises:
         OSError: the disk did not take it.
     """
-    with atomic_directory(Path(directory)) as partial, system_errors(Path(directory)):
+    with atomic_directory(Path(directory)) as partial, SystemErrors(Path(directory)):
         with quiet_transformers():
             model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -239,8 +239,7 @@ async def engines_of(
     if config.rollout.replay is not None:
         await _draw(source, inline=config.run.inline)
         return None, None
-    serving = serving_of(config, source.config, env)
-    for line in serving.lines:
+    for line in (serving := serving_of(config, source.config, env)).lines:
         records.console.line(line)
     setup = EngineSetup(
         records.folder.engine,

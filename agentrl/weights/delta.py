@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from agentrl.files import system_errors
+from agentrl.files import SystemErrors
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import slices, torch_dtype
@@ -102,7 +102,7 @@ def write(delta: Delta, path: Path) -> None:
     metadata = {"format": _FORMAT, "base": str(delta.base), "result": str(delta.result)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with system_errors(path):
+        with SystemErrors(path):
             save_file(tensors, unfinished, metadata)
         unfinished.replace(path)
     finally:

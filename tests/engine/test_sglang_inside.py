@@ -7,8 +7,6 @@ import io
 import json
 import os
 import pickle
-import stat
-import subprocess
 import sys
 import zlib
 from collections.abc import Mapping
@@ -21,9 +19,7 @@ from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
 from agentrl.engine.sglang.transports.bucket_files import in_memory, write_bucket
 from agentrl.engine.sglang.transports.cuda_ipc import request_of
-from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
-from agentrl.temporary import sweep
 from agentrl.types import JSON
 from agentrl.weights import pack_buckets
 from agentrl.weights.codec import bytes_of
@@ -295,36 +291,6 @@ def test_it_imports_only_torch_and_the_standard_library() -> None:
             case ast.ImportFrom(module=str(name), level=0):
                 needed.add(name)
     assert {name.partition(".")[0] for name in needed} - sys.stdlib_module_names == {"torch"}
-
-
-def test_shared_files_are_private_and_go_with_their_block(tmp_path: Path) -> None:
-    with inside.shared_files(tmp_path, 2) as paths:
-        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600, 0o600]
-        sweep(tmp_path, agentrl_sglang.PREFIX)
-        assert all(path.exists() for path in paths), "a file in use was removed"
-    assert list(tmp_path.iterdir()) == []
-    stale, other = (tmp_path / name for name in ("agentrl-weights-a", "x"))
-    for path in (stale, other):
-        path.touch()
-    sweep(tmp_path, agentrl_sglang.PREFIX)
-    assert list(tmp_path.iterdir()) == [other]
-    with pytest.raises(EngineError, match="no file can be created"), inside.shared_file(tmp_path / "none"):
-        pass
-
-
-OPENING = """
-import asyncio, sys
-from pathlib import Path
-from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-asyncio.run(SharedMemory(Path(sys.argv[1])).open((), None))
-"""
-
-
-def test_a_pipe_that_another_user_put_into_shared_memory_holds_nothing_up(tmp_path: Path) -> None:
-    pipe = tmp_path / f"{agentrl_sglang.PREFIX}x"
-    os.mkfifo(pipe, 0o666)
-    subprocess.run([sys.executable, "-c", OPENING, str(tmp_path)], check=True, timeout=120)
-    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def load_device(

@@ -65,7 +65,7 @@ def test_a_run_resumes_in_what_it_began_with_whatever_the_machine(tmp_path, card
     cards(began_with)
     start = start_of(None, settings, resume=False)
     start.folder.path.mkdir()
-    write_toml(start.config, start.folder.config)
+    write_toml(start.config, start.folder.config, signed=True)
     (start.folder.path / "metrics.jsonl").write_text("")
     cards(1 - began_with)
     for resumed in (start_of(start.folder.path, {}, resume=True), start_of(None, settings, resume=True)):

@@ -18,7 +18,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
-from agentrl.files import system_errors
+from agentrl.files import SystemErrors
 from agentrl.protocols import Bucket, Snapshot
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
@@ -234,7 +234,7 @@ class Folders:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         # transformers requires the format.
-        with system_errors(path):
+        with SystemErrors(path):
             save_file(dict(_tensors(buckets)), unfinished / _WEIGHTS, {"format": "pt"})
         for name in _CONFIG_FILES:
             if self._model is not None and (self._model / name).is_file():
