@@ -77,7 +77,9 @@ class Sql(ToolEnv):
             self._interpreter = _sandbox().interpreter(f"{_INSIDE}\nbuild({database(self._world).script!r})")
         result = await self._interpreter.run(f"query({text!r})")
         if result.outcome != "done":
-            raise ToolRejected("the query was stopped: it takes too much time or memory.", result.outcome)
+            # It raises nothing but a MemoryError, where the kernel's limit of one process comes first.
+            kind = "memory" if result.outcome == "error" else result.outcome
+            raise ToolRejected("the query was stopped: it takes too much time or memory.", kind)
         return _table(_REPLY.validate_json(result.output))
 
     tools = (schema, query)

@@ -6,28 +6,18 @@ import json
 import math
 from copy import deepcopy
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.observe import Outcome, members
+from agentrl.observe import members
 from agentrl.view.episodes.line import _rounded
 from tests.view.episodes.journals import (
     entry,
-    failed,
     payloads,
     searched,
     write,
 )
-
-STEP_1 = [
-    entry(searched("g0-0"), 1.0, advantages={"agent": np.array([0.75], np.float32)}),
-    entry(searched("g0-1", answer=8, reward=0.0, version=4), 0.0),
-    failed(),
-    entry(searched("g1-0"), 0.5, Outcome.DROPPED, reason="zero_std"),
-]
-HELD_OUT = [entry(searched(f"e{n}"), float(n), Outcome.EVALUATED) for n in range(2)]
 from tests.view.episodes.test_site import LINE, site_of
 
 
@@ -60,7 +50,7 @@ def compact(value):
     ],
 )
 def test_a_line_in_any_form_is_shown_as_it_is_with_four_decimals(tmp_path, line):
-    run = write(tmp_path, {1: STEP_1[:1]})
+    run = write(tmp_path, {1: [entry(searched())]})
     members.append(run / "trajectories" / "step_000001.jsonl.gz", [f"{line}\n".encode()], at=0)
     recorded = json.loads(line)
     for turn in recorded["episode"]["trajectories"][0]["turns"]:
