@@ -16,9 +16,8 @@ from agentrl.rollout.saved import Line, SavedGroups, StepLine, head_and_state, r
 
 _MAX_BYTES: Final = 1 << 30
 """Of the lines in memory, and of what is added to a file (bytes): an episode beyond them is kept in part."""
-
-
 _MAX_WAITING: Final = 50_000
+"""Of the steps that wait for the thread (count)."""
 
 
 @dataclass(slots=True)
