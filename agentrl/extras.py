@@ -61,6 +61,18 @@ def require(what: str, *modules: str) -> None:
             raise _missing(what, module)
 
 
+def require_extras(what: str, *extras: str) -> None:
+    """Check that extras are installed, without importing them; names of other things are left out.
+
+    what: as in `require`.
+
+    Raises:
+        MissingExtraError: one is not; the message names it.
+    """
+    for extra in extras:
+        require(what, *EXTRAS.get(extra, ()))
+
+
 def is_installed(extra: str) -> bool:
     """Whether all modules of an extra are installed; none is imported."""
     return all(find_spec(module) is not None for module in EXTRAS[extra])

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from agentrl.config import Section
 from agentrl.data.config import PathList
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
-from agentrl.rollout.config import Count
+from agentrl.rollout.config import Count, check_episodes
 from agentrl.tools.config import ToolChoice
 
 
@@ -107,6 +107,11 @@ class WarmStartSection(Section):
     def demonstrations(self) -> int:
         """Episodes that the demonstrator plays, derived where it was left out."""
         return self.num_demonstrations or self.warm_start_steps * self.warm_start_batch_size
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> WarmStartSection:
+        check_episodes("a warm start", self.demonstrations, "num_demonstrations or warm_start_steps")
+        return self
 
 
 class SftSection(Section):

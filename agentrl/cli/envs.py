@@ -77,7 +77,7 @@ def table_command(pattern: str) -> None:
 def show_command(env_id: str, env_kwargs: str, as_json: bool) -> None:
     """Show one environment: its splits, scores, tools, limits, dialect and a first task."""
     spec, kwargs = find(env_id), read_json_object("--env-kwargs", env_kwargs)
-    facts = _facts(spec.make(**with_secrets(kwargs)), {**spec.kwargs, **kwargs})
+    facts = _facts(spec.described(**with_secrets(kwargs)), {**spec.kwargs, **kwargs})
     if as_json:
         click.echo(json.dumps(facts))
         return

@@ -94,7 +94,7 @@ def _place(entry: CatalogEntry) -> tuple[int, str, str]:
 
 def _entry(id: str) -> CatalogEntry:
     try:
-        env = find(id).make()
+        env = find(id).described()
     except UserError as error:
         # One broken package must not hide all others.
         return CatalogEntry(id, "other", str(error), error=str(error))

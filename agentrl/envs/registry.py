@@ -37,6 +37,7 @@ import gymnasium
 from agentrl.envs.base import Env
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.errors import EnvCode, UnknownEnvError, UserError
+from agentrl.extras import require_extras
 from agentrl.tools.names import Names, check_arguments
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
@@ -64,7 +65,27 @@ class EnvSpec:
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
             EnvCodeError (when it is called): the class's `__init__` failed.
+            MissingExtraError (when it is called): an extra that it `needs` is not installed.
         """
+        new = self._factory(kwargs)
+        is_checked = False
+
+        def make() -> AnyEnv:
+            nonlocal is_checked
+            env = new()
+            if not is_checked:
+                # Some extras are imported where an answer is graded: long after a run has begun.
+                require_extras(f"`{self.id}`", *env.needs)
+                is_checked = True
+            return env
+
+        return make
+
+    def described(self, **kwargs: object) -> AnyEnv:
+        """An instance that is only read, whether or not what it `needs` is installed; else as `make`."""
+        return self._factory(kwargs)()
+
+    def _factory(self, kwargs: Mapping[str, object]) -> Callable[[], AnyEnv]:
         if missing := sorted(self.env_class.__abstractmethods__):
             raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
         arguments = {**self.kwargs, **kwargs}
@@ -85,6 +106,7 @@ class EnvSpec:
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
             EnvCodeError: its `__init__` failed.
+            MissingExtraError: an extra that it `needs` is not installed.
         """
         return self.factory(**kwargs)()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section
@@ -14,7 +14,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
-from agentrl.rollout.config import Count, EvalSampling
+from agentrl.rollout.config import Count, EvalSampling, check_episodes
 from agentrl.tools.config import ToolChoice
 
 SCRIPTS = ("expert", "null", "random")
@@ -54,6 +54,12 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
         """Those of the rewards; the cut of a distribution, where the likeliest token is taken."""
         greedy = "with temperature = 0, which takes the likeliest token; raise it"
         return {**super().without_effect, **({"eval_top_p": greedy} if self.temperature == 0.0 else {})}
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> EvalSettings:
+        number = self.n * self.n_samples_per_eval_prompt
+        check_episodes("an evaluation", number, "n or n_samples_per_eval_prompt")
+        return self
 
 
 # While a chat endpoint is scored, local servers may run other models, such as a judge's.

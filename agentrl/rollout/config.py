@@ -12,6 +12,9 @@ from agentrl.data.config import EvalPaths
 
 Count = Annotated[int, Field(ge=1)]
 
+MAX_EPISODES = 1_000_000
+"""Of a batch or an evaluation: they stay in memory up to its end, some kilobytes each (count)."""
+
 REPLAYS = "with replay, whose journal has the episodes; drop that"
 """Why a setting of playing, or of evaluations, has no effect."""
 PLAYS_ONLY = "with debug_rollout_only (`agentrl rollout`), which trains nothing; drop that"
@@ -245,6 +248,7 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _batch_identity(self) -> RolloutConfig:
         played = self.prompts * self.n_samples_per_prompt
+        check_episodes("a batch", played, "rollout_batch_size or n_samples_per_prompt")
         step = self.global_batch_size or self.episodes_per_step
         trained = step * self.num_steps_per_rollout
         if played != trained or played == 0:
@@ -259,12 +263,27 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _over_sampling_fills_a_batch(self) -> RolloutConfig:
         size = self.over_sampling_batch_size
+        number = (size or 0) * self.n_samples_per_prompt
+        check_episodes("a batch", number, "over_sampling_batch_size or n_samples_per_prompt")
         if size is not None and size < self.prompts:
             raise ValueError(
                 f"over_sampling_batch_size ({size}) must be at least rollout_batch_size ({self.prompts}): "
                 "a batch is taken from the prompts that start at a time; raise it."
             )
         return self
+
+
+def check_episodes(what: str, number: int, settings: str) -> None:
+    """Check that so many episodes can be kept.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if number > MAX_EPISODES:
+        raise ValueError(
+            f"{what} of {number:,} episodes is more than the {MAX_EPISODES:,} that are kept until its end; "
+            f"lower {settings}."
+        )
 
 
 class EvalSampling(Section):
@@ -308,3 +327,9 @@ class EvalSection(EvalSampling):
         """The cut of a distribution, where the likeliest token is taken."""
         greedy = "with eval_temperature = 0, which takes the likeliest token; raise it"
         return {"eval_top_p": greedy} if self.eval_temperature == 0.0 else {}
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> EvalSection:
+        number = self.eval_episodes * self.n_samples_per_eval_prompt
+        check_episodes("an evaluation", number, "eval_episodes or n_samples_per_eval_prompt")
+        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,8 +20,9 @@ from agentrl.assembly.places import with_devices
 from agentrl.assembly.trust import check_trusted
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
+from agentrl.envs.registry import find
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
-from agentrl.extras import require
+from agentrl.extras import require, require_extras
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
     Ending,
@@ -122,10 +124,7 @@ def start_of(
         check_trusted(Path(run))
     config = load_run(run, settings, kind)
     check_machines(config, os.environ)
-    if config.observe.use_wandb:
-        require("use_wandb", "wandb")
-    if config.observe.use_prometheus:
-        require("use_prometheus", "prometheus_client")
+    _check_installed(config)
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     check_unlocked(folder.path)
     if is_folder or (resume and folder.holds_run):
@@ -143,6 +142,16 @@ def start_of(
     folder.check_free(config)
     devices = ON_GPUS if ranks_have_gpus(config) else {}
     return RunStart(with_devices(config, devices), folder, False, {})
+
+
+def _check_installed(config: RunConfig) -> None:
+    """Raise a MissingExtraError for what would end the run later."""
+    if config.observe.use_wandb:
+        require("use_wandb", "wandb")
+    if config.observe.use_prometheus:
+        require("use_prometheus", "prometheus_client")
+    env = config.env.env
+    require_extras(f"`{env}`", *find(env).env_class.needs)
 
 
 def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:
@@ -225,9 +234,12 @@ def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
     kept = {} if checkpoint is None else checkpoint.state.records
     roll_back(folder, kept, attempt=max(1, len(attempts(folder))))
     write_toml(start.config, start.folder.config, signed=True)
-    if checkpoint is None and start.resumes:
+    if not start.resumes:
+        # Of an attempt with other settings.
+        shutil.rmtree(start.folder.warm_start, ignore_errors=True)
+    elif checkpoint is None:
         console.line(f"{folder} has no checkpoint yet: it begins again.")
-    elif checkpoint is not None:
+    else:
         console.line(f"{folder} resumes after step {checkpoint.state.step}.")
     return checkpoint
 

@@ -21,7 +21,6 @@ from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.rollout import Filters, build_producer
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.data import DataSource, PromptStream
-from agentrl.envs import tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import EngineError, TrainerError
 from agentrl.event_loop import to_its_end
@@ -33,11 +32,9 @@ from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
-from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations
 from agentrl.run.held_out import HeldOut
-from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop, PlayLoop
@@ -59,10 +56,10 @@ from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.replay import Replay
 from agentrl.run.starting import ranks_begun, unless_a_rank_ends
 from agentrl.run.teaching import check_served
+from agentrl.run.warm_start import warm_started
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
-BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
-TRAINER, RL, ROLLOUT = "starting the trainer", "RL", "rollout"
+BUILD, TRAINER, RL, ROLLOUT = "building the world", "starting the trainer", "RL", "rollout"
 
 AnyLoop: TypeAlias = Loop | PlayLoop
 Prompts: TypeAlias = PromptStream | Replay
@@ -173,26 +170,13 @@ class TrainingRun:
             ending.push_async_callback(self.evaluations.close)
 
     async def warm_start(self) -> None:
-        """Imitate demonstrations, then publish the result and save it in a folder of its own."""
-        section, seed = self.config.warm_start, self.config.run.seed
-        world, records, progress = self.world, self.records, self.progress
-        number, steps, console = section.demonstrations, section.warm_start_steps, records.console
-        with records.watch.stage(DEMONSTRATIONS, number), console.stage(DEMONSTRATIONS, number) as bar:
-            tasks = tasks_of(world.make_env(), section.warm_start_split)
-            samples = await demonstrate(
-                world.make_env, world.renderer, tasks, number, seed=seed, progress=bar.advance
-            )
-        trainer = progress.trainer = await self.trainers.warm_start(progress.source)
-        size = section.warm_start_batch_size
-        order = shuffled_batches(len(samples), size, seed=seed, total=steps * size)
-        batches = ([samples[index] for index in indices] for indices in order)
-        with records.watch.stage(WARM_START, steps), console.stage(WARM_START, steps) as bar:
-            async for report in imitate(trainer, batches):
-                bar.advance(1, loss=report.metrics["train/loss"])
+        """Imitate demonstrations, save the result in a folder of its own, and publish it."""
+        progress = self.progress
+        progress.trainer, progress.source = await warm_started(
+            self.config, self.world, self.records, self.trainers, progress.source
+        )
         if self.sink is not None:
-            await trainer.publish(self.sink, version=0)
-        await trainer.save(str(records.folder.warm_start))
-        progress.source = replace(progress.source, directory=records.folder.warm_start)
+            await progress.trainer.publish(self.sink, version=0)
 
     async def reinforce(self) -> None:
         """The RL iterations, with batches that are played, or those of a journal."""
