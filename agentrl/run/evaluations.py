@@ -66,10 +66,14 @@ class Evaluations:
         return replace(self, held_out=self.held_out and replace(self.held_out, world=world))
 
     @property
-    def means(self) -> dict[str, float]:
-        """The mean scores of the last evaluation, by set and mode."""
+    def shown(self) -> dict[str, str]:
+        """The mean scores of the last evaluation, by set and mode, and of which weights they are."""
         latest = self.progress.latest.items()
-        return {name.removeprefix("eval/"): value for name, value in latest if name.endswith(MODES)}
+        scores = [(name.removeprefix("eval/"), value) for name, value in latest if name.endswith(MODES)]
+        if not scores:
+            return {}
+        text = ", ".join(f"{value:.3f} {name}" for name, value in scores)
+        return {"held-out": f"{text} (step {self.progress.milestones[-1].step})"}
 
     @property
     def due(self) -> tuple[int, ...]:

@@ -281,7 +281,7 @@ class TrainingRun:
                     await self._between(loop, prompts)
                 names = {"reward": "rollout/raw_reward", "tok/s": "perf/rollout_tok_per_s"}
                 shown = {short: iteration.metrics[name] for short, name in names.items()}
-                bar.advance(1, **shown, **self.evaluations.means)
+                bar.advance(1, **shown, **self.evaluations.shown)
                 if is_last:
                     break
 

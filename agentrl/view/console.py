@@ -25,6 +25,9 @@ from agentrl.view.transcript import MODEL, WORLD, TranscriptEntry, summary_of, t
 _STYLES = {MODEL: "bold green", WORLD: "cyan"}
 _MARGIN = max(map(len, _STYLES)) + 1
 _MIN_WIDTH = 20
+_FIRST, _LAST = 8, 4
+_MAX_ROWS = _MAX_MESSAGES = _FIRST + _LAST
+"""Rows of a message, and messages of an episode: of more only the first and the last are printed (counts)."""
 _SCORE_WIDTH = 6
 _MARGINS = 7
 """Characters around a table and its first column."""
@@ -206,21 +209,45 @@ def print_episode(
     heading = f"{title} · {summary_of(episode, verdict)}" if title else summary_of(episode, verdict)
     console.print(Text(visible(heading), style="bold"), soft_wrap=True)
     text_width = max((width or console.width) - _MARGIN - 4, _MIN_WIDTH)
-    for entry in transcript_entries(episode):
-        for line in _with_margin(console, entry, text_width):
-            console.print(line, soft_wrap=True)
+    entries = [*transcript_entries(episode)]
+    first, last = (entries, []) if len(entries) <= _MAX_MESSAGES else (entries[:_FIRST], entries[-_LAST:])
+    for entry in first:
+        _print_entry(console, entry, text_width)
+    if last:
+        console.print(Text(f"  … {len(entries) - _MAX_MESSAGES:,} more messages …", style="dim"))
+    for entry in last:
+        _print_entry(console, entry, text_width)
     if episode.failure is not None:
         console.print(Text(visible(f"  failed: {episode.failure.detail}"), style="red"), soft_wrap=True)
     console.print()
 
 
-def _with_margin(console: Console, entry: TranscriptEntry, text_width: int) -> Iterator[Text]:
+def _print_entry(console: Console, entry: TranscriptEntry, text_width: int) -> None:
     style = _STYLES[entry.speaker]
     label = entry.label[: _MARGIN - 1]
-    for line in Text(visible(entry.text), style=style).wrap(console, text_width, tab_size=4):
-        line.rstrip()
-        yield Text.assemble((f" {label:>{_MARGIN - 1}} │ ", "dim"), line)
+    for line in _rows(console, visible(entry.text), style, text_width):
+        console.print(Text.assemble((f" {label:>{_MARGIN - 1}} │ ", "dim"), line), soft_wrap=True)
         label = ""
+
+
+def _rows(console: Console, text: str, style: str, width: int) -> Iterator[Text]:
+    """The rows of a message; of a long one the first and the last, and how much is between them."""
+
+    def wrapped(part: str) -> list[Text]:
+        rows = Text(part, style=style).wrap(console, width, tab_size=4)
+        for row in rows:
+            row.rstrip()
+        return [*rows]
+
+    # A whole prompt of megabytes is not wrapped to show twelve rows of it.
+    if len(text) <= _MAX_ROWS * width and len(rows := wrapped(text)) <= _MAX_ROWS:
+        yield from rows
+        return
+    first, last = wrapped(text[: _FIRST * width])[:_FIRST], wrapped(text[-_LAST * width :])[-_LAST:]
+    hidden = len(text) - sum(len(row) for row in (*first, *last))
+    yield from first
+    yield Text(f"… {hidden:,} more characters …", style="dim")
+    yield from last
 
 
 class _TimeLeft(ProgressColumn):

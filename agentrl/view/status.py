@@ -64,12 +64,8 @@ def oldest_text(oldest: Oldest, now: datetime) -> str:
 
 def figures_of(status: RunStatus) -> dict[str, str]:
     """The status in short, for a progress bar."""
-    figures = {"engine": f"{status.utilisation.engine:.0%}", "trainer": f"{status.utilisation.trainer:.0%}"}
-    if status.places is not None:
-        figures["places"] = f"{status.places.taken}/{status.places.capacity}"
-    if status.waits:
-        figures["waits"] = ", ".join(status.waits)
-    return figures
+    used = status.utilisation
+    return {"engine": f"{used.engine:.0%} busy", "trainer": f"{used.trainer:.0%} busy"}
 
 
 def starting_of(status: RunStatus) -> dict[str, str]:

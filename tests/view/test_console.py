@@ -3,11 +3,13 @@ import os
 import re
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from agentrl.types import Ending
+from agentrl import say
+from agentrl.types import Ending, Message, Trajectory, Turn
 from agentrl.view.console import RunConsole, print_episode
 from agentrl.view.scores import ScoreRow, figure_text, time_text
 from tests.view.synthetic import PRODUCTIONS, ROWS, VERDICT, crowded, episode
@@ -185,6 +187,31 @@ def test_long_text_is_wrapped_next_to_the_margin():
     assert lines[0].startswith(" world │ a word")
     assert all(line.startswith("       │ ") for line in lines[1:])
     assert all(len(line) <= 40 for line in lines)
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, "line\n" * 100_000, "x " * 60_000 + "\n\n\n"])
+def test_of_a_long_message_the_first_and_the_last_rows_are_printed(text):
+    console, stream = plain(width=40)
+    console.episode(episode(question=f"first {text} last"), None)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) < 20
+    assert lines[1].startswith(" world │ first")
+    (cut,) = (number for number, line in enumerate(lines) if "more characters" in line)
+    assert lines[cut].startswith("       │ … ")
+    shown = sum(len(line[9:]) for line in lines[1:cut]) + sum(len(line[9:]) for line in lines[cut + 1 : -4])
+    hidden = int(re.search(r"… ([\d,]+) more", lines[cut])[1].replace(",", ""))
+    assert hidden + shown == len(f"first {text} last")
+    assert "last" in lines[-5]
+
+
+def test_of_a_long_episode_the_first_and_the_last_messages_are_printed():
+    turns = tuple(Turn((Message("user", f"q{n}"),), say(f"a{n}"), None, n) for n in range(100))
+    console, stream = plain()
+    console.episode(replace(episode(), trajectories=(Trajectory(turns),)), None)
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[-1] for line in lines[1:9]] == ["q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3"]
+    assert lines[9].strip() == "… 188 more messages …"
+    assert [line.split()[-1] for line in lines[10:14]] == ["q98", "a98", "q99", "a99"]
 
 
 def test_text_of_a_model_cannot_control_the_terminal():
