@@ -10,10 +10,10 @@ already. Their twins with `_async` in their names are for coroutines, and leave 
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from os import PathLike
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentrl.envs import (
@@ -106,7 +106,18 @@ __all__ = [
     "train_async",
 ]
 
+_RESULTS = {
+    "EvalReport": "agentrl.evaluation.report",
+    "SftResult": "agentrl.run.sft",
+    "TrainResult": "agentrl.run",
+}
+"""By name, where the classes of results are: their modules take a second to import, some load torch."""
+_PACKAGES = ("envs", "errors", "graders", "observe", "protocols", "tools", "types")
+"""What authors import from, besides this module."""
+
 register_all_with_gymnasium()
+# In a notebook without ipywidgets, tqdm would say so in a red box as soon as torch's companions load it.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def train(
@@ -270,11 +281,12 @@ async def evaluate_async(
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return metadata.version("agentrl")
+    if name in _RESULTS:
+        return getattr(import_module(_RESULTS[name]), name)
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     special = (name for name in globals() if name.startswith("__"))
-    packages = (name for name, value in globals().items() if isinstance(value, ModuleType))
-    own = (name for name in packages if f"agentrl.{name}" in sys.modules)
-    return sorted({*__all__, *special, *own, "__version__"})
+    packages = (name for name in _PACKAGES if f"agentrl.{name}" in sys.modules)
+    return sorted({*__all__, *_RESULTS, *special, *packages, "__version__"})

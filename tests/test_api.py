@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 import tomllib
 
 import pytest
@@ -40,6 +41,17 @@ def test_dir_is_complete_and_holds_no_names_of_other_packages():
     assert {*agentrl.__all__, "__version__", "__doc__", "tools"} <= set(listed)
     assert listed == sorted(listed)
     assert not {"annotations", "partial", "metadata", "sys", "TYPE_CHECKING"} & set(listed)
+    packages = {module.name for module in pkgutil.iter_modules(agentrl.__path__)} & set(listed)
+    assert packages <= {"envs", "errors", "graders", "observe", "protocols", "tools", "types"}
+
+
+def test_every_name_of_the_reference_can_be_imported():
+    text = (ROOT / "docs/reference/agentrl.md").read_text()
+    names = re.findall(r"^## (?:class )?(\w+)", text, re.MULTILINE)
+    assert {"TrainResult", "EvalReport", "SftResult", "train"} <= set(names)
+    for name in names:
+        assert getattr(agentrl, name) is not None
+        assert name in dir(agentrl)
 
 
 @pytest.mark.parametrize("name", ["train", "sft", "evaluate", "check_env"])

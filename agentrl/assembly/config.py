@@ -65,7 +65,18 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        return (*cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
+        return (*self._untaught, *cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
+
+    @property
+    def _untaught(self) -> tuple[str, ...]:
+        trains = self.command == "train" and self.rollout.num_rollout and not self.rollout.debug_rollout_only
+        has_model = self.model.hf_checkpoint is not None or self.warm_starts or self.algorithm.use_opd
+        if has_model or not trains or self.rollout.replay is not None:
+            return ()
+        return (
+            "the model is new and has no warm start: it writes noise, which earns nothing, so nothing is "
+            "learned; set warm_start_steps (such as 250), or hf_checkpoint.",
+        )
 
     @property
     def replays_sampling_mask(self) -> bool:

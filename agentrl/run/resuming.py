@@ -74,6 +74,14 @@ MAY_CHANGE = frozenset(
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
 
+_NOTHING_TRAINED = (
+    "nothing says what to train on; name a run file (`agentrl train examples/hop_search/run.toml`), or an "
+    "environment (`agentrl train --env HopSearch-v0 --warm-start-steps 250`)."
+)
+_NOTHING_RESUMED = (
+    "nothing says which run to resume; name its folder (`agentrl train runs/NAME --resume`). `agentrl runs "
+    "list` lists them."
+)
 T = TypeVar("T")
 
 
@@ -113,12 +121,15 @@ def start_of(
         run: a run file, or the folder of a run, which is resumed.
 
     Raises:
-        ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run, or
+        ConfigError: neither a run nor a setting is given; a setting is wrong, or must not change when a run
+            resumes; a folder holds no run, or
             one of another command; or see `check_machines` and `check_trusted`.
         MissingExtraError: the settings need a package that is not installed.
         RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
+    if run is None and not settings and kind is RunConfig:
+        raise ConfigError(_NOTHING_RESUMED if resume else _NOTHING_TRAINED)
     is_folder = run is not None and Path(run).is_dir()
     if run is not None and is_folder:
         check_trusted(Path(run))

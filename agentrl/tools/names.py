@@ -9,12 +9,31 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from types import TracebackType
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from agentrl.authorship import place_of
-from agentrl.errors import UserError, did_you_mean, summary_of
+from agentrl.errors import AgentRLError, UserError, did_you_mean, summary_of
+
+
+class _Importing:
+    """A block that imports a module of somebody else, which may raise anything, and may call exit()."""
+
+    __slots__ = ("_broken",)
+
+    def __init__(self, broken: Callable[[BaseException], UserError]) -> None:
+        self._broken = broken
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, AgentRLError):
+            raise self._broken(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +53,16 @@ class Names:
         Raises:
             UserError: of type `error`, the package is broken.
         """
-        try:
-            return point.load()
-        except (ImportError, AttributeError, SyntaxError) as error:
-            raise self.error(
+
+        def broken(error: BaseException) -> UserError:
+            return self.error(
                 f"`{point.name}` is offered by {point.value}, which cannot be imported: {error}; "
                 "mend or reinstall that package."
-            ) from error
+            )
+
+        with _Importing(broken):
+            loaded: object = point.load()
+        return loaded
 
     def imported(self, path: str) -> object:
         """The object at a path `package.module:name`.
@@ -49,18 +71,19 @@ class Names:
             UserError: of type `error`, there is no such module or no such name in it, or importing it fails.
         """
         module, _, name = path.partition(":")
-        try:
-            target: object = importlib.import_module(module)
-        except (ImportError, AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
-            # TypeError and ValueError: also a relative or an empty module name.
+
+        def broken(error: BaseException) -> UserError:
             place, summary = place_of(error), summary_of(error)
-            if place or isinstance(error, SyntaxError):
-                where = f" in {place}" if place else ""
-                problem = (
-                    f"{self.noun} `{path}`: importing {module} failed{where} ({summary}); mend that module."
-                )
-                raise self.error(problem) from error
-            raise self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.") from None
+            if not place and isinstance(error, ImportError | TypeError | ValueError):
+                # TypeError and ValueError: a relative or an empty module name.
+                return self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.")
+            where = f" in {place}" if place else ""
+            return self.error(
+                f"{self.noun} `{path}`: importing {module} failed{where} ({summary}); mend that module."
+            )
+
+        with _Importing(broken):
+            target = importlib.import_module(module)
         try:
             return getattr(target, name)
         except AttributeError as error:

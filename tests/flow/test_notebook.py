@@ -77,7 +77,8 @@ def arguments(folder, settings):
 
 @pytest.mark.full
 def test_cells_train_and_evaluate_a_class_and_show_curves(notebook, tmp_path):
-    html, _ = notebook.run(f"agentrl.train(env=Cell, {arguments(tmp_path, OPTIONS)})")
+    html, printed = notebook.run(f"agentrl.train(env=Cell, {arguments(tmp_path, OPTIONS)})")
+    assert "Warning" not in printed
     assert html.count("<svg") >= 4
     assert "__main__:Cell" in html
     assert "after RL" in html

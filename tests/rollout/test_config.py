@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.sections import ModelSection
 from agentrl.engine.config import EngineConfig
 from agentrl.rollout.config import RolloutConfig
 
@@ -118,9 +119,10 @@ def test_a_filter_without_effect_is_refused_by_its_name(settings, sentence):
 def test_only_taking_the_first_is_a_warning():
     first = {"over_sampling_batch_size": 64}
     chosen = {**first, "buffer_filter_path": "agentrl.algorithms.filters:highest_std"}
-    (warning,) = RunConfig(rollout=RolloutConfig(**first)).warnings
+    model = ModelSection(hf_checkpoint="m")
+    (warning,) = RunConfig(model=model, rollout=RolloutConfig(**first)).warnings
     assert "a run that resumes is not bit-equal" in warning
-    assert RunConfig(rollout=RolloutConfig(**chosen)).warnings == ()
+    assert RunConfig(model=model, rollout=RolloutConfig(**chosen)).warnings == ()
 
 
 def test_the_warning_names_the_remedy_that_would_act():
@@ -156,7 +158,8 @@ AT_ADDRESS = {**ON_SGLANG, "sglang_url": "http://127.0.0.1:1"}
 def test_a_cut_is_replayed_wherever_the_engine_can_report_it_and_else_warned_of(
     rollout, engine, replays, warns
 ):
-    config = RunConfig(rollout=RolloutConfig(**rollout), engine=EngineConfig(**engine))
+    model = ModelSection(hf_checkpoint="m")
+    config = RunConfig(model=model, rollout=RolloutConfig(**rollout), engine=EngineConfig(**engine))
     assert config.replays_sampling_mask is replays
     assert any("cut the distribution" in warning for warning in config.warnings) is warns
     for warning in config.warnings:

@@ -99,9 +99,6 @@ def test_texts_are_escaped_and_nothing_is_fetched(tmp_path):
         "div",
         "style",
         "h3",
-        "dl",
-        "dt",
-        "dd",
         "table",
         "thead",
         "tbody",
@@ -111,6 +108,12 @@ def test_texts_are_escaped_and_nothing_is_fetched(tmp_path):
     }
     assert "http" not in shown
     assert "url(" not in shown
+
+
+def test_facts_are_no_list_which_notebooks_set_in_columns_that_overlap():
+    page = Page(ShownResult("x", {"folder": "runs/a-long-name"}).html())
+    assert not {"dl", "dt", "dd"} & {tag for tag, _ in page.tags}
+    assert {"folder", "runs/a-long-name"} <= set(page.texts)
 
 
 def test_the_style_reaches_nothing_outside():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import cast
 
-from agentrl import Limits, Message, Script, Task, ToolEnv, ToolRejected, call, say, tool
+from agentrl import Limits, Message, Script, Task, ToolEnv, ToolRejected, UserError, call, say, tool
 from agentrl.tools import JSON, inline
 
 HOURS = (9, 10, 11, 12, 1, 2)
@@ -48,7 +48,13 @@ class Desk(ToolEnv):
     tools = (see, cancel, book)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Requests of three kinds, a third each: the hour is free, somebody has it, the person has another."""
+        """A third each of three kinds: the hour is free, somebody has it, or the person has another one.
+
+        Raises:
+            UserError: no such split.
+        """
+        if split not in SPLITS:
+            raise UserError(f"Desk has no split `{split}`; take {', '.join(SPLITS)}.")
         return requests()[SPLITS[split]]
 
     @inline
@@ -60,6 +66,7 @@ class Desk(ToolEnv):
     @inline
     def reward(self, task: Task, answer: str) -> float:
         """1.0 where the diary is right in the end, whatever the model says about it."""
+        del answer
         return float(written(self.diary) == task.answer)
 
     @inline
