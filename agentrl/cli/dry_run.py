@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.console import Console
@@ -11,6 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.types import JSON
+
+if TYPE_CHECKING:
+    from agentrl.run.dry_run import DryRun
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LONGEST_TEXT = 1200
@@ -22,9 +26,21 @@ def show_dry_run(run: str | None, settings: Mapping[str, JSON], *, resume: bool,
     Raises:
         UserError: something is wrong with the run.
     """
-    from agentrl.run.dry_run import dry_run
+    from agentrl.run.dry_run import MissingPartsError, dry_run
 
-    report = dry_run(run, settings, resume=resume)
+    try:
+        report = dry_run(run, settings, resume=resume)
+    except MissingPartsError as error:
+        _show(error.report, as_json=as_json)
+        raise
+    _show(report, as_json=as_json)
+    if not as_json:
+        for line in report.missing:
+            Console(highlight=False).print(Text(f"Missing here: {line}", style="yellow"), soft_wrap=True)
+        click.echo("Valid; nothing was started." if not report.missing else "Valid, but for what is missing.")
+
+
+def _show(report: DryRun, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_json()))
         return
@@ -34,9 +50,6 @@ def show_dry_run(run: str | None, settings: Mapping[str, JSON], *, resume: bool,
             console.print(_table(name, section))
     for line in report.notes:
         console.print(Text(line), soft_wrap=True)
-    for line in report.missing:
-        console.print(Text(f"Missing here: {line}", style="yellow"), soft_wrap=True)
-    console.print("Valid; nothing was started." if not report.missing else "Valid, but for what is missing.")
 
 
 def _table(name: str, section: Mapping[str, JSON]) -> Table:

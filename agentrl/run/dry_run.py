@@ -1,8 +1,8 @@
 """The dry run of `agentrl train`: a run is validated as a whole, and nothing of it is started.
 
 The order is that of a run: configuration, folder, environment, functions by path, prompts, model, trainer,
-servers, memory, disk. The first thing that is wrong is raised. Nothing is written, except the config and the
-tokenizer of a new model into a temporary folder.
+servers, memory, disk. All that is missing is raised in one list, else the first thing that is wrong. Nothing
+is written, except the config and the tokenizer of a new model into a temporary folder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from transformers import PreTrainedConfig
 
 from agentrl.assembly.cards import serving_of
 from agentrl.assembly.cluster import check_machines, cluster_facts
@@ -28,20 +30,22 @@ from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.rewards import misfits
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
-from agentrl.checkpoints.source import ModelSource
+from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.checkpoints.tensors import TensorFiles, num_parameters
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
 from agentrl.envs.boundary import as_multi_agent, call_joint_reset, closing
 from agentrl.envs.opponents import check_opponents
-from agentrl.errors import ConfigError, StageError, stage
+from agentrl.envs.registry import find
+from agentrl.errors import ConfigError, ModelLoadError, StageError, UserError, stage
 from agentrl.gpus import num_gpus, present_gpus
 from agentrl.graders.registry import CALL_SERVERS
 from agentrl.interrupts import run_until_signal
 from agentrl.protocols import Renderer
 from agentrl.run import UNSERVED
 from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of
+from agentrl.run.dry_run_missing import missing_of
 from agentrl.run.folder import RunFolder
 from agentrl.run.model_config import shape_facts
 from agentrl.run.parts import algorithm_of, filters_of, scoring_of
@@ -50,6 +54,7 @@ from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
 from agentrl.temporary import temporary_folder
 from agentrl.trainer.config import ON_GPUS
+from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.types import JSON, Task
 
 _MEASURED = 64
@@ -79,6 +84,7 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     """Validate the run that `agentrl train` would begin or resume; the arguments are those of `start_of`.
 
     Raises:
+        MissingPartsError: files or packages are missing; all of them are named.
         UserError: the first thing that is wrong, in one sentence.
     """
     config = load_run(run, settings)
@@ -93,9 +99,21 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     return run_until_signal(_validated(config, folder))
 
 
+class MissingPartsError(UserError):
+    """Files or packages are missing that decide about the rest. report: what could be told without them."""
+
+    def __init__(self, report: DryRun) -> None:
+        one, *more = report.missing
+        numbered = [f"({number}) {what}" for number, what in enumerate(report.missing, start=1)]
+        super().__init__(f"{len(numbered)} things are missing here: {' '.join(numbered)}" if more else one)
+        self.report = report
+
+
 async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     notes = [*config.warnings, *listed_inactive(config)]
     addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
+    if missing := tuple(missing_of(config)):
+        raise MissingPartsError(DryRun(_known_facts(config, folder), missing, tuple(notes)))
     make_env = run_env_factory(config, addresses)
     check_opponents(env := make_env(), config.env.opponents)
     dialect = dialect_of(env, config.rendering)
@@ -120,20 +138,20 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
     serving = serving_of(config, source.config, env)
     servers = await check_servers(config, source.directory.absolute(), serving)
-    memory = memory_by_process(config, source, env)
+    memory = memory_by_process(config, source.config, env.limits.max_tokens)
     check_fits(memory, is_elsewhere=is_elsewhere(config))
     sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
         "prompts": {**_counts(data), **prompts},
-        "model": _model_facts(config, source),
+        "model": _model_facts(config, source.config, is_fresh=source.seed is not None),
         "memory": {name: parts_of(part) for name, part in memory.items()},
         "shared_gpus": {} if serving.card is None else serving.card.facts(),
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config),
         "gpus": _gpu_facts(config, servers),
         "cards": card_facts(config),
-        "disk": _disk_facts(config, folder, source, memory),
+        "disk": _disk_facts(config, folder, source.config, memory),
     }
     missing = [*servers.missing, *_missing_gpus(config, servers)]
     if (shortage := _shortage(config, sections["disk"])) is not None:
@@ -272,9 +290,36 @@ def _check_model(source: ModelSource, config: RunConfig) -> None:
     CriticData.of(config, source)
 
 
-def _model_facts(config: RunConfig, source: ModelSource) -> dict[str, JSON]:
-    directory = str(source.directory) if source.seed is None else "a fresh model"
-    return {"directory": directory, **shape_facts(source, config)}
+def _model_facts(config: RunConfig, model: PreTrainedConfig, *, is_fresh: bool = False) -> dict[str, JSON]:
+    directory = "a fresh model" if is_fresh else config.model.hf_checkpoint
+    return {"directory": directory, **shape_facts(model, config)}
+
+
+def _known_facts(config: RunConfig, folder: RunFolder) -> dict[str, Mapping[str, JSON]]:
+    """What is known where something is missing: the model's size and memory are, from its config.json alone.
+
+    Raises:
+        UserError: what is there is wrong.
+    """
+    sections: dict[str, Mapping[str, JSON]] = {"run": _run_facts(config, folder)}
+    directory = config.model.hf_checkpoint
+    if directory is None or not (Path(directory) / "config.json").is_file():
+        return sections
+    model = open_config(Path(directory))
+    if config.trainer.trainer == "megatron":
+        check_layout(shape_of(model), config.megatron)
+    sections["model"] = _model_facts(config, model)
+    # The environment may be what is missing, and its limit with it.
+    limit = find(config.env.env).env_class.limits.max_tokens
+    try:
+        memory = memory_by_process(config, model, config.rollout.rollout_max_context_len or limit)
+    except ModelLoadError:  # of the reference or the teacher
+        return sections
+    return {
+        **sections,
+        "memory": {name: parts_of(part) for name, part in memory.items()},
+        "disk": _disk_facts(config, folder, model, memory),
+    }
 
 
 def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
@@ -308,7 +353,7 @@ def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 
 
 def _disk_facts(
-    config: RunConfig, folder: RunFolder, source: ModelSource, memory: Mapping[str, Memory]
+    config: RunConfig, folder: RunFolder, model: PreTrainedConfig, memory: Mapping[str, Memory]
 ) -> dict[str, JSON]:
     """The checkpoints and models of the run, and the free space; the journal is not counted.
 
@@ -322,13 +367,13 @@ def _disk_facts(
         )
     section, megatron = config.checkpoint, config.trainer.trainer == "megatron"
     number = 2 if megatron and config.trainer.bf16 else 4
-    parameters = num_parameters(source.config)
+    parameters = num_parameters(model)
     networks = 1 + (config.algorithm.advantage_estimator == "ppo")
     optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.
     num_checkpoints = section.save_total_limit + 1 + (section.metric_for_best_model is not None)
-    models = 1 + config.warm_starts + (source.seed is not None)
+    models = 1 + config.warm_starts + (config.model.hf_checkpoint is None)
     needed = num_checkpoints * checkpoint + models * parameters * number
     free = shutil.disk_usage(place).free
     return {

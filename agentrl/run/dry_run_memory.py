@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from transformers import PreTrainedConfig
+
 from agentrl.assembly.cards import trainer_memory
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
@@ -14,9 +16,7 @@ from agentrl.assembly.memory import (
     machine_memory,
     published_memory,
 )
-from agentrl.checkpoints.source import ModelSource
 from agentrl.cluster.ray.session import cluster_address
-from agentrl.envs import AnyEnv
 from agentrl.errors import ConfigError
 from agentrl.gpus import present_gpus
 from agentrl.types import JSON
@@ -25,30 +25,32 @@ from agentrl.weights.codec import torch_dtype
 PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in the run's process"
 
 
-def memory_by_process(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Memory]:
-    """The memory of each kind of process, by a name with their number."""
+def memory_by_process(
+    config: RunConfig, model: PreTrainedConfig, max_tokens: int | None
+) -> dict[str, Memory]:
+    """The memory of each kind of process, by a name with their number. max_tokens: of an episode."""
     engine = config.engine
     of_megatron = f"trainer, each of {config.megatron.world_size} ranks"
     name = of_megatron if config.trainer.trainer == "megatron" else "trainer"
-    memory = {name: trainer_memory(config, source.config, env.limits.max_tokens)}
+    memory = {name: trainer_memory(config, model, max_tokens)}
     if engine.engine == "embedded" and config.rollout.replay is None:
-        length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
+        length = engine.max_context_len or max_tokens or model.max_position_embeddings
         memory["embedded engine"] = embedded_memory(
-            source.config, engine.max_slots, length, torch_dtype(engine.engine_dtype)
+            model, engine.max_slots, length, torch_dtype(engine.engine_dtype)
         )
         if config.has_eval_engine:
             memory["engine of evaluations"] = memory["embedded engine"]
-    return memory | _published(config, source)
+    return memory | _published(config, model)
 
 
-def _published(config: RunConfig, source: ModelSource) -> dict[str, Memory]:
+def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, Memory]:
     """The versions of the policy that are in memory for servers, while the next one is sent."""
     engine = config.engine
     if engine.engine != "sglang" or config.rollout.replay is not None or not num_ranks(config):
         return {}
     is_half = config.trainer.published_dtype == "bfloat16"
     # Each fleet has one, and one more is sent.
-    version = published_memory(source.config, bf16=is_half)
+    version = published_memory(model, bf16=is_half)
     memory = {PUBLISHED: version.times(2 + config.has_eval_engine)}
     if engine.update_weights_transport == "delta":
         # Of child ranks the two versions are those above, which the run's process has mapped.

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from agentrl.assembly.config import RunConfig
 from agentrl.checkpoints.source import ModelSource
 from agentrl.checkpoints.tensors import tensor_shapes
@@ -44,32 +46,32 @@ def write_model_config(source: ModelSource, config: RunConfig, folder: Path) -> 
         "directory": str(source.directory),
         "trainer": config.trainer.trainer,
         "engine": config.engine.engine,
-        **shape_facts(source, config),
+        **shape_facts(source.config, config),
         "config": json.loads(source.config.to_json_string(use_diff=False)),
     }
     (folder / FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    sizes, parameters = _sizes(source), _parameters(source)
+    sizes, parameters = _sizes(source.config), _parameters(source.config)
     yield f"Model: {source.config.model_type} in {source.directory}"
     yield "  " + ", ".join(f"{name} {size}" for name, size in sizes.items())
     shares = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
     yield f"  {sum(parameters.values()):,} parameters: {shares}"
-    yield "  dtype: " + ", ".join(f"{name} {dtype}" for name, dtype in _dtypes(source, config).items())
+    yield "  dtype: " + ", ".join(f"{name} {dtype}" for name, dtype in _dtypes(source.config, config).items())
 
 
-def shape_facts(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
+def shape_facts(model: PreTrainedConfig, config: RunConfig) -> dict[str, JSON]:
     """Type, sizes, parameters by component (count) and dtypes of a model, from its config alone."""
-    parameters = _parameters(source)
+    parameters = _parameters(model)
     return {
-        "model_type": source.config.model_type,
-        "sizes": _sizes(source),
+        "model_type": model.model_type,
+        "sizes": _sizes(model),
         "parameters": {"total": sum(parameters.values()), **parameters},
-        "dtypes": _dtypes(source, config),
+        "dtypes": _dtypes(model, config),
     }
 
 
-def _dtypes(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
+def _dtypes(model: PreTrainedConfig, config: RunConfig) -> dict[str, JSON]:
     return {
-        "model directory": str(source.config.dtype or "float32").removeprefix("torch."),
+        "model directory": str(model.dtype or "float32").removeprefix("torch."),
         "trained in": "bfloat16" if config.trainer.bf16 else "float32",
         **_served_in(config.engine),
     }
@@ -86,15 +88,15 @@ def _served_in(engine: EngineConfig) -> dict[str, JSON]:
     return {"sampled in": ", ".join(dict.fromkeys(dtypes))}
 
 
-def _sizes(source: ModelSource) -> dict[str, JSON]:
-    values = source.config.get_text_config().to_dict()
+def _sizes(model: PreTrainedConfig) -> dict[str, JSON]:
+    values = model.get_text_config().to_dict()
     return {name: values[key] for name, key in _SIZES.items() if values.get(key) is not None}
 
 
-def _parameters(source: ModelSource) -> dict[str, int]:
+def _parameters(model: PreTrainedConfig) -> dict[str, int]:
     """The parameters of each component (count); tied ones count once."""
     counts: Counter[str] = Counter()
-    for name, shape in tensor_shapes(source.config).items():
+    for name, shape in tensor_shapes(model).items():
         counts[_component(name)] += math.prod(shape)
     return dict(counts.most_common())
 

@@ -18,7 +18,7 @@ from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.gpus import Gpu
 from agentrl.run import dry_run_memory as memory_module
-from agentrl.run.dry_run import dry_run
+from agentrl.run.dry_run import MissingPartsError, dry_run
 from tests.cards import with_cards
 from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
@@ -68,7 +68,8 @@ def test_functions_by_path_are_tried_out_and_listed():
     report = dry_run(None, {**SINGLE, "reward": "tests.flow.worlds:shortness"})
     assert report.sections["run"]["functions"] == {"reward": "tests.flow.worlds:shortness"}
     assert report.sections["prompts"]["held_out"] is None
-    assert [note.split(",")[0] for note in report.notes] == ["Nothing is held out"]
+    begins = [note.split(",")[0] for note in report.notes]
+    assert begins == ["the model is new and has no warm start: it writes noise", "Nothing is held out"]
 
 
 def test_prompts_whose_labels_the_reward_does_not_pay_are_named(tmp_path):
@@ -119,6 +120,12 @@ class Unclosable(Bandit):
         raise RuntimeError("no such door")
 
 
+class Needing(Bandit):
+    """Its extra is not installed beside the tests."""
+
+    needs = ("verifiers",)
+
+
 WRONG = {
     "an environment": ({**BANDIT, "env": "HopSerch-v0"}, "Did you mean `HopSearch-v0`?"),
     "its arguments": ({**BANDIT, "env_kwargs": {"size": 1}}, "there is no argument `size`"),
@@ -153,6 +160,41 @@ def test_the_first_thing_that_is_wrong_is_a_sentence(name, tmp_path):
     with pytest.raises(UserError) as error:
         dry_run(None, chosen)
     assert sentence in str(error.value)
+
+
+def test_all_that_is_missing_is_one_list_with_the_memory_that_config_json_tells(model, tmp_path, capsys):
+    downloaded = tmp_path / "downloaded"
+    downloaded.mkdir()
+    shutil.copy(Path(model) / "config.json", downloaded)
+    settings = {
+        **{"env": "tests.run.test_dry_run:Needing", "hf_checkpoint": str(downloaded)},
+        **{"prompt_data": "a.jsonl", "eval_prompt_data": "b.jsonl@[0:3]"},
+    }
+    with pytest.raises(MissingPartsError) as caught:
+        dry_run(None, settings)
+    report = caught.value.report
+    files = ("a.jsonl", "b.jsonl", "holds no tokenizer", "no model.safetensors")
+    parts = ("agentrl[verifiers]", *files)
+    assert len(report.missing) == len(parts)
+    assert all(part in line for part, line in zip(parts, report.missing, strict=True))
+    assert str(caught.value).startswith("5 things are missing here: (1) `tests.run")
+    there = {name: value for name, value in BANDIT.items() if name not in SHAPE}
+    whole = dry_run(None, {**there, "hf_checkpoint": str(model)}).sections
+    assert (
+        report.sections["memory"]["trainer"]["weights_bytes"] == whole["memory"]["trainer"]["weights_bytes"]
+    )
+    assert report.sections["model"]["parameters"] == whole["model"]["parameters"]
+    assert "environment" not in report.sections
+    aside = {**settings, "use_kl_loss": True, "kl_loss_coef": 0.1, "ref_load": "reference"}
+    with pytest.raises(MissingPartsError, match=r"\(6\) reference holds no config"):
+        dry_run(None, aside)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--dry-run", *words])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "memory" in printed.out
+    assert len(printed.err.splitlines()) == 1
 
 
 def test_a_full_disk_is_noticed_before_the_run(monkeypatch):

@@ -12,6 +12,7 @@ from agentrl.data.rows.folder import ARROW, KINDS, LINES, PARQUET, files_of
 from agentrl.data.rows.jsonl import JsonlRows, JsonRows, is_list
 from agentrl.data.rows.parquet import ParquetRows
 from agentrl.errors import DataError
+from agentrl.extras import require
 from agentrl.files import check_fetched
 
 
@@ -33,6 +34,19 @@ def open_rows(path: str, columns: Sequence[str], *, split: str) -> Rows:
         return ParquetRows(files, columns)
     parts = [_open_file(file, columns) for file in files]
     return parts[0] if len(parts) == 1 else Chained(parts)
+
+
+def check_rows(path: str) -> None:
+    """Check that a path has files, and that what reads them is installed; nothing is read.
+
+    Raises:
+        DataError: there is no such file.
+        MissingExtraError: the package that reads it is missing.
+    """
+    target = Path(path)
+    files = [target] if target.exists() else _files(path, "")
+    if {KINDS.get(file.suffix.lower()) for file in files} & {ARROW, PARQUET}:
+        require(f"reading {path}", "pyarrow")
 
 
 def _files(path: str, split: str) -> Sequence[Path]:
