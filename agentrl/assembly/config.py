@@ -18,7 +18,7 @@ from agentrl.assembly.sections import (
 )
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, leaves
-from agentrl.data.config import COLUMNS, DataConfig
+from agentrl.data.config import COLUMNS, DataConfig, sets_of
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
@@ -121,6 +121,15 @@ class RunConfig(Section):
     def evaluates(self) -> bool:
         """Whether the run evaluates: a replay has no engine, and `agentrl rollout` trains nothing."""
         return self.rollout.replay is None and not self.rollout.debug_rollout_only
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric whose highest value keeps its checkpoint, derived where it was left out."""
+        chosen, sets = self.checkpoint.metric_for_best_model, self.eval.eval_prompt_data
+        if chosen is not None or self.command != "train" or not self.evaluates:
+            return None if chosen == "none" else chosen
+        name = next(iter(sets_of(sets))) if sets is not None else ""
+        return f"eval/{name}/sampled" if name else "eval/sampled"
 
     @property
     def evaluates_beside(self) -> bool:

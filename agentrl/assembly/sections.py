@@ -147,6 +147,7 @@ class CheckpointSection(Section):
     save_total_limit: Count = 2
     """The newest checkpoints that are kept (count)."""
     metric_for_best_model: str | None = None
-    """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, too."""
+    """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, and its model
+    where the last one is worse; left out, the sampled score of the (first) held-out set; none = no metric."""
     max_restarts: Annotated[int, Field(ge=0)] = 0
     """How often a run whose engine or trainer has died resumes by itself from its last checkpoint (count)."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ from agentrl.observe.history import METRICS, attempts, command_of, is_locked
 from agentrl.observe.status import read_status
 from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
-from agentrl.view.scores import size_text
+from agentrl.view.scores import figure_text, size_text
 from agentrl.view.status import status_lines
 from agentrl.view.transcript import visible
 
@@ -68,8 +70,8 @@ def show_command(name: str, output_dir: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    for key, value in facts.items():
-        click.echo(f"{key:<12} {value}")
+    for line in _lines(facts):
+        click.echo(visible(line))
 
 
 @runs.command("status")
@@ -178,7 +180,8 @@ def compare_command(names: tuple[str, ...], output_dir: str, as_json: bool, html
             comparison.write_page(Path(html))
         except OSError as error:
             raise ConfigError(f"{html} cannot be written ({error.strerror}); choose another path.") from None
-    click.echo(json.dumps(comparison.as_json()) if as_json else comparison.text())
+    width = shutil.get_terminal_size().columns
+    click.echo(json.dumps(comparison.as_json()) if as_json else comparison.text(width))
 
 
 @runs.command("clean")
@@ -280,6 +283,20 @@ def facts_of(folder: Path) -> dict[str, JSON]:
         "metrics": {name: value for row in newest for name, value in row.items() if name != "step"},
         "evaluation": {name: value for row in evaluated for name, value in row.items()},
     }
+
+
+def _lines(facts: Mapping[str, JSON]) -> Iterator[str]:
+    """Facts one below the other; those that hold several have a line for each."""
+    width = max(map(len, facts), default=0) + 2
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from (key, *(f"  {line}" for line in _lines(value)))
+        elif isinstance(value, list):
+            yield from (
+                f"{name:<{width}}{item}" for name, item in zip(chain([key], repeat("")), value, strict=False)
+            )
+        elif value is not None:
+            yield f"{key:<{width}}{value if isinstance(value, bool) else figure_text(value)}"
 
 
 def state_of(folder: Path) -> str:

@@ -81,7 +81,7 @@ class RunState(Section):
     latest: dict[str, float] = Field(default_factory=dict)
     """Metrics of the last of them."""
     scores: dict[int, float] = Field(default_factory=dict)
-    """`metric_for_best_model` of each, by the step of the weights."""
+    """`RunConfig.best_metric` of each, by the step of the weights."""
     due_evaluations: tuple[int, ...] = ()
     """Steps after which an evaluation was due that is not among them: one is played again."""
     evaluating: int | None = None
@@ -260,13 +260,25 @@ class Checkpoints:
         """
         kept = set(paths[-self.keep :])
         if self.best is not None:
-            scored = {path: self._score(path, state.scores) for path in paths}
-            values = {path: value for path, value in scored.items() if value is not None}
-            # Of equal ones the oldest, so that it does not move with every save.
-            kept |= {max(values, key=values.__getitem__)} if values else set()
+            best = self._best(paths, state.scores)
+            kept |= {best} if best is not None else set()
             if (step := state.evaluating) is not None:
                 kept |= {*[path for path in paths if _step_of(path) >= step][:1]}
         return [path for path in paths if path not in kept]
+
+    def best_of(self, scores: Mapping[int, float]) -> Checkpoint | None:
+        """The checkpoint whose weights scored best; None = there is none, or it is damaged.
+
+        scores: `RunState.scores`.
+        """
+        path = self._best(self._paths(), scores)
+        return None if path is None or _damage(path) else Checkpoint(path, _read_state(path / STATE))
+
+    def _best(self, paths: Sequence[Path], scores: Mapping[int, float]) -> Path | None:
+        """Of equal ones the oldest, so that it does not move with every save."""
+        scored = {path: self._score(path, scores) for path in paths}
+        values = {path: value for path, value in scored.items() if value is not None}
+        return max(values, key=values.__getitem__) if values else None
 
     def _score(self, path: Path, scores: Mapping[int, float]) -> float | None:
         """The best metric of the last evaluation of a checkpoint's weights, or of those before.

@@ -67,7 +67,7 @@ def _reasons(folder: Path, scope: Scope, on_event: Callable[[str], None]) -> dic
     run = RunFolder(folder)
     if _measured_nothing(run):
         return {folder: "a run that ended before it measured anything"}
-    best = read_run(folder).checkpoint.metric_for_best_model
+    best = read_run(folder).best_metric
     reasons = Checkpoints(run.checkpoints, keep=1, best=best, on_event=on_event).removable()
     undone = folder / ROLLED_BACK
     if scope is Scope.ROLLED_BACK and undone.exists():

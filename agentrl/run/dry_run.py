@@ -372,7 +372,7 @@ def _disk_facts(
     optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.
-    num_checkpoints = section.save_total_limit + 1 + (section.metric_for_best_model is not None)
+    num_checkpoints = section.save_total_limit + 1 + (config.best_metric is not None)
     models = 1 + config.warm_starts + (config.model.hf_checkpoint is None)
     needed = num_checkpoints * checkpoint + models * parameters * number
     free = shutil.disk_usage(place).free

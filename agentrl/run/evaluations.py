@@ -87,12 +87,18 @@ class Evaluations:
 
     @property
     def scores(self) -> dict[int, float]:
-        """`metric_for_best_model` of the evaluated weights, by iteration."""
-        best = self.config.checkpoint.metric_for_best_model
+        """`best_metric` of the evaluated weights, by iteration."""
+        best = self.config.best_metric
         if best is None:
             return {}
         values = {m.step: eval_metrics(m.evaluations).get(best) for m in self.progress.milestones}
         return {step: value for step, value in values.items() if value is not None}
+
+    def may_be_best(self, step: int) -> bool:
+        """Whether the weights of an iteration have scored better than all before, or are being evaluated."""
+        scores = self.scores
+        is_best = bool(scores) and max(scores, key=scores.__getitem__) == step
+        return is_best or (self.config.best_metric is not None and self.step == step)
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the policy on held-out tasks, sampled and greedily; log and journal it.

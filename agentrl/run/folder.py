@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def best(self) -> Path:
+        """The Hugging Face model directory of the weights that scored best, where the last ones are worse."""
+        return self.path / "checkpoint-best"
+
+    @property
     def checkpoints(self) -> Path:
         """What the run resumes from."""
         return self.path / "checkpoints"

@@ -36,8 +36,9 @@ from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Earlier, Journal, MetricLog, Tracker, WandbTracker
 from agentrl.observe.config import ObserveConfig
-from agentrl.observe.diagnoses import Diagnoses, RunFacts
+from agentrl.observe.diagnoses import Diagnoses
 from agentrl.observe.prometheus import PrometheusTracker
+from agentrl.observe.trends import RunFacts
 from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
@@ -127,7 +128,7 @@ class Records:
             on_event=lambda sentence: console.line(f"Warning: {sentence}"),
         )
         checkpoints = Checkpoints(
-            folder.checkpoints, section.save_total_limit, section.metric_for_best_model, console.line
+            folder.checkpoints, section.save_total_limit, config.best_metric, console.line
         )
         journal = Journal(folder.path)
         watch = Stopwatch(() if origin is None else origin.state.stages)

@@ -30,6 +30,7 @@ from agentrl.rollout.cadence import Publishing, moving_reference
 from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
+from agentrl.run.best import save_models
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.drift import drift_metrics
@@ -163,7 +164,8 @@ class TrainingRun:
             ending.push_async_callback(self.records.journal.close)
             ending.callback(self.records.metrics.close)
             if self.progress.trainer is not None:
-                ending.push_async_callback(self.progress.trainer.save, str(self.records.folder.checkpoint))
+                parts = self.records, self.evaluations.scores, self.config
+                ending.push_async_callback(save_models, self.progress.trainer, *parts)
             ending.push_async_callback(self.records.checkpoints.written)
             if self.engine is not None:
                 ending.push_async_callback(self.engine.close)
@@ -312,7 +314,7 @@ class TrainingRun:
         step, progress = self.progress.step, self.progress
         if await self.evaluations.after(step, has_new_weights=loop.in_progress.has_new_weights):
             progress.state = await self._state(loop, prompts)
-        if step % self.config.checkpoint.save_interval == 0:
+        if step % self.config.checkpoint.save_interval == 0 or self.evaluations.may_be_best(step):
             await self._save(loop.colocation)
 
     def _rollouts(self, colocation: Colocation) -> tuple[Rollouts, Prompts]:

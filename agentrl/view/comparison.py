@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 _Z = 1.96
 """Half the width of a 95% interval of a mean, in standard errors."""
-_NONE = "–"
+_NONE, _GAP = "–", 2
+_MAX_CELL = 28
+"""Characters of a cell in a terminal; a longer one is cut. The page and the JSON have all of it."""
 
 
 class Score(BaseModel):
@@ -152,16 +154,24 @@ class Comparison:
         )
         return [table for table in tables if table.lines]
 
-    def text(self) -> str:
-        """The tables for the terminal."""
-        tables = self.tables()
-        widths = [max(len(name) for table in tables for name, _ in table.lines)]
-        for index, run in enumerate(self.runs):
-            widths.append(max(len(run), *(len(cells[index]) for table in tables for _, cells in table.lines)))
-        blocks = [_aligned(["", *self.runs], widths)]
-        for table in tables:
-            blocks += ["", table.title, *(_aligned([name, *cells], widths) for name, cells in table.lines)]
-        return "\n".join(blocks)
+    def text(self, width: int = 100) -> str:
+        """The tables for a terminal of so many columns: the runs that fit next to each other, then others."""
+        tables, names = self.tables(), [*self.runs]
+        first = max(len(name) for table in tables for name, _ in table.lines)
+        widths = [
+            min(
+                _MAX_CELL, max(len(run), *(len(cells[index]) for table in tables for _, cells in table.lines))
+            )
+            for index, run in enumerate(names)
+        ]
+        blocks: list[str] = []
+        for some in _fitting(widths, width - first):
+            own = [first, *(widths[index] for index in some)]
+            blocks += ["", _aligned(["", *(names[index] for index in some)], own)]
+            for table in tables:
+                lines = [[name, *(cells[index] for index in some)] for name, cells in table.lines]
+                blocks += ["", table.title, *(_aligned(line, own) for line in lines)]
+        return "\n".join(blocks[1:])
 
     def write_page(self, path: Path) -> Path:
         """Write a page with the tables, and the curves of all runs in one picture for each metric.
@@ -221,6 +231,21 @@ def _time_text(seconds: float | None) -> str:
     return _NONE if seconds is None else time_text(seconds)
 
 
+def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """The numbers of columns, those together that fit into so many characters; at least one."""
+    some: list[int] = []
+    for index, width in enumerate(widths):
+        if some and sum(widths[other] + _GAP for other in some) + width + 2 * _GAP > room:
+            yield some
+            some = []
+        some.append(index)
+    yield some
+
+
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    name, *values = (f"{visible(cell):<{width}}" for cell, width in zip(cells, widths, strict=True))
-    return "  ".join([f"  {name}", *values]).rstrip()
+    shown = [
+        cell if len(cell) <= width else f"{cell[: width - 1]}…"
+        for cell, width in zip(map(visible, cells), widths, strict=True)
+    ]
+    name, *values = (f"{cell:<{width}}" for cell, width in zip(shown, widths, strict=True))
+    return (" " * _GAP).join([f"{'':<{_GAP}}{name}", *values]).rstrip()

@@ -125,6 +125,27 @@ def test_its_text_marks_defaults_and_shows_intervals(two):
     assert ["CPU", "1 min 00 s", "1 min 00 s"] in lines
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_its_text_fits_the_terminal_and_shows_every_run(tmp_path, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [f"run-with-a-long-name-{n}" for n in range(7)]
+    for n, name in enumerate(names):
+        made(tmp_path, name, score=0.1 * n, lr=0.001 * (n + 1), env_kwargs={"text": "x" * 200, "n": n})
+    text = invoked("compare", *names, "--output-dir", tmp_path).stdout
+    assert max(map(len, text.splitlines())) <= columns
+    assert all(name in text for name in names)
+    scores = [f"{0.1 * n:.3f} ±" if n else "0.000" for n in range(7)]
+    assert all(text.count(score) >= 1 for score in scores)
+
+
+def test_facts_of_a_run_are_lines(two):
+    lines = invoked("show", "a", "--output-dir", two).stdout.splitlines()
+    assert [line.split() for line in lines][:2] == [["name", "a"], ["command", "train"]]
+    assert ["rollout/raw_reward", "0.500"] in [line.split() for line in lines]
+    assert "{" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_run_that_has_not_ended_is_compared_by_its_metrics(two):
     made(two, "c")
     compared = json.loads(invoked("compare", "a", "c", "--output-dir", two, "--json").stdout)

@@ -52,7 +52,8 @@ def record(run: Path, name: str, command: str) -> None:
     from agentrl.assembly.env import run_env_factory
     from agentrl.assembly.load import read_run
     from agentrl.observe import read_metrics
-    from agentrl.observe.diagnoses import _KEYS, read_diagnoses
+    from agentrl.observe.diagnoses import read_diagnoses
+    from agentrl.observe.trends import KEYS
     from agentrl.run.parts import facts_of
 
     config = read_run(run)
@@ -61,7 +62,7 @@ def record(run: Path, name: str, command: str) -> None:
     head = {"command": command, "facts": facts, "diagnoses": made}
     rows = []
     for row in read_metrics(run / "metrics.jsonl"):
-        known = {key: value for key, value in sorted(row.items()) if key in _KEYS}
+        known = {key: value for key, value in sorted(row.items()) if key in KEYS}
         rows.append(
             {"step": row["step"]} | {k: v if v is None else float(f"{v:.4g}") for k, v in known.items()}
         )

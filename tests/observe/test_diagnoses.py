@@ -11,20 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.observe.diagnoses import (
+from agentrl.observe.conditions import (
     CONDITIONS,
-    DIAGNOSES,
     ENTROPY_GROWS,
     GAP_GROWS,
     MIN_IDLE_GROUPS,
     MIN_IDLE_STEPS,
-    WINDOW,
-    Diagnoses,
-    History,
-    RunFacts,
-    read_diagnoses,
 )
+from agentrl.observe.diagnoses import DIAGNOSES, Diagnoses, read_diagnoses
 from agentrl.observe.history import record_sizes, roll_back
+from agentrl.observe.trends import WINDOW, History, RunFacts
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 STEADY = {
@@ -255,7 +251,7 @@ def evaluated(train, held_out):
 )
 def test_overfitting_is_training_that_gains_what_held_out_tasks_do_not(tmp_path, train, held_out, is_made):
     names = diagnosed(tmp_path, evaluated(train, held_out))
-    assert names == ({"overfitting": 10} if is_made else {})
+    assert names.get("overfitting") == (10 if is_made else None)
 
 
 def test_few_evaluated_episodes_need_a_larger_gap(tmp_path):
@@ -263,6 +259,76 @@ def test_few_evaluated_episodes_need_a_larger_gap(tmp_path):
     assert diagnosed(tmp_path, rows, eval_episodes=256) == {"overfitting": 10}
     assert diagnosed(tmp_path, rows, eval_episodes=32) == {}
     assert diagnosed(tmp_path, evaluated((0.0, 1.0), (0.0, 0.0)), eval_episodes=32) == {"overfitting": 10}
+
+
+# A collapse
+
+
+@pytest.mark.parametrize(
+    ("rewards", "step"),
+    [
+        ([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.4, 0.1, 0.0, 0.0], 9),
+        ([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6], None),
+        ([0.9, 0.9, 0.9, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], None),
+        ([0.1, 0.3, 0.3, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], None),
+        ([0.8, 0.8, 0.8, 0.0, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8], None),
+        ([0.0] * 10, None),
+    ],
+    ids=[
+        "most is lost",
+        "a part is",
+        "nearly half is",
+        "within what batches differ by",
+        "one batch",
+        "nothing was",
+    ],
+)
+def test_a_collapse_is_a_reward_that_has_lost_most_of_its_gain(tmp_path, rewards, step):
+    rows = iterations(10, raw_reward=rewards)
+    assert diagnosed(tmp_path, rows) == ({} if step is None else {"collapsed": step})
+    # On another scale, and from another chance.
+    scaled = iterations(10, raw_reward=[2 * reward - 1 for reward in rewards])
+    facts = {"expert_score": 1.0, "chance_score": -1.0}
+    assert diagnosed(tmp_path, scaled, **facts) == ({} if step is None else {"collapsed": step})
+
+
+def test_small_batches_need_a_larger_fall(tmp_path):
+    rows = iterations(10, raw_reward=[0.6] * 5 + [0.2] * 5)
+    assert diagnosed(tmp_path, rows) == {"collapsed": 8}
+    few = [(step, row | {"rollout/prompts": 4.0}) for step, row in rows]
+    assert diagnosed(tmp_path, few) == {}
+
+
+@pytest.mark.parametrize(("scores", "is_made"), [((0.3, 0.8, 0.2), True), ((0.3, 0.8, 0.5), False)])
+def test_a_held_out_score_may_collapse_while_the_reward_does_not(tmp_path, scores, is_made):
+    rows = [(5 * n, {"eval/sampled": score}) for n, score in enumerate(scores)]
+    between = iterations(10)
+    made = diagnosed(tmp_path, [rows[0], *between[:5], rows[1], *between[5:], rows[2]])
+    assert made == ({"collapsed": 10} if is_made else {})
+
+
+# Tokens that are too old
+
+
+def aged(number, **shares):
+    """Iterations whose tokens of each age have these effective shares, one for each iteration."""
+    rows = iterations(number)
+    for name, values in shares.items():
+        for (_, row), value in zip(rows, values, strict=True):
+            row[f"train/staleness_{name[1:]}/ess"] = value
+    return rows
+
+
+def test_tokens_with_hardly_any_weight_are_named_by_their_age(tmp_path):
+    falling = [0.97, 0.85, 0.6, 0.3, 0.29, 0.29]
+    assert diagnosed(tmp_path, aged(6, _1=falling)) == {"stale": 5}
+    made = sentences_of([aged(6, _1=[0.9] * 6, _2=falling)], tmp_path)
+    assert "tokens that are 2 versions old count for 40% of their number" in made[0].text
+
+
+@pytest.mark.parametrize("shares", [[0.9] * 6, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], [0.51] * 6])
+def test_other_tokens_are_not_too_old(tmp_path, shares):
+    assert diagnosed(tmp_path, aged(6, _1=shares)) == {}
 
 
 # The life of a diagnosis
@@ -309,6 +375,8 @@ def test_every_sentence_is_one_line_that_ends_and_says_what_to_try(tmp_path):
         iterations(10, truncated_ratio=grown(0.1, 0.6), raw_reward=grown(-0.3, -0.1), truncated_reward=0.0),
         iterations(10, entropy_loss=grown(0.4, 0.9)),
         evaluated((0.3, 0.9), (0.3, 0.3)),
+        iterations(10, raw_reward=[0.8] * 5 + [0.0] * 5),
+        aged(3, _1=[0.2] * 3),
     ]
     made = sentences_of(faults, tmp_path)
     assert [item.name for item in made] == [*CONDITIONS]

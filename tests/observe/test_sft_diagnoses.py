@@ -11,7 +11,9 @@ import time
 
 import pytest
 
-from agentrl.observe.diagnoses import MIN_FLAT_STEPS, SFT_CONDITIONS, Diagnoses, History, RunFacts
+from agentrl.observe.diagnoses import Diagnoses
+from agentrl.observe.sft_conditions import MIN_FLAT_STEPS, SFT_CONDITIONS
+from agentrl.observe.trends import History, RunFacts
 from tests.observe.test_diagnoses import diagnosed, sentences_of
 
 
