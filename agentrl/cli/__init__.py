@@ -22,6 +22,7 @@ from agentrl.cli.rescore import rescore_command
 from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
+from agentrl.cli.settings import settings_command
 from agentrl.cli.sft import sft_command
 from agentrl.cli.simulate import simulate_command
 from agentrl.cli.tools import tools
@@ -45,8 +46,9 @@ def cli() -> None:
 
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
     several on several environments with `agentrl benchmark`, list the environments with `agentrl envs list`,
-    the tools that can be added to them with `agentrl tools list`, and the graders of answers with `agentrl
-    graders list`. Read what agents did with `agentrl view`, and size a run with `agentrl simulate`.
+    the tools that can be added to them with `agentrl tools list`, the graders of answers with `agentrl
+    graders list`, and the settings of runs with `agentrl settings`. Read what agents did with `agentrl view`,
+    and size a run with `agentrl simulate`.
     """
 
 
@@ -66,6 +68,7 @@ for command in (
     runs,
     serve_command,
     serve_search_command,
+    settings_command,
     tools,
     view_command,
 ):

@@ -12,7 +12,7 @@ import rich_click as click
 from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
-from agentrl.cli.commands import Command
+from agentrl.cli.sections import SettingsCommand, flag_of
 from agentrl.config import Section, Spelling, leaves, spellings
 from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
 from agentrl.errors import ConfigError
@@ -33,19 +33,23 @@ def config_flags(
     """
 
     def decorate(command: click.Command) -> click.Command:
-        groups: dict[str, list[str]] = {}
+        sections: dict[str, list[str]] = {}
         for name, (section, leaf) in leaves(tree).items():
             if name in without:
                 continue
             command.params.append(_option(name, leaf))
-            groups.setdefault(section, []).append(_flag(name))
+            sections.setdefault(section, []).append(name)
         for name, (section, spelling) in spellings(tree).items():
             if name in without:
                 continue
             command.params.append(_other_option(name, spelling))
-            groups.setdefault(section, []).append(_flag(name))
+            sections.setdefault(section, []).append(name)
+        if isinstance(command, SettingsCommand):
+            command.sections = sections
+            return command
         panels: list[OptionGroupDict] = [
-            {"name": section, "options": flags} for section, flags in groups.items()
+            {"name": section, "options": [flag_of(name) for name in names]}
+            for section, names in sections.items()
         ]
         click.rich_click.OPTION_GROUPS[f"* {command.name}"] = panels
         return command
@@ -72,7 +76,7 @@ _SETS = "--eval-prompt-data"
 _PATH = re.compile(r".*[/\\].*|.*@\[.*|[\[{].*|.*\.(?:jsonl|json|parquet|arrow|toml)", re.DOTALL)
 
 
-class EngineFlags(Command):
+class EngineFlags(SettingsCommand):
     """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each.
 
     --eval-prompt-data takes NAME PATH pairs, several at once or one after each flag, as well as one path.
@@ -138,26 +142,22 @@ def _is_name(word: str) -> bool:
     return not word.startswith("-") and not _PATH.fullmatch(word)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _option(name: str, leaf: FieldInfo) -> click.Option:
     text = " ".join((leaf.description or "").split())
     default = leaf.get_default(call_default_factory=True)
     default_text = "none" if default is None else json.dumps(default)
     help_text = f"{text} [default: {default_text}]"
     if {*(get_args(leaf.annotation) or (leaf.annotation,))} <= {bool, NoneType}:
-        declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
+        declaration = f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
         return click.Option([declaration, name], default=None, help=help_text)
-    return click.Option([_flag(name), name], default=None, type=str, metavar=_metavar(leaf), help=help_text)
+    return click.Option([flag_of(name), name], default=None, type=str, metavar=_metavar(leaf), help=help_text)
 
 
 def _other_option(name: str, spelling: Spelling) -> click.Option:
     if spelling.is_switch:
-        declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
+        declaration = f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
         return click.Option([declaration, name], default=None, help=spelling.text)
-    return click.Option([_flag(name), name], default=None, type=str, metavar="VALUE", help=spelling.text)
+    return click.Option([flag_of(name), name], default=None, type=str, metavar="VALUE", help=spelling.text)
 
 
 def _metavar(leaf: FieldInfo) -> str:
@@ -175,8 +175,8 @@ def _read(name: str, value: str | bool, leaf: FieldInfo) -> JSON:
     if isinstance(value, bool):
         return value
     if get_origin(leaf.annotation) is list:
-        return _read_json(_flag(name), value, list, 'list such as [{"num_engines": 1}]')
-    return read_json_object(_flag(name), value) if get_origin(leaf.annotation) is dict else value
+        return _read_json(flag_of(name), value, list, 'list such as [{"num_engines": 1}]')
+    return read_json_object(flag_of(name), value) if get_origin(leaf.annotation) is dict else value
 
 
 def read_json_object(flag: str, text: str) -> dict[str, JSON]:

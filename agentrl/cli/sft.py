@@ -7,8 +7,8 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
 from agentrl.assembly.load import load_run
-from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
+from agentrl.cli.sections import SettingsCommand
 from agentrl.config import leaves, spellings
 from agentrl.extras import TRAINING, require
 
@@ -18,7 +18,7 @@ _WITHOUT = {name for name in leaves(RunConfig) if name not in SFT_SETTINGS} | {
 
 
 @config_flags(SftConfig, without=_WITHOUT)
-@click.command("sft", cls=Command, context_settings={"show_default": False})
+@click.command("sft", cls=SettingsCommand, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option(
     "--resume",

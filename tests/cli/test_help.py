@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import rich_click as click
 
 import agentrl
 from agentrl.cli import cli, main
+from agentrl.cli.sections import SettingsCommand, flag_of
 
 WIDTH = 80
 
@@ -21,15 +24,16 @@ def commands(command, path=()):
 COMMANDS = dict(commands(cli))
 
 
-def help_of(path, monkeypatch, capsys):
+def help_of(path, monkeypatch, capsys, *words):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    main([*path, "--help"])
+    main([*path, "--help", *words])
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_at_80_columns_no_name_is_cut_and_no_word_broken(path, monkeypatch, capsys):
-    out = help_of(path, monkeypatch, capsys)
+    every = ("all",) if isinstance(COMMANDS[path], SettingsCommand) else ()
+    out = help_of(path, monkeypatch, capsys, *every)
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= WIDTH
     words = {word for line in out.splitlines() for word in line.strip("│ ").split()}
@@ -38,6 +42,52 @@ def test_at_80_columns_no_name_is_cut_and_no_word_broken(path, monkeypatch, caps
             assert {*option.opts, *option.secondary_opts} <= words | set("/"), option.name
             broken = {word for word in (option.help or "").split() if len(word) < WIDTH // 3} - words
             assert {word for word in broken if "[" not in word} == set(), option.name
+
+
+@pytest.mark.parametrize(
+    "path", [("train",), ("eval",), ("sft",), ("rollout",), ("benchmark", "run")], ids=" ".join
+)
+def test_help_is_short_and_has_sections(path, monkeypatch, capsys):
+    command = COMMANDS[path]
+    short, every = help_of(path, monkeypatch, capsys), help_of(path, monkeypatch, capsys, "all")
+    assert len(short.splitlines()) < 150 < len(every.splitlines())
+    assert all(section in short for section in command.sections)
+    seen = set()
+    for section, names in command.sections.items():
+        page = help_of(path, monkeypatch, capsys, section)
+        for name in names:
+            assert flag_of(name) in page.split(), (section, name)
+        seen |= {*names}
+    assert len(seen) == sum(map(len, command.sections.values()))
+    # What was shown last hides nothing from the next command line.
+    command.make_context("x", ["X"] if path[0] in ("eval", "benchmark") else [])
+    assert not any(option.hidden for option in command.params if isinstance(option, click.Option))
+
+
+def test_a_section_that_is_none_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help", "rolout"])
+    assert ended.value.code == 2
+    assert "Did you mean `rollout`?" in capsys.readouterr().err
+
+
+def test_settings_are_found_by_name_section_and_description(capsys):
+    main(["settings", "--json"])
+    settings = json.loads(capsys.readouterr().out)
+    assert {item["name"] for item in settings} >= {
+        *COMMANDS["train",].sections["rollout"],
+        "sft_lr",
+        "use_tis",
+    }
+    main(["settings", "learning", "rate", "--json"])
+    assert "lr" in {item["name"] for item in json.loads(capsys.readouterr().out)}
+    main(["settings", "--n-samples-per-prompt"])
+    page = capsys.readouterr().out
+    assert page.splitlines()[0] == "[rollout]"
+    assert "n_samples_per_prompt = 16" in page
+    with pytest.raises(SystemExit) as ended:
+        main(["settings", "no", "such", "thing"])
+    assert ended.value.code == 2
 
 
 def test_a_long_list_of_choices_wraps_between_them(monkeypatch, capsys):

@@ -1,0 +1,84 @@
+"""--help of a command with hundreds of settings: the most used ones, or those of a section."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import rich_click as click
+from click import Context
+from rich_click.utils import OptionGroupDict
+
+from agentrl.cli.commands import Command
+from agentrl.errors import ConfigError, did_you_mean
+
+ALL = "all"
+_HELP = ("--help", "-h")
+MOST_USED = (
+    *("env", "env_kwargs", "prompt_data", "reward", "tools", "hf_checkpoint"),
+    *("name", "output_dir", "seed", "n", "temperature", "split", "openai_url", "openai_model"),
+    *("warm_start_steps", "num_rollout", "rollout_batch_size", "n_samples_per_prompt", "max_turns"),
+    *("rollout_max_context_len", "max_staleness", "advantage_estimator", "correction", "lr", "trainer"),
+    *("engine", "eval_interval", "eval_episodes", "sft_data", "sft_lr", "num_epoch"),
+)
+"""The settings that most runs set; a command shows those that it has."""
+
+
+class SettingsCommand(Command):
+    """A command whose settings are flags, in sections: --help, --help SECTION and --help all.
+
+    sections: the names of the settings by section; `config_flags` fills it.
+    """
+
+    sections: Mapping[str, Sequence[str]] = {}
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a word after --help is a section.
+
+        Raises:
+            ConfigError: there is no such section.
+        """
+        place = next((index for index, word in enumerate(args) if word in _HELP), None)
+        if place is None or ctx.resilient_parsing:
+            self._shown({name for names in self.sections.values() for name in names})
+            return super().parse_args(ctx, args)
+        section = next(iter(args[place + 1 : place + 2]), "")
+        self._show("" if section.startswith("-") else section)
+        return super().parse_args(ctx, ["--help"])
+
+    def _show(self, section: str) -> None:
+        """Choose what --help shows. section: "" = the most used settings."""
+        if section not in ("", ALL, *self.sections):
+            near = did_you_mean(section, self.sections)
+            raise ConfigError(f"--help {section}: there is no such section.{near} {self._listed()}")
+        everything = {name for names in self.sections.values() for name in names}
+        if section == "":
+            shown = [name for name in MOST_USED if name in everything]
+            panels = {"most used settings": shown}
+        else:
+            panels = {name: [*names] for name, names in self.sections.items() if section in (ALL, name)}
+        self._shown({name for names in panels.values() for name in names})
+        groups: list[OptionGroupDict] = [
+            {"name": name, "options": [flag_of(setting) for setting in names]}
+            for name, names in panels.items()
+        ]
+        click.rich_click.OPTION_GROUPS[f"* {self.name}"] = groups
+        self.epilog = self._listed() if section == "" else None
+
+    def _shown(self, names: Collection[str]) -> None:
+        for option in self.params:
+            if isinstance(option, click.Option) and any(
+                option.name in some for some in self.sections.values()
+            ):
+                option.hidden = option.name not in names
+
+    def _listed(self) -> str:
+        number = sum(map(len, self.sections.values()))
+        return (
+            f"All {number} settings: --help {ALL}, or one section of them, such as --help rollout: "
+            f"{', '.join(self.sections)}. `agentrl settings WORD` searches them."
+        )
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
