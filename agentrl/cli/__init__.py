@@ -10,24 +10,7 @@ from contextlib import suppress
 import rich_click as click
 from click import exceptions
 
-from agentrl.cli.benchmark import benchmark
-from agentrl.cli.commands import CommandGroup
-from agentrl.cli.data import data
-from agentrl.cli.envs import envs
-from agentrl.cli.evaluate import evaluate_command
-from agentrl.cli.graders import graders
-from agentrl.cli.plot import plot_command
-from agentrl.cli.replay import replay_command
-from agentrl.cli.rescore import rescore_command
-from agentrl.cli.runs import runs
-from agentrl.cli.serve import serve_command
-from agentrl.cli.serve_search import serve_search_command
-from agentrl.cli.settings import settings_command
-from agentrl.cli.sft import sft_command
-from agentrl.cli.simulate import simulate_command
-from agentrl.cli.tools import tools
-from agentrl.cli.train import rollout_command, train_command
-from agentrl.cli.view import view_command
+from agentrl.cli.lazy import LazyGroup, Offer
 from agentrl.errors import AgentRLError, RecordError, UserError
 from agentrl.extras import missing_extra
 from agentrl.files import is_refused_write
@@ -39,7 +22,7 @@ BAD_INPUT = 2
 _STDOUT = 1
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="agentrl", prog_name="agentrl", message="%(prog)s %(version)s")
 def cli() -> None:
     """An agent gym on top of an RL engine.
@@ -52,27 +35,40 @@ def cli() -> None:
     """
 
 
-for command in (
-    train_command,
-    sft_command,
-    simulate_command,
-    rollout_command,
-    replay_command,
-    evaluate_command,
-    benchmark,
-    rescore_command,
-    data,
-    envs,
-    graders,
-    plot_command,
-    runs,
-    serve_command,
-    serve_search_command,
-    settings_command,
-    tools,
-    view_command,
-):
-    cli.add_command(command)
+cli.offers = {
+    "train": Offer("agentrl.cli.train:train_command", "Train an agent with the settings of a run file."),
+    "sft": Offer(
+        "agentrl.cli.sft:sft_command", "Fine-tune a model on conversations, or on the episodes of a run."
+    ),
+    "simulate": Offer(
+        "agentrl.cli.simulate:simulate_command", "Simulate a run: its speed, and who waits for whom."
+    ),
+    "rollout": Offer("agentrl.cli.train:rollout_command", "Play the batches of a run, and train on nothing."),
+    "replay": Offer("agentrl.cli.replay:replay_command", "Play the recorded actions of an episode again."),
+    "eval": Offer("agentrl.cli.evaluate:evaluate_command", "Score a model on an environment."),
+    "benchmark": Offer("agentrl.cli.benchmark:benchmark", "Score many policies on many environments."),
+    "rescore": Offer(
+        "agentrl.cli.rescore:rescore_command", "Score saved episodes by other rewards, and compare."
+    ),
+    "data": Offer("agentrl.cli.data:data", "Check and count files of prompts."),
+    "envs": Offer(
+        "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
+    ),
+    "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
+    "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
+    "runs": Offer(
+        "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."
+    ),
+    "serve": Offer("agentrl.cli.serve:serve_command", "Serve a model over HTTP."),
+    "serve-search": Offer(
+        "agentrl.cli.serve_search:serve_search_command", "Serve passages over HTTP, as Search-R1 does."
+    ),
+    "settings": Offer("agentrl.cli.settings:settings_command", "Search the settings of runs."),
+    "tools": Offer("agentrl.cli.tools:tools", "The tools that a run can offer by name."),
+    "view": Offer(
+        "agentrl.cli.view:view_command", "Write pages of episodes, to search and read in a browser."
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -54,7 +54,7 @@ def test_make_bench_runs_every_benchmark():
 
 
 def test_no_benchmark_is_a_command_of_the_package():
-    assert "bench" not in product.commands
+    assert "bench" not in product.offers
 
 
 @pytest.mark.parametrize(

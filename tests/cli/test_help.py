@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import rich_click as click
 
 import agentrl
 from agentrl.cli import cli, main
+from agentrl.cli.lazy import LazyGroup
 from agentrl.cli.sections import SettingsCommand, flag_of
 
 WIDTH = 80
@@ -17,7 +21,8 @@ WIDTH = 80
 def commands(command, path=()):
     yield path, command
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
+        below_it = command.loaded() if isinstance(command, LazyGroup) else command.commands
+        for name, below in below_it.items():
             yield from commands(below, (*path, name))
 
 
@@ -125,6 +130,43 @@ def test_options_for_several_values_and_switches_may_be_repeated(capsys):
     assert "HopSearch-v0" in capsys.readouterr().out
     context = COMMANDS["benchmark", "run"].make_context("run", ["X", "--model", "a", "--model", "b"])
     assert context.params["models"] == ("a", "b")
+
+
+def test_a_list_of_commands_and_a_completion_import_none_of_them():
+    script = (
+        "import sys, os; from agentrl.cli import main\n"
+        "try: main({words})\nexcept SystemExit: pass\n"
+        "print([name for name in sys.modules if name.startswith(('agentrl.assembly.config', 'torch'))])"
+    )
+    completing = {"_AGENTRL_COMPLETE": "bash_complete", "COMP_WORDS": "agentrl se", "COMP_CWORD": "1"}
+    for words, environ in ((["--help"], {}), ([], completing)):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(words=words)],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        *shown, loaded = done.stdout.splitlines()
+        assert loaded == "[]"
+        assert "serve-search" in "".join(shown)
+
+
+def test_options_are_completed():
+    completing = {
+        "_AGENTRL_COMPLETE": "bash_complete",
+        "COMP_WORDS": "agentrl train --n-samp",
+        "COMP_CWORD": "2",
+    }
+    script = "from agentrl.cli import main; main([])"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **completing},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--n-samples-per-prompt" in done.stdout
 
 
 def test_the_version_is_printed(capsys):

@@ -14,6 +14,7 @@ import pytest
 from agentrl import extras
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.cli import cli
+from agentrl.cli.lazy import LazyGroup
 from agentrl.config import Section, by_section, leaves, parse
 from agentrl.engine.config import ServedModel, ServerGroup
 from agentrl.errors import MissingExtraError
@@ -64,7 +65,8 @@ RUNS = [
 def commands(command: click.Command, path: str = "agentrl") -> Iterator[tuple[str, click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
+        below_it = command.loaded() if isinstance(command, LazyGroup) else command.commands
+        for name, below in below_it.items():
             yield from commands(below, f"{path} {name}")
 
 
