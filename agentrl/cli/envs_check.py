@@ -50,7 +50,8 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
         click.echo(json.dumps(report.to_json()))
     else:
         with console.status("") as status:
-            report = check(progress=lambda what: status.update(f"checking: {what}"))
+            show = status.update if console.is_terminal else console.print
+            report = check(progress=lambda what: show(f"checking: {what}"))
         _show(report, Console())
     if not report.ok:
         sys.exit(FAILED)

@@ -6,9 +6,9 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import AnyScript, Env
@@ -23,10 +23,49 @@ Policy: TypeAlias = Callable[[Env, Task, random.Random], AnyScript]
 
 
 _MAX_CHARACTERS = 300
+HELD = "held"
+R = TypeVar("R")
+
+
+class _Holding(Generic[R]):
+    """Awaits a coroutine, and measures the longest time for which it held the event loop (`longest_s`)."""
+
+    def __init__(self, coroutine: Coroutine[object, None, R]) -> None:
+        self._coroutine = coroutine
+        self.longest_s = 0.0
+
+    def __await__(self) -> Generator[object, None, R]:
+        # An iterator of its own would not be told of exceptions; this one is.
+        return cast(Generator[object, None, R], self)
+
+    def __iter__(self) -> _Holding[R]:
+        return self
+
+    def __next__(self) -> object:
+        return self.send(None)
+
+    def send(self, value: None) -> object:
+        """Go on up to the next wait."""
+        began = time.perf_counter()
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self.longest_s = max(self.longest_s, time.perf_counter() - began)
+
+    def throw(self, error: BaseException) -> object:
+        """Go on with an exception, such as a cancellation."""
+        return self._coroutine.throw(error)
+
+    def close(self) -> None:
+        """Give up the rest."""
+        self._coroutine.close()
 
 
 class TimedEnv:
-    """An environment for `play` with timed calls: seconds by `reset`, `step`, `last_step` (with reward)."""
+    """An environment for `play` with timed calls: seconds by `reset`, `step`, `last_step` (with reward).
+
+    `held`: for how long a call of step, at a time, kept the event loop from all others.
+    """
 
     def __init__(self, env: Env, seconds: dict[str, list[float]]) -> None:
         self._env = env
@@ -60,7 +99,9 @@ class TimedEnv:
     async def step(self, action: Message) -> Step:
         """Answer, timed."""
         began = time.perf_counter()
-        step = await call_step(self._env, action)
+        calling = _Holding(call_step(self._env, action))
+        step = await calling
+        self._seconds[HELD].append(calling.longest_s)
         name = "last_step" if step.terminated or step.truncated else "step"
         self._seconds[name].append(time.perf_counter() - began)
         return step

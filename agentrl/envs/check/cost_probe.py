@@ -15,6 +15,9 @@ SLOW_MS = 1000.0
 """Medians above this give a warning."""
 GROWS_MIB = 1.0
 """Memory for 100 episodes; growth above this gives a warning."""
+HOLDS_S = 0.1
+"""A longer hold of the event loop counts."""
+_FEW, _RARE = 3, 0.02
 _EPISODES = 100
 _PER = 100
 _WARM_UP = 10
@@ -32,6 +35,22 @@ def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
         figures[f"{name}_ms"] = 1e3 * ordered[len(ordered) // 2]
         figures[f"{name}_p99_ms"] = 1e3 * ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)))]
     return figures
+
+
+def holding(seconds: Sequence[float]) -> ProbeResult:
+    """A warning where calls of step hold the event loop. seconds: for how long at a time, call by call.
+
+    Another process may have the core for a while: a few of many calls prove nothing.
+    """
+    long = sorted(value for value in seconds if value > HOLDS_S)
+    if len(long) < max(_FEW, _RARE * len(seconds)):
+        return ProbeResult()
+    text = (
+        f"{len(long)} of {len(seconds)} calls of step hold the event loop, {long[len(long) // 2]:.2g} s at a "
+        "time, in which no other episode goes on; await what waits (asyncio.sleep, an async client), or "
+        "write `def` in place of `async def`: such a function gets a thread."
+    )
+    return ProbeResult((warning("blocks-loop", text),))
 
 
 def slow(figures: Mapping[str, float]) -> ProbeResult:

@@ -25,7 +25,7 @@ from agentrl.envs.base import AnyScript, Env
 from agentrl.envs.check.arena import Arena, Policy, expert
 from agentrl.envs.check.intervals import ROUNDING, lowest_mean
 from agentrl.envs.check.policies import random_policy
-from agentrl.envs.check.report import ProbeResult, error, some
+from agentrl.envs.check.report import ProbeResult, error, some, some_failures
 from agentrl.envs.check.score_probe import PlayedEpisodes, has_expert, played
 from agentrl.envs.check.task_probe import TOLERANCE
 from agentrl.types import Ending, Task
@@ -84,7 +84,9 @@ async def probe_leaving(arena: Arena, n: int) -> ProbeResult:
         played_left += await _left(arena, MISLED, _misled(arena.tasks), max(_LEAST_PAIRS, n // 2))
     findings = []
     if failures := [f"{left.name}: {line}" for left in played_left for line in left.failures]:
-        text = f"an unfinished episode cannot be scored: {some(failures)}; score it, whatever it holds."
+        text = (
+            f"an unfinished episode cannot be scored: {some_failures(failures)}; score it, whatever it holds."
+        )
         findings.append(error("crash", text))
     if paying := [str(left) for left in played_left if left.pays(arena)]:
         text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -10,6 +11,8 @@ from html import escape
 from agentrl.types import JSON
 
 _MAX_NAMES = 5
+_KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
+"""Where the failure of an episode begins, as `failure_line` writes it."""
 
 
 class Severity(StrEnum):
@@ -95,6 +98,19 @@ def some(names: Sequence[str]) -> str:
     """The first few of some names, and how many more there are."""
     more = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def some_failures(lines: Sequence[str]) -> str:
+    """The first few of some failures, `who: what`, and how many more there are; each once, with who has it.
+
+    who: a task, or a policy and a task.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for line in lines:
+        place = _KIND.search(line)
+        who, what = (line[: place.start()], line[place.start() + 2 :]) if place else ("", line)
+        by_kind.setdefault(what, []).append(who)
+    return some([f"{what} ({some(whos)})" if any(whos) else what for what, whos in by_kind.items()])
 
 
 def findings_of(results: Sequence[ProbeResult]) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ from typing import TypeAlias, cast
 from agentrl.authorship import place_of
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.boundary import call_close
-from agentrl.envs.check.arena import Arena, expert, outcome
+from agentrl.envs.check.arena import HELD, Arena, expert, outcome
 from agentrl.envs.check.cancel_probe import probe_cancelling
-from agentrl.envs.check.cost_probe import latencies, probe_memory, slow
+from agentrl.envs.check.cost_probe import holding, latencies, probe_memory, slow
 from agentrl.envs.check.leaving_probe import probe_leaving
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_of
@@ -255,6 +255,7 @@ async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult
     progress("cancelling at every await")
     cancelling = await probe_cancelling(arena, gold)
     # Before the memory probe: tracing makes everything slower.
+    held = arena.seconds.pop(HELD, [])
     figures = latencies(arena.seconds)
     progress("memory")
     return (
@@ -263,6 +264,7 @@ async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult
         cancelling,
         ProbeResult((), figures),
         slow(figures),
+        holding(held),
         await probe_memory(arena, gold),
     )
 

@@ -10,7 +10,7 @@ from agentrl.envs.agents import discard
 from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcome
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
 from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_tools, random_policy
-from agentrl.envs.check.report import Finding, ProbeResult, error, some, warning
+from agentrl.envs.check.report import Finding, ProbeResult, error, some, some_failures, warning
 from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
 from agentrl.envs.normal_form import squad_normalize
 from agentrl.envs.scoring import score
@@ -78,7 +78,8 @@ async def probe_expert(arena: Arena, n: int) -> tuple[ProbeResult, frozenset[str
     result = await played(arena, expert, arena.some_tasks(n))
     answered_in = frozenset(name for episode in result.episodes for name in _answering(episode))
     if result.failures:
-        text = f"the expert's episode fails ({some(result.failures)}); mend the environment or its expert."
+        failures = some_failures(result.failures)
+        text = f"the expert's episode fails: {failures}; mend the environment or its expert."
         return ProbeResult((error("expert-fails", text),)), answered_in
     declared = arena.example.expert_score
     bounds = interval(result.scores, (declared, arena.example.chance_score))
@@ -152,7 +153,8 @@ async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> Pro
     findings = []
     if failed:
         text = (
-            f"what a model writes must never break the world, but: {some(failed)}; answer it with a sentence."
+            f"what a model writes must never break the world, but: {some_failures(failed)}; answer it with a "
+            "sentence."
         )
         findings.append(error("crash", text))
     if above:

@@ -319,6 +319,13 @@ class Hoards(Good):
         return await super().reset(task, seed=seed)
 
 
+@caught_by("blocks-loop")
+class Blocking(Good):
+    async def step(self, action):
+        time.sleep(0.015)
+        return await super().step(action)
+
+
 @caught_by("slow-reset")
 class Slow(Good):
     async def reset(self, task, *, seed):

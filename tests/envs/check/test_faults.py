@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from functools import partial
 
 import pytest
@@ -22,6 +23,7 @@ WARNINGS = {
     "answer-in-long-prompt",
     "expert-too-long",
     "memory-grows",
+    "blocks-loop",
     "slow-reset",
     "slow-rewards",
 }
@@ -63,6 +65,8 @@ def test_a_good_world_has_no_findings_and_reports_its_figures():
 )
 def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
     *codes, _ = fault.split()
+    if fault.startswith("blocks-loop"):
+        monkeypatch.setattr(cost_probe, "HOLDS_S", 0.01)
     if fault.startswith("slow-"):
         monkeypatch.setattr(cost_probe, "SLOW_MS", 3.0)
     report = check_env(FAULTS[fault], n=8)
@@ -74,6 +78,33 @@ def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
         assert finding.text.endswith("."), finding.text
         assert finding.text.isprintable()
         assert len(finding.text) < 700
+
+
+class Waiting(Good):
+    """Its steps wait in a thread, or without holding the event loop."""
+
+    async def step(self, action):
+        await asyncio.to_thread(time.sleep, 0.015)
+        return await super().step(action)
+
+
+def test_steps_that_wait_for_others_do_not_block_the_loop(monkeypatch):
+    monkeypatch.setattr(cost_probe, "HOLDS_S", 0.01)
+    assert "blocks-loop" not in check_env(Waiting, n=4).codes
+
+
+def test_one_failure_of_many_episodes_is_told_once():
+    report = check_env(Failing, n=4)
+    texts = [finding.text for finding in report.findings if finding.code in ("expert-fails", "crash")]
+    assert len(texts) == 2
+    assert all(text.count("no database") == 1 for text in texts)
+    assert "random: " in texts[1]
+    assert "and " in texts[1]
+
+
+class Failing(Good):
+    async def step(self, action):
+        raise RuntimeError("no database")
 
 
 def test_a_world_that_saves_what_its_steps_change_has_no_findings():
