@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,6 +32,7 @@ LEGEND = (
     "[low, high]: 95% interval; (w) Wilson's, (b) bootstrap over tasks. Failed episodes are in no mean. "
     "tokens: written by the policy per episode. violations: calls that tools refuse or cannot read."
 )
+_METHOD = re.compile(r"(?<=]) \([wb]\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +77,49 @@ class Benchmark:
         write_text(self.folder / PAGE, self.page(), errors="replace")
 
     def page(self) -> str:
-        """The table as HTML, with links to the pages of `agentrl view` where they are in the folder."""
-        links = self._links()
+        """The tables of the environments as HTML, with links to the pages of `agentrl view` where they are in
+        the folder."""
+        links, columns = self._links(), self._columns()
         return render_page(
             "benchmark.html",
             title=self.folder.resolve().name,
             episodes=f"{PAGES}/{INDEX}" if links else None,
-            columns=list(_COLUMNS),
-            rows=[
-                {
-                    "env": row["env"],
-                    "policy": row["policy"],
-                    "episodes": links.get(str(row.get("folder"))),
-                    "note": _note(row),
-                    "cells": [text(row) for text in _COLUMNS.values()],
-                    "details": list(_details(row)),
-                }
-                for row in self.rows
-            ],
+            columns=[*columns],
+            tables={
+                env: [
+                    {
+                        "policy": row["policy"],
+                        "episodes": links.get(str(row.get("folder"))),
+                        "note": _note(row),
+                        "bar": _bar(row, _scale([self.rows[other] for other in numbers])),
+                        "cells": [column[number] for column in columns.values()],
+                        "details": list(_details(row)),
+                    }
+                    for number, row in ((number, self.rows[number]) for number in numbers)
+                ]
+                for env, numbers in self._by_env().items()
+            },
             legend=LEGEND,
         )
+
+    def _by_env(self) -> dict[str, list[int]]:
+        """The numbers of the rows of each environment."""
+        by_env: dict[str, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            by_env.setdefault(str(row["env"]), []).append(number)
+        return by_env
+
+    @property
+    def _plays_alike(self) -> bool:
+        """Whether all cells have scored all episodes, and as many as the others."""
+        return len({_played(row) for row in self.rows if row["state"] == "done"}) == 1 and all(
+            row.get("scored") == row.get("planned") for row in self.rows
+        )
+
+    def _columns(self) -> dict[str, list[str]]:
+        """The cells of all rows by column, without the columns in which no row has anything."""
+        texts = {name: [text(row) for row in self.rows] for name, text in _COLUMNS.items()}
+        return {name: column for name, column in texts.items() if not _NOTHING.issuperset(column)}
 
     def _links(self) -> Mapping[str, str]:
         """The address of the episodes of a cell, by the folder of the cell."""
@@ -107,18 +132,26 @@ class Benchmark:
         return {cell: f"{PAGES}/{link_to(journals)}" for cell, journals in by_cell.items()}
 
     def table(self) -> Table:
-        """The table for a terminal."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=Text(LEGEND), caption_justify="left")
-        for name in ("environment", "policy"):
-            table.add_column(name, overflow="fold")
-        # A terminal is narrow: what no cell has is left out.
-        texts = {name: [text(row) for row in self.rows] for name, text in _COLUMNS.items()}
-        columns = {name: column for name, column in texts.items() if not _NOTHING.issuperset(column)}
-        for name in columns:
-            table.add_column(name, justify="right", overflow="fold")
-        for row, *cells in zip(self.rows, *columns.values(), strict=True):
-            names = (str(row["env"]), str(row["policy"]))
-            table.add_row(*(Text(visible(cell)) for cell in (*names, *cells)))
+        """The table for a terminal of 80 columns, with a heading for each environment."""
+        caption = LEGEND.replace("; (w) Wilson's, (b) bootstrap over tasks", "")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=Text(caption), caption_justify="left")
+        table.add_column("policy", overflow="fold")
+        columns = {
+            name: [_METHOD.sub("", cell) for cell in column]
+            for name, column in self._columns().items()
+            if not (name == "scored" and self._plays_alike)
+        }
+        for name, column in columns.items():
+            # An interval is not cut in two.
+            width = max(map(len, column)) if name == "mean" else max(map(_longest_part, column))
+            table.add_column(name, justify="right", overflow="fold", min_width=width)
+        for env, numbers in self._by_env().items():
+            if numbers[0]:
+                table.add_section()
+            table.add_row(Text(visible(env), style="bold"), *("" for _ in columns))
+            for number in numbers:
+                cells = (Text(visible(column[number])) for column in columns.values())
+                table.add_row(Text(f"  {visible(str(self.rows[number]['policy']))}"), *cells)
         return table
 
     def notes(self) -> Iterator[str]:
@@ -191,6 +224,26 @@ _COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "invalid moves": _number("invalid_moves"),
     "failures": _kinds,
 }
+
+
+def _longest_part(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def _scale(rows: Sequence[Row]) -> tuple[float, float]:
+    """From 0 to 1, or as far as the intervals of an environment's cells reach."""
+    estimates = [cast(Mapping[str, float], row["mean"]) for row in rows if isinstance(row["mean"], dict)]
+    low = min([0.0, *(estimate["low"] for estimate in estimates)])
+    return low, max([1.0, *(estimate["high"] for estimate in estimates)])
+
+
+def _bar(row: Row, scale: tuple[float, float]) -> Mapping[str, float] | None:
+    """Where the mean and its interval are on a scale (percent); None = there is no score."""
+    if not isinstance(row["mean"], dict):
+        return None
+    estimate, (low, high) = cast(Mapping[str, float], row["mean"]), scale
+    at = {name: 100 * (estimate[name] - low) / (high - low) for name in ("low", "value", "high")}
+    return {**at, "zero": 100 * (0.0 - low) / (high - low)}
 
 
 def _note(row: Row) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly.token_texts import token_texts
@@ -107,6 +110,33 @@ def test_the_table_the_page_and_the_folder_hold_the_same(mixed):
     assert page.count("<tr>") > 18
     assert "<script" not in page
     assert "the server of this world is down" in page
+
+
+def test_the_page_has_a_table_for_each_environment_with_bars_and_no_empty_columns(mixed):
+    page = mixed.page()
+    envs = list(dict.fromkeys(row["env"] for row in mixed.rows))
+    assert [re.sub("<.*?>", "", line).strip() for line in page.splitlines() if "<h2" in line] == envs
+    scored = [row for row in mixed.rows if row["mean"] is not None]
+    bars = re.findall(r'<i style="left:([\d.]+)%;width:([\d.]+)%"></i><b style="left:([\d.]+)%', page)
+    assert [float(width) for _, width, _ in bars] == pytest.approx(
+        [100 * row["mean"]["value"] for row in scored], abs=0.01
+    )
+    assert [float(low) for _, _, low in bars] == pytest.approx(
+        [100 * row["mean"]["low"] for row in scored], abs=0.01
+    )
+    assert "cost</th>" not in page
+
+
+def test_the_table_fits_80_columns_and_cuts_no_interval(mixed):
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(mixed.table())
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for row in mixed.rows:
+        if row["mean"] is not None:
+            mean = row["mean"]
+            text = f"{mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
+            assert any(text in line for line in lines)
 
 
 def test_hostile_text_is_escaped_on_the_page_and_visible_in_the_table(mixed):
