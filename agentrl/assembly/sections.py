@@ -16,7 +16,7 @@ from agentrl.tools.config import ToolChoice
 class RunSection(Section):
     """The run itself."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)] | None = None
     """The run's folder below output_dir; left out, the environment's id and the seed. SFT appends -sft."""
     output_dir: str = "runs"
     """Folder of all runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class ModelSource:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
     *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
@@ -64,7 +66,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
         ModelLoadError: it holds none, or an invalid one.
     """
     if not (directory / "config.json").is_file():
-        raise ModelLoadError(f"{directory} holds no config.json; name a Hugging Face model directory.")
+        raise ModelLoadError(f"{directory} holds no config.json; {_remedy(directory)}.")
     check_fetched([directory / "config.json"], ModelLoadError)
     try:
         with config_errors(directory), quiet_transformers():
@@ -85,7 +87,7 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     """
     # transformers would look for a model of that name on the network.
     if not Path(directory).is_dir():
-        raise ModelLoadError(f"there is no folder {directory}; name a Hugging Face model directory.")
+        raise ModelLoadError(f"there is no folder {directory}; {_remedy(Path(directory))}.")
     check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
     with _Broken(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -94,6 +96,19 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
         raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json into it.")
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded
+
+
+def _remedy(directory: Path) -> str:
+    """What to name where a folder holds no model."""
+    if (directory / "checkpoint" / "config.json").is_file():
+        return f"it is a run, whose model is {directory / 'checkpoint'}"
+    if not directory.parent.exists() and _HUB_ID.fullmatch(str(directory)):
+        folder = Path("models") / directory.name
+        return (
+            "name a folder. To get a model of that name from the Hub: "
+            f"`hf download {directory} --local-dir {folder}`, then name {folder}"
+        )
+    return "name a Hugging Face model directory"
 
 
 class _Broken:
@@ -108,6 +123,7 @@ class _Broken:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
+        # What panics in Rust is no Exception.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelLoadError(f"the tokenizer in {self._directory} cannot be loaded: {reason}") from error

@@ -35,40 +35,46 @@ def cli() -> None:
     """
 
 
-cli.offers = {
-    "train": Offer("agentrl.cli.train:train_command", "Train an agent with the settings of a run file."),
-    "sft": Offer(
-        "agentrl.cli.sft:sft_command", "Fine-tune a model on conversations, or on the episodes of a run."
-    ),
-    "simulate": Offer(
-        "agentrl.cli.simulate:simulate_command", "Simulate a run: its speed, and who waits for whom."
-    ),
-    "rollout": Offer("agentrl.cli.train:rollout_command", "Play the batches of a run, and train on nothing."),
-    "replay": Offer("agentrl.cli.replay:replay_command", "Play the recorded actions of an episode again."),
-    "eval": Offer("agentrl.cli.evaluate:evaluate_command", "Score a model on an environment."),
-    "benchmark": Offer("agentrl.cli.benchmark:benchmark", "Score many policies on many environments."),
-    "rescore": Offer(
-        "agentrl.cli.rescore:rescore_command", "Score saved episodes by other rewards, and compare."
-    ),
-    "data": Offer("agentrl.cli.data:data", "Check and count files of prompts."),
-    "envs": Offer(
-        "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
-    ),
-    "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
-    "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
-    "runs": Offer(
-        "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."
-    ),
-    "serve": Offer("agentrl.cli.serve:serve_command", "Serve a model over HTTP."),
-    "serve-search": Offer(
-        "agentrl.cli.serve_search:serve_search_command", "Serve passages over HTTP, as Search-R1 does."
-    ),
-    "settings": Offer("agentrl.cli.settings:settings_command", "Search the settings of runs."),
-    "tools": Offer("agentrl.cli.tools:tools", "The tools that a run can offer by name."),
-    "view": Offer(
-        "agentrl.cli.view:view_command", "Write pages of episodes, to search and read in a browser."
-    ),
-}
+cli.offer(
+    {
+        "train": Offer("agentrl.cli.train:train_command", "Train an agent with the settings of a run file."),
+        "sft": Offer(
+            "agentrl.cli.sft:sft_command", "Fine-tune a model on conversations, or on the episodes of a run."
+        ),
+        "simulate": Offer(
+            "agentrl.cli.simulate:simulate_command", "Simulate a run: its speed, and who waits for whom."
+        ),
+        "rollout": Offer(
+            "agentrl.cli.train:rollout_command", "Play the batches of a run, and train on nothing."
+        ),
+        "replay": Offer(
+            "agentrl.cli.replay:replay_command", "Play the recorded actions of an episode again."
+        ),
+        "eval": Offer("agentrl.cli.evaluate:evaluate_command", "Score a model on an environment."),
+        "benchmark": Offer("agentrl.cli.benchmark:benchmark", "Score many policies on many environments."),
+        "rescore": Offer(
+            "agentrl.cli.rescore:rescore_command", "Score saved episodes by other rewards, and compare."
+        ),
+        "data": Offer("agentrl.cli.data:data", "Check and count files of prompts."),
+        "envs": Offer(
+            "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
+        ),
+        "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
+        "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
+        "runs": Offer(
+            "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."
+        ),
+        "serve": Offer("agentrl.cli.serve:serve_command", "Serve a model over HTTP."),
+        "serve-search": Offer(
+            "agentrl.cli.serve_search:serve_search_command", "Serve passages over HTTP, as Search-R1 does."
+        ),
+        "settings": Offer("agentrl.cli.settings:settings_command", "Search the settings of runs."),
+        "tools": Offer("agentrl.cli.tools:tools", "The tools that a run can offer by name."),
+        "view": Offer(
+            "agentrl.cli.view:view_command", "Write pages of episodes, to search and read in a browser."
+        ),
+    }
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,16 +25,15 @@ class LazyGroup(CommandGroup):
 
     offers: Mapping[str, Offer] = MappingProxyType({})
 
+    def offer(self, offers: Mapping[str, Offer]) -> None:
+        """Set the commands, in the order of a list; it shows what is not imported."""
+        self.offers = offers
+        self.commands = {name: Command(name, help=offer.text) for name, offer in offers.items()}
+
     def list_commands(self, ctx: Context) -> list[str]:
         """The names, in order."""
         del ctx
         return [*self.offers]
-
-    def get_command(self, ctx: Context, cmd_name: str) -> click.Command | None:
-        """What a list shows of a command."""
-        del ctx
-        offer = self.offers.get(cmd_name)
-        return None if offer is None else Command(cmd_name, help=offer.text)
 
     def resolve_command(
         self, ctx: Context, args: list[str]

@@ -163,7 +163,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, JSON]:
         ConfigError: it is not TOML.
     """
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{path} is not a TOML file ({reason}); mend that and start again.") from None

@@ -18,6 +18,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.assembly.places import with_devices
 from agentrl.assembly.trust import check_trusted
+from agentrl.checkpoints.source import open_config
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.envs.registry import find
@@ -156,12 +157,14 @@ def start_of(
 
 
 def _check_installed(config: RunConfig) -> None:
-    """Raise a MissingExtraError for what would end the run later."""
+    """Raise a MissingExtraError, or a ModelLoadError, for what would end the run later."""
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     if config.observe.use_prometheus:
         require("use_prometheus", "prometheus_client")
-    env = config.env.env
+    directory, env = config.model.hf_checkpoint, config.env.env
+    if directory is not None and not (Path(directory) / "config.json").is_file():
+        open_config(Path(directory))
     require_extras(f"`{env}`", *find(env).env_class.needs)
 
 
