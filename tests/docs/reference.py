@@ -8,15 +8,18 @@ of code, and a class in backticks becomes a link.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from textwrap import dedent, indent
 
 import griffe
 
+from agentrl.cli.settings import all_settings
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -49,8 +52,15 @@ INTRODUCTION = """\
 
 The public names of the package, from their docstrings. `make reference` writes these pages. The guides show
 how to use them: [Write your own environment](../write-an-environment.md), [Tools](../tools.md),
-[Graders](../graders.md), [Record and replay](../record-and-replay.md). `agentrl train --help` has the
+[Graders](../graders.md), [Record and replay](../record-and-replay.md). [Settings](settings.md) has the
 settings of a run, which are keywords of `agentrl.train` under the same names.
+"""
+SETTINGS = "settings.md"
+SETTINGS_INTRODUCTION = """\
+# Settings
+
+All settings of `agentrl train` and `agentrl sft`. Each is a key in its section's table of a run file, a flag (`--n-samples-per-prompt`), and a
+keyword in Python. `agentrl settings WORD` searches them, `agentrl train --help SECTION` prints a section.
 """
 
 _CODE = re.compile(r"`[^`\n]+`")
@@ -143,7 +153,21 @@ def pages(root: Path = ROOT, modules: Mapping[str, str] = PAGES) -> dict[str, st
             for result in _returned(target, loader.modules_collection):
                 reference.add(Name(result.name, result, page, _heading(result.name, result)))
     texts = {file_of(page): _page(page, loader.modules_collection[page], reference) for page in modules}
+    if modules is PAGES:
+        texts[SETTINGS] = settings_page()
     return {"README.md": _index(modules, reference), **texts}
+
+
+def settings_page() -> str:
+    """The settings of runs by section, with what they are when they are left out."""
+    lines = [SETTINGS_INTRODUCTION]
+    for section, settings in groupby(all_settings(), key=lambda setting: setting.section):
+        lines += [f"## {section}", "", "| setting | left out | |", "|---|---|---|"]
+        for setting in settings:
+            default = "" if setting.default is None else f"`{json.dumps(setting.default)}`"
+            lines.append(f"| `{setting.name}` | {default} | {setting.text.replace('|', '&#124;')} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _exported(module: griffe.Module) -> Iterator[tuple[str, griffe.Object]]:
