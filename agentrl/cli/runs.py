@@ -18,6 +18,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
+from agentrl.cli.runs_watch import PAGE, watch
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.observe import read_metrics
@@ -91,6 +92,24 @@ def status_command(name: str, output_dir: str, as_json: bool) -> None:
         return
     for line in status_lines(status, state):
         click.echo(line)
+
+
+@runs.command("watch")
+@click.argument("name")
+@_FOLDER
+@click.option("--out", metavar="FILE", help="The page [default: live.html in the run's folder].")
+@click.option(
+    "--every", default=5, show_default=True, type=click.IntRange(1, 3600), help="Seconds between two pages."
+)
+def watch_command(name: str, output_dir: str, out: str | None, every: int) -> None:
+    """Write a page of a run while it goes on: its status, diagnoses and curves; a browser shows it anew.
+
+    It reads the run's folder, and costs the run nothing. It ends with the run, or by Ctrl-C.
+    """
+    folder = run_folder(name, output_dir)
+    page = folder / PAGE if out is None else Path(out)
+    click.echo(f"Open {page.absolute().as_uri()}")
+    watch(folder, page, every_s=every, state_of=state_of)
 
 
 @runs.command("audit")

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from agentrl.assembly.config import RunConfig
 from agentrl.cli import cli, main
+from agentrl.cli.runs_watch import watch
 from agentrl.config import by_section, parse, write_toml
 from agentrl.observe.history import begin_attempt, end_attempt, locked
 from agentrl.run.checkpoints import Checkpoints
@@ -109,6 +110,38 @@ def test_a_comparison_has_what_differs_and_what_came_of_it(two):
     assert compared["metrics"]["eval/greedy"] == {"a": 0.5, "b": 0.75}
     assert compared["wall_s"] == {"a": 80.0, "b": 80.0}
     assert compared["cpu_s"] == {"a": 60.0, "b": 60.0}
+
+
+def test_a_page_follows_a_run_until_it_ends(tmp_path):
+    folder, page = made(tmp_path, "a"), tmp_path / "page.html"
+    BUSY.write(folder)
+    states, pages = iter(["running", "running", "finished"]), []
+
+    def pause(seconds):
+        assert seconds == 7
+        pages.append(page.read_text())
+        with (folder / "metrics.jsonl").open("a") as file:
+            step = 2 + len(pages)
+            file.write(json.dumps({"step": step, "time_s": 9.0, "rollout/raw_reward": 0.75}) + "\n")
+
+    watch(folder, page, every_s=7, state_of=lambda _: next(states), pause=pause)
+    last = page.read_text()
+    assert len(pages) == 2
+    assert all('<meta http-equiv="refresh" content="7">' in text for text in pages)
+    assert "refresh" not in last
+    assert "The run has ended." in last
+    assert "16 of 16 taken" in pages[0]
+    assert "<script" not in last
+    curves = [text[text.index("Reward in training") :].partition("</figure>")[0] for text in (*pages, last)]
+    assert len(set(curves)) == 3
+
+
+def test_a_run_that_has_ended_has_one_page_and_a_name_of_none_is_a_sentence(tmp_path, capsys):
+    folder = made(tmp_path, "a")
+    shown = invoked("watch", "a", "--output-dir", tmp_path)
+    assert (folder / "live.html").exists()
+    assert "is not begun" in shown.stdout
+    assert "holds no run `b`" in refused(capsys, "watch", "b", "--output-dir", tmp_path)
 
 
 def test_its_text_marks_defaults_and_shows_intervals(two):

@@ -59,8 +59,9 @@ SETTINGS = "settings.md"
 SETTINGS_INTRODUCTION = """\
 # Settings
 
-All settings of `agentrl train` and `agentrl sft`. Each is a key in its section's table of a run file, a flag (`--n-samples-per-prompt`), and a
-keyword in Python. `agentrl settings WORD` searches them, `agentrl train --help SECTION` prints a section.
+All settings of `agentrl train` and `agentrl sft`. Each is a key in its section's table of a run file, a flag
+(`--n-samples-per-prompt`), and a keyword in Python. `agentrl settings WORD` searches them, `agentrl train
+--help SECTION` prints a section.
 """
 
 _CODE = re.compile(r"`[^`\n]+`")
