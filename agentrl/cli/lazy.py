@@ -28,7 +28,7 @@ class LazyGroup(CommandGroup):
     def offer(self, offers: Mapping[str, Offer]) -> None:
         """Set the commands, in the order of a list; it shows what is not imported."""
         self.offers = offers
-        self.commands = {name: Command(name, help=offer.text) for name, offer in offers.items()}
+        self.commands = {name: Command(name=name, help=offer.text) for name, offer in offers.items()}
 
     def list_commands(self, ctx: Context) -> list[str]:
         """The names, in order."""

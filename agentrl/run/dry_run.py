@@ -112,8 +112,8 @@ class MissingPartsError(UserError):
 async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     notes = [*config.warnings, *listed_inactive(config)]
     addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
-    if missing := tuple(missing_of(config)):
-        raise MissingPartsError(DryRun(_known_facts(config, folder), missing, tuple(notes)))
+    if absent := tuple(missing_of(config)):
+        raise MissingPartsError(DryRun(_known_facts(config, folder), absent, tuple(notes)))
     make_env = run_env_factory(config, addresses)
     check_opponents(env := make_env(), config.env.opponents)
     dialect = dialect_of(env, config.rendering)

@@ -58,7 +58,7 @@ class Desk(ToolEnv):
         return requests()[SPLITS[split]]
 
     @inline
-    async def reset(self, task: Task, *, seed: int) -> tuple[Sequence[Message], Mapping[str, JSON]]:
+    async def reset(self, task: Task, *, seed: int) -> tuple[tuple[Message, ...], Mapping[str, JSON]]:
         """Open the task's diary."""
         self.diary = dict(cast(dict[str, str], task.metadata["diary"]))
         return await super().reset(task, seed=seed)
