@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -13,16 +14,21 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.config import ServeSettings, control_key
 from agentrl.engine.served.requests import TextCodec
+from agentrl.errors import UserError
+from agentrl.protocols import EpisodeRenderer
+from agentrl.rendering.bounded import TokenRenderer
+from agentrl.rendering.choice import chat_renderer
 from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
 
 
-def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int], None]) -> None:
+def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int, bool], None]) -> None:
     """Serve a model until SIGINT, SIGTERM or SIGHUP.
 
     Control requests need the key of the environment variable AGENTRL_CONTROL_KEY; where it is not set, they
     are refused.
 
-    ready: called with the address and the most tokens of a request when the server accepts requests.
+    ready: called when the server accepts requests, with the address, the most tokens of a request, and
+        whether the model has a chat template, so that it takes messages.
 
     Raises:
         ConfigError: the key is unfit; the slots take more memory than this machine has.
@@ -41,9 +47,11 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
             decode=source.decode,
             deterministic=settings.enable_deterministic_inference,
         )
-        app = EngineApp(engine, codec_of(source.tokenizer), name=directory, checks=checks)
+        renderer = chat_of(source.tokenizer)
+        codec = codec_of(source.tokenizer)
+        app = EngineApp(engine, codec, name=directory, renderer=renderer, checks=checks)
         listener.listen(WAITING_CONNECTIONS)
-        ready(address_of(listener), engine.max_context_len)
+        ready(address_of(listener), engine.max_context_len, renderer is not None)
         serve(app.app, listener)
 
 
@@ -57,3 +65,14 @@ def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     return TextCodec(encode, decode, max(map(len, tokenizer.get_vocab()), default=1))
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase) -> EpisodeRenderer | None:
+    """The renderer of the tokenizer's chat template; None where it has none that can be used."""
+    try:
+        renderer = chat_renderer(tokenizer)
+    except UserError as error:
+        logging.getLogger(__name__).info("no chat: %s", error)
+        return None
+    assert isinstance(renderer, TokenRenderer), "the renderers of chat templates are"
+    return renderer.bounded

@@ -22,22 +22,26 @@ class _Flags(Section):
 @click.argument("model", metavar="MODEL_FOLDER")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON line.")
 def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None:
-    """Serve a model with the embedded engine, over HTTP in SGLang's protocol.
+    """Serve a model with the embedded engine, over HTTP in SGLang's protocol, and in OpenAI's for chat.
 
     Give the address to `agentrl eval --engine sglang --sglang-url`, to a client of SGLang, or to its router.
     Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate, as application/json.
+    Where the tokenizer has a chat template, clients of OpenAI's API take the address with /v1, as does
+    `agentrl eval --openai-url`: POST {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} to
+    /v1/chat/completions; tools, logprobs and streams work, too.
     A run that sends it weights needs the key in AGENTRL_CONTROL_KEY, as the server does. Ctrl-C ends it.
     """
     require("serving a model", *TRAINING)
     from agentrl.assembly.serve import serve_model
 
-    def ready(url: str, max_context_len: int) -> None:
+    def ready(url: str, max_context_len: int, has_chat: bool) -> None:
         control = "is off without" if control_key() is None else "needs the key in"
+        chat = f"chat at {url}/v1" if has_chat else "no chat, since its tokenizer has no chat template"
         line = (
-            f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; control {control} "
-            f"{CONTROL_KEY}; Ctrl-C ends it."
+            f"{model} at {url}/generate, {chat}, up to {max_context_len:,} tokens a request; "
+            f"control {control} {CONTROL_KEY}; Ctrl-C ends it."
         )
-        facts = {"url": url, "max_context_len": max_context_len}
+        facts = {"url": url, "max_context_len": max_context_len, "has_chat": has_chat}
         click.echo(json.dumps(facts) if as_json else line)
 
     settings = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").serve

@@ -7,7 +7,7 @@ work that is short whatever the text says is done on the event loop:
     a turn       without a marker of a call: up to 2,048 tokens and 16,384 characters
                  with one: the same before it, and up to 320 characters from there on; an added token
                  counts as 12 at most
-    messages     up to 16,384 characters
+    messages     up to 16,384 characters, the tools of a first prompt included; a message counts as 32 more
 
 Everything else goes to a worker, which the kernel ends at a limit of CPU time. A turn that cannot be parsed
 within it is malformed text of the model, which is scored.
@@ -40,6 +40,7 @@ from agentrl.types import Message, Observation, Restart
 T = TypeVar("T")
 
 _PLAIN_TOKENS, _PLAIN_CHARS, _PLAIN_PROMPT = 2_048, 16_384, 32_768
+_MESSAGE_CHARS = 32
 _CALL_CHARS = 320
 _MARKER_CHARS = 12
 _PROCESSES = 4
@@ -134,7 +135,7 @@ class BoundedRenderer:
         Raises:
             RenderingError: the chat template refuses the messages, or takes longer than 30 s of CPU time.
         """
-        if _num_characters(messages) <= _PLAIN_CHARS:
+        if _num_characters(messages) + _num_of_tools(tools) <= _PLAIN_CHARS:
             return self._renderer.render(messages, tools)
         tokens = await self._result(partial(_render, messages, tools), _RENDER_CPU_S)
         if isinstance(tokens, Death):
@@ -267,11 +268,16 @@ class _Measure:
 
 def _num_characters(messages: Observation) -> int:
     return sum(
-        len(message.text)
+        _MESSAGE_CHARS
+        + len(message.text)
         + len(message.reasoning or "")
         + sum(len(call.raw) or len(str(call.arguments)) for call in message.tool_calls)
         for message in messages
     )
+
+
+def _num_of_tools(tools: Sequence[ToolSchema]) -> int:
+    return sum(len(tool.name) + len(tool.description) + len(str(tool.parameters)) for tool in tools)
 
 
 def _limit(num_tokens: int) -> float:

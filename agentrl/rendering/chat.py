@@ -144,7 +144,8 @@ class FamilyRenderer(TokenRenderer):
         offered = _tools(self.escaped_tools(tools))
         try:
             return self._family.render_ids(chat, tools=offered, add_generation_prompt=True)
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            # Schemas of tools come from servers and clients; the library trusts that each is well-formed.
             raise RenderingError(f"the chat format `{self._name}` refuses the messages: {error}") from error
 
     def extend(

@@ -1,4 +1,4 @@
-"""The embedded engine behind SGLang's endpoints, as an ASGI application.
+"""The embedded engine behind SGLang's endpoints, and OpenAI's for chat, as an ASGI application.
 
 A request waits for its completion. It ends early where its client disconnects, where /abort_request names
 it, or where the engine closes. The routing key of sglang-router identifies a session: sequential requests
@@ -17,35 +17,33 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.sink import update_from_disk
-from agentrl.engine.embedded.slots import no_tokens
 from agentrl.engine.served import replies, requests
-from agentrl.engine.served.pending import Client, Pending
+from agentrl.engine.served.chat import ChatCompletions
+from agentrl.engine.served.completions import Completions
+from agentrl.engine.served.failures import HANDLERS
+from agentrl.engine.served.pending import Client
 from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import (
     CompletionBatch,
     CompletionRequest,
     Limits,
-    RefusedError,
     TextCodec,
 )
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
-from agentrl.protocols import Sampling
-from agentrl.serving import BodyReader, Endpoint, RequestChecks, cancel, json_list, unless_disconnected
-from agentrl.types import JSON, Finish
+from agentrl.protocols import EpisodeRenderer, Sampling
+from agentrl.serving import BodyReader, Endpoint, RequestChecks, json_list, unless_disconnected
+from agentrl.tools import release_shared
+from agentrl.types import JSON
 
 _MAX_BODY_BYTES = 1 << 20
 _BODY_BYTES_OF_TOKEN = 32
 _HEALTH_TIMEOUT_S = 20.0
-_STREAM_EVERY_S = 0.02
-# A stream may use a fifth of the event loop's time.
-_STREAM_PAUSE = 4
 _CLIENT_IS_GONE = 499
 
 
@@ -53,6 +51,7 @@ class EngineApp:
     """The ASGI application is `app`; when it ends, it closes the engine.
 
     codec: the tokenizer. name: of the model; the path of the weights until they are updated.
+    renderer: of the model's chat template; None = it has none, and chat requests are refused.
     checks: of every request; without a control key in them, control requests are refused.
     max_body_bytes: of a request; the response to a longer one is 413. None = 1 MiB, and 32 bytes for each
         token of the longest request.
@@ -64,6 +63,7 @@ class EngineApp:
         codec: TextCodec,
         *,
         name: str,
+        renderer: EpisodeRenderer | None = None,
         checks: RequestChecks | None = None,
         max_body_bytes: int | None = None,
     ) -> None:
@@ -76,13 +76,20 @@ class EngineApp:
         default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
         self._bodies = BodyReader(default_bytes if max_body_bytes is None else max_body_bytes)
         self._probe: asyncio.Task[str | None] | None = None
-        self._pending = Pending()
+        self._completions = Completions(engine)
+        self._chat = ChatCompletions(
+            self._completions, renderer, codec, name=name, limits=self._limits, bodies=self._bodies
+        )
         self._updating = asyncio.Lock()
         self._paused = self._drained = False
-        self.app = Starlette(routes=self._routes(), exception_handlers=_HANDLERS, lifespan=self._lifespan)
+        self.app = Starlette(routes=self._routes(), exception_handlers=HANDLERS, lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
-        post: dict[str, Endpoint] = {"/generate": self._generate, "/abort_request": self._abort}
+        post: dict[str, Endpoint] = {
+            "/generate": self._generate,
+            "/v1/chat/completions": self._chat.reply,
+            "/abort_request": self._abort,
+        }
         control: dict[str, Endpoint] = {
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
@@ -119,15 +126,16 @@ class EngineApp:
             yield
         finally:
             await self._engine.close()
+            await release_shared()
 
     async def _generate(self, request: Request) -> Response:
         batch = await requests.read_generate(await self._bodies.read(request), self._codec, self._limits)
         client = Client.of(request)
-        self._pending.check(client, batch.requests)
+        self._completions.pending.check(client, batch.requests)
         if batch.stream:
             events = self._events(request, batch, client)
             return StreamingResponse(events, media_type="text/event-stream")
-        completed = await unless_disconnected(request, self._complete_all(batch, client))
+        completed = await unless_disconnected(request, self._completions.all(batch.requests, client))
         if completed is None:
             return Response(status_code=_CLIENT_IS_GONE)
         answers, seconds = completed
@@ -138,89 +146,19 @@ class EngineApp:
             return JSONResponse(next(bodies))
         return Response(await json_list(bodies), media_type="application/json")
 
-    async def _complete_all(self, batch: CompletionBatch, client: Client) -> tuple[list[Answer], float]:
-        started = time.perf_counter()
-        tasks = [asyncio.create_task(self._complete(item, client)) for item in batch.requests]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            await cancel(tasks)
-        return answers, time.perf_counter() - started
-
-    async def _complete(self, item: CompletionRequest, client: Client) -> Answer:
-        """Run one request in the session of its key and salt, or, where that is busy, in a new session."""
-        # JSON keeps the two apart, whatever characters they have.
-        own = f"key {json.dumps([client.key, item.salt])}"
-        keyed = client.key is not None and own not in self._pending.sessions.values()
-        session = own if keyed else uuid.uuid4().hex
-        try:
-            with self._pending.entered(client, item.rid, session):
-                return await self._answered(item, session, client.names)
-        finally:
-            if not keyed:
-                await self._engine.close_session(session)
-
-    async def _answered(self, item: CompletionRequest, session: str, names: tuple[str, str]) -> Answer:
-        """The logprobs of the prompt, where they are asked for, then the completion, from the same cache."""
-        scores, prompt = None, item.prompt_ids
-        if item.score_from is not None:
-            scores = await self._engine.score(prompt, item.score_from, session=session, client=names)
-            if scores is None:
-                return Answer(no_tokens())
-        if not item.sampling.max_new_tokens:
-            return Answer(no_tokens(Finish.LENGTH), scores)
-        completion = await self._engine.generate(prompt, item.sampling, session=session, client=names)
-        return Answer(completion, scores)
-
     async def _events(self, request: Request, batch: CompletionBatch, client: Client) -> AsyncIterator[str]:
         """Server-sent events: partial replies at intervals, the final reply of each request, `[DONE]`."""
         started = time.perf_counter()
-        tasks = {
-            asyncio.create_task(self._complete(item, client)): n for n, item in enumerate(batch.requests)
-        }
-        running, sent = set(tasks), [0] * len(batch.requests)
-        pause_s = _STREAM_EVERY_S
-        try:
-            while running and not await request.is_disconnected():
-                done, running = await asyncio.wait(running, timeout=pause_s, return_when="FIRST_COMPLETED")
-                seconds, used_s = time.perf_counter() - started, 0.0
-                numbers = sorted(tasks[task] for task in running)
-                async for event, event_s in self._partial_events(batch, numbers, sent, seconds):
-                    used_s += event_s
-                    yield event
-                pause_s = max(_STREAM_EVERY_S, _STREAM_PAUSE * used_s)
-                for task in done:
-                    number = tasks[task]
-                    yield _event(
-                        await self._final_reply(task, batch.requests[number], seconds), batch, number
-                    )
-            yield "data: [DONE]\n\n"
-        finally:
-            await cancel(list(tasks))
 
-    async def _partial_events(
-        self, batch: CompletionBatch, numbers: list[int], sent: list[int], seconds: float
-    ) -> AsyncIterator[tuple[str, float]]:
-        """Replies of the completions that have more tokens than were sent, and the time of each (seconds).
+        async def event(number: int, answer: Answer | EngineError, ended: bool) -> str:
+            if isinstance(answer, EngineError):
+                return _event(replies.refusal(str(answer)), batch, number)
+            seconds = time.perf_counter() - started
+            return _event(self._reply(batch.requests[number], answer, seconds, ended=ended), batch, number)
 
-        Updates `sent`; between two replies the event loop runs.
-        """
-        for number in numbers:
-            began, item = time.perf_counter(), batch.requests[number]
-            completion = self._engine.partial_completion(self._pending.sessions.get(item.rid, ""))
-            if completion is not None and len(completion.token_ids) > sent[number]:
-                sent[number] = len(completion.token_ids)
-                event = _event(self._reply(item, Answer(completion), seconds, ended=False), batch, number)
-                yield event, time.perf_counter() - began
-                await asyncio.sleep(0)
-
-    async def _final_reply(
-        self, task: asyncio.Task[Answer], item: CompletionRequest, seconds: float
-    ) -> dict[str, JSON]:
-        try:
-            return self._reply(item, await task, seconds)
-        except EngineError as error:
-            return replies.refusal(str(error))
+        async for text in self._completions.events(request, batch.requests, client, event):
+            yield text
+        yield "data: [DONE]\n\n"
 
     def _reply(
         self, item: CompletionRequest, answer: Answer, seconds: float, *, ended: bool = True
@@ -236,8 +174,8 @@ class EngineApp:
             await self._engine.abort()
         elif abort.rid:
             is_meant = abort.begins if self._checks.has_key(request) else abort.names
-            sessions = [session for rid, session in self._pending.sessions.items() if is_meant(rid)]
-            for session in sessions:
+            pending = self._completions.pending.sessions.items()
+            for session in [session for rid, session in pending if is_meant(rid)]:
                 await self._engine.close_session(session)
         return Response()
 
@@ -379,19 +317,3 @@ class EngineApp:
 def _event(reply: dict[str, JSON], batch: CompletionBatch, number: int) -> str:
     event = reply if batch.single else {**reply, "index": number}
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    del request
-    # An error with a cause is a failure of the engine; without one, the request was invalid.
-    failed = error.__cause__ is not None
-    return JSONResponse(replies.refusal(str(error)), 500 if failed else 400)
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, HTTPException), "registered for HTTPException only"
-    return JSONResponse(replies.refusal(error.detail), error.status_code)
-
-
-_HANDLERS = {HTTPException: _http, RefusedError: _refused, EngineError: _refused}

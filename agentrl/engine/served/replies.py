@@ -7,6 +7,8 @@ from typing import NamedTuple
 from agentrl.engine.served.requests import CompletionRequest, TextCodec
 from agentrl.types import JSON, KEPT_IDS, Completion, Finish, FloatArray
 
+_ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
 
 class Answer(NamedTuple):
     """What the engine has for a request. scores: logprobs of the prompt's tokens after `score_from`."""
@@ -63,6 +65,12 @@ def _input_logprobs(request: CompletionRequest, answer: Answer) -> list[JSON]:
 def refusal(sentence: str) -> dict[str, JSON]:
     """The reply to a refused request."""
     return {"error": {"message": sentence}}
+
+
+def openai_error(sentence: str, status: int, code: str | None = None) -> dict[str, JSON]:
+    """The reply to a refused or failed request, in OpenAI's form."""
+    kind = _ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": sentence, "type": kind, "code": code}}
 
 
 def _finish(request: CompletionRequest, completion: Completion) -> JSON:

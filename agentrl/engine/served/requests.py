@@ -22,9 +22,9 @@ MAX_STOP_CHARS = 256
 MAX_RID_CHARS = 256
 MAX_KEY_CHARS = 256
 MAX_TEMPERATURE = 1000.0
-_GREEDY_BELOW = 1e-6
+GREEDY_BELOW = 1e-6
 _ALL_TOKENS = 1 << 30
-_SEEDS = 2**63
+SEEDS = 2**63
 _ENCODED_INLINE_CHARS = 4096
 _UNION_MEMBER = re.compile(r"_.*|list\[.*|(constrained-)?(str|int|bool)")
 
@@ -59,7 +59,11 @@ _REMEDIES = {
 
 
 class RefusedError(Exception):
-    """An invalid or unsupported request; the message is for the client."""
+    """An invalid or unsupported request; the message is for the client. code: in OpenAI's words, if any."""
+
+    def __init__(self, sentence: str, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class TextCodec(NamedTuple):
@@ -344,11 +348,11 @@ def _sampling(rule: _Rules, copy: int, limits: Limits) -> Sampling:
     top_k = rule.top_k or 0
     return Sampling(
         max_new_tokens=128 if rule.max_new_tokens is None else rule.max_new_tokens,
-        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=1.0 if rule.top_p is None else rule.top_p,
         top_k=0 if top_k < 0 or top_k >= _ALL_TOKENS else top_k,
         stop=stops,
         stop_token_ids=stop_ids,
         # The copies of one prompt are different completions.
-        seed=None if rule.sampling_seed is None else (rule.sampling_seed + copy) % _SEEDS,
+        seed=None if rule.sampling_seed is None else (rule.sampling_seed + copy) % SEEDS,
     )

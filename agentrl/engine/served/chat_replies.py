@@ -1,0 +1,140 @@
+"""Replies of /v1/chat/completions, in OpenAI's protocol: whole ones, and the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agentrl.types import JSON, Completion, Finish, ToolCall
+
+Body = dict[str, JSON]
+
+# Templates of Mistral refuse ids of another form.
+_ID_CHARS = 9
+# Half of a character that takes several tokens is decoded as this.
+_HALF = "\ufffd"
+_CALL_BEGINS = re.compile(r"[<\[{]")
+_LONGEST_TAG = 32
+
+
+class Turn(NamedTuple):
+    """What the model wrote, parsed. is_open: the rest of it may still turn the content into reasoning."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    is_open: bool
+
+
+class Head(NamedTuple):
+    """The fields that the parts of a reply share. created: in seconds since 1970."""
+
+    id: str
+    model: str
+    created: int
+
+    def body(self, kind: str, choices: Sequence[JSON]) -> Body:
+        """A reply, or a chunk of one."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": list(choices),
+        }
+
+
+def message_of(turn: Turn) -> Body:
+    """The message of a choice."""
+    message: Body = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [_call(call) for call in turn.calls]
+    return message
+
+
+def finish_of(turn: Turn, completion: Completion) -> str:
+    """The `finish_reason`."""
+    if completion.finish is Finish.LENGTH:
+        return "length"
+    return "tool_calls" if turn.calls else "stop"
+
+
+def usage_of(num_prompt_tokens: int, completions: Sequence[Completion]) -> Body:
+    """The usage of all choices, whose prompt counts once."""
+    num_sampled = sum(len(completion.token_ids) for completion in completions)
+    cached = max((completion.cached_tokens for completion in completions), default=0)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt_tokens + num_sampled,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def choice(index: int, turn: Turn, completion: Completion, logprobs: JSON) -> Body:
+    """A choice of a whole reply."""
+    return {
+        "index": index,
+        "message": message_of(turn),
+        "logprobs": logprobs,
+        "finish_reason": finish_of(turn, completion),
+    }
+
+
+def token_logprob(text: str, logprob: float) -> JSON:
+    """The logprob of a sampled token. Half a character has no bytes of its own."""
+    whole: list[JSON] | None = None if _HALF in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []}
+
+
+def _call(call: ToolCall) -> Body:
+    function: JSON = {
+        "name": call.name,
+        "arguments": json.dumps(dict(call.arguments or {}), ensure_ascii=False),
+    }
+    # Results name the calls of a whole conversation by these ids; a renderer numbers those of one turn.
+    return {"id": uuid.uuid4().hex[:_ID_CHARS], "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class Deltas:
+    """The parts of one choice: each is what the turn has more than was sent, as far as that is certain.
+
+    calls_tools: the model may call tools; from where a call may begin, text is held until the turn ends.
+    stop: strings that end the content; their beginning is held, too.
+    """
+
+    calls_tools: bool
+    stop: Sequence[str] = ()
+    _content: str = field(default="", init=False)
+    _reasoning: str = field(default="", init=False)
+
+    def next(self, turn: Turn, *, ended: bool) -> Iterator[Body]:
+        """What has been added. Where a turn took sent content back, its own follows as a whole."""
+        reasoning = turn.reasoning if ended else self._certain(turn.reasoning)
+        if reasoning != self._reasoning and reasoning.startswith(self._reasoning):
+            yield {"reasoning_content": reasoning[len(self._reasoning) :]}
+            self._reasoning = reasoning
+        content = turn.content if ended else self._certain(turn.content)
+        if not ended and (turn.is_open or turn.calls or not content.startswith(self._content)):
+            return
+        added = content[len(self._content) :] if content.startswith(self._content) else content
+        if added:
+            yield {"content": added}
+            self._content = content
+        if ended and turn.calls:
+            yield {"tool_calls": [{"index": index, **_call(call)} for index, call in enumerate(turn.calls)]}
+
+    def _certain(self, text: str) -> str:
+        """The beginning of a text that no further token changes."""
+        text = text.rstrip(_HALF)
+        begins = _CALL_BEGINS.search(text) if self.calls_tools else None
+        tag = begins.start() if begins else text.rfind("<", max(len(text) - _LONGEST_TAG, 0))
+        held = max(map(len, self.stop), default=1) - 1
+        return text[: max(min(tag if tag >= 0 else len(text), len(text) - held), 0)]
