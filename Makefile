@@ -1,6 +1,7 @@
 # Every target makes the virtual environment it needs; nothing has to be installed by hand.
 #
 #   PYTHON    the interpreter that .venv is made from (3.11 or newer)
+#   CPU       1 = torch for CPUs, where the default is a build of 3 GB for GPUs (Linux); uv chooses it
 #   PIP_ARGS  more arguments for pip, e.g. another package index (tests that install something use them, too)
 #   JOBS      how many tests of the quick tier run at once (2)
 #   ARGS      more arguments for the command that a target runs, e.g. make test ARGS="-k engine"
@@ -14,8 +15,16 @@ PIP_FLAGS := --quiet --no-compile
 # Where a machine forbids to write it, each of the many processes would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
+CPU ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
+ifeq ($(CPU),)
+INSTALL := $(BIN)/python -m pip install $(PIP_FLAGS)
+else
+INSTALL := $(BIN)/uv pip install --python $(BIN)/python --quiet --torch-backend cpu
+INSTALLER := $(BIN)/uv
+endif
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
@@ -120,14 +129,17 @@ $(VENV)/pyvenv.cfg:
 	    "agentrl needs Python 3.11 or newer; name one with `make PYTHON=python3.12 ...`.")'
 	$(PYTHON) -m venv $(VENV)
 
+$(BIN)/uv: | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install $(PIP_FLAGS) uv $(PIP_ARGS)
+
 # A stamp is older than what it was made from exactly when pip has to run again.
-$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[train]" -c constraints.txt $(PIP_ARGS)
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLER)
+	$(INSTALL) -e ".[train]" -c constraints.txt $(PIP_ARGS)
 	touch $@
 
-$(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt $(PIP_ARGS)
-	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps agentdojo==0.1.35 trl==1.16.0 $(PIP_ARGS)
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLER)
+	$(INSTALL) -e ".[dev]" -c constraints.txt $(PIP_ARGS)
+	$(INSTALL) --no-deps agentdojo==0.1.35 trl==1.16.0 $(PIP_ARGS)
 	touch $(INSTALLED) $@
 
 # Without their dependencies: SGLang asks for CUDA. Some pins contradict what others ask for; see the file.

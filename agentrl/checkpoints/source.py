@@ -104,10 +104,7 @@ def _remedy(directory: Path) -> str:
         return f"it is a run, whose model is {directory / 'checkpoint'}"
     if not directory.parent.exists() and _HUB_ID.fullmatch(str(directory)):
         folder = Path("models") / directory.name
-        return (
-            "name a folder. To get a model of that name from the Hub: "
-            f"`hf download {directory} --local-dir {folder}`, then name {folder}"
-        )
+        return f"name a folder: download {directory} from the Hub into {folder}, and name that"
     return "name a Hugging Face model directory"
 
 

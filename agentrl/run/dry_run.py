@@ -44,7 +44,7 @@ from agentrl.graders.registry import CALL_SERVERS
 from agentrl.interrupts import run_until_signal
 from agentrl.protocols import Renderer
 from agentrl.run import UNSERVED
-from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of
+from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of, shortage_of
 from agentrl.run.dry_run_missing import missing_of
 from agentrl.run.folder import RunFolder
 from agentrl.run.model_config import shape_facts
@@ -96,6 +96,8 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
         config = with_devices(config, ON_GPUS if is_for_gpus(config) else {})
         folder.check_free(config)
     check_machines(config, os.environ)
+    if absent := tuple(missing_of(config)):
+        raise MissingPartsError(DryRun(_known_facts(config, folder), absent, tuple(_notes(config))))
     return run_until_signal(_validated(config, folder))
 
 
@@ -109,11 +111,12 @@ class MissingPartsError(UserError):
         self.report = report
 
 
+def _notes(config: RunConfig) -> list[str]:
+    return [*config.warnings, *listed_inactive(config)]
+
+
 async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
-    notes = [*config.warnings, *listed_inactive(config)]
-    addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
-    if absent := tuple(missing_of(config)):
-        raise MissingPartsError(DryRun(_known_facts(config, folder), absent, tuple(notes)))
+    notes, addresses = _notes(config), dict.fromkeys(config.engine.sglang_models, UNSERVED)
     make_env = run_env_factory(config, addresses)
     check_opponents(env := make_env(), config.env.opponents)
     dialect = dialect_of(env, config.rendering)
@@ -154,7 +157,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "disk": _disk_facts(config, folder, source.config, memory),
     }
     missing = [*servers.missing, *_missing_gpus(config, servers)]
-    if (shortage := _shortage(config, sections["disk"])) is not None:
+    if (shortage := shortage_of(config, sections["disk"])) is not None:
         if not missing:
             raise ConfigError(shortage)
         # The run is for another machine.
@@ -383,17 +386,3 @@ def _disk_facts(
         "needed_bytes": needed,
         "free_bytes": free,
     }
-
-
-def _shortage(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
-    """A sentence where the checkpoints and models do not fit on the disk; None where they do."""
-    needed, free = disk["needed_bytes"], disk["free_bytes"]
-    assert isinstance(needed, int), "a number of bytes"
-    assert isinstance(free, int), "a number of bytes"
-    if needed <= free:
-        return None
-    return (
-        f"output_dir = {config.run.output_dir!r}: {disk['checkpoints']} checkpoints and the models take "
-        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or choose "
-        "another --output-dir."
-    )

@@ -1,4 +1,4 @@
-"""The memory that a run would take, in its dry run: by process, and whether it fits."""
+"""The memory and the disk that a run would take, in its dry run: by process, and whether it fits."""
 
 from __future__ import annotations
 
@@ -95,3 +95,17 @@ def parts_of(memory: Memory) -> dict[str, JSON]:
 def is_elsewhere(config: RunConfig) -> bool:
     """Whether trainer and servers are on machines of a cluster that runs already, which are not asked."""
     return config.cluster.cluster == "ray" and cluster_address(config.cluster, os.environ) is not None
+
+
+def shortage_of(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
+    """A sentence where the checkpoints and models do not fit on the disk; None where they do."""
+    needed, free = disk["needed_bytes"], disk["free_bytes"]
+    assert isinstance(needed, int), "a number of bytes"
+    assert isinstance(free, int), "a number of bytes"
+    if needed <= free:
+        return None
+    return (
+        f"output_dir = {config.run.output_dir!r}: {disk['checkpoints']} checkpoints and the models take "
+        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or choose "
+        "another --output-dir."
+    )
