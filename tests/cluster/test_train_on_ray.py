@@ -81,7 +81,10 @@ def test_a_run_with_players_on_ray_is_the_run_that_its_driver_plays(tmp_path):
     machines = [title for title in titles.values() if re.search(r"\(process \d+ on 127\.0\.0\.1\)$", title)]
     assert [title.partition(" (")[0] for title in machines] == ["player 0", "player 1", "rank 0"]
     lanes = {(titles[e["pid"]].partition(" (")[0], e["name"]) for e in events if e["ph"] == "X"}
-    assert {("player 0", "group"), ("player 1", "act"), ("rank 0", "update"), ("the run", "train")} <= lanes
+    assert {("rank 0", "update"), ("the run", "train")} <= lanes
+    # One of them may have played all before the other was up.
+    played = {what for who, what in lanes if who in ("player 0", "player 1")}
+    assert {"group", "act"} <= played
     assert ("the run", "group") not in lanes
     assert reconcile(shared.folder).problems == ()
 
