@@ -50,8 +50,7 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
         click.echo(json.dumps(report.to_json()))
     else:
         with console.status("") as status:
-            show = status.update if console.is_terminal else console.print
-            report = check(progress=lambda what: show(f"checking: {what}"))
+            report = check(progress=lambda what: status.update(f"checking: {what}"))
         _show(report, Console())
     if not report.ok:
         sys.exit(FAILED)

@@ -68,7 +68,7 @@ def test_every_public_name_is_described_as_python_documents_it(texts, page):
 
 
 def test_every_table_of_a_page_leads_to_its_sections(texts):
-    for text in texts.values():
+    for text in (text for name, text in texts.items() if name != reference.SETTINGS):
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         listed = re.findall(r"^\| \[`(.*?)`\]", text, re.MULTILINE)
         if "# API reference" not in text:

@@ -201,7 +201,7 @@ def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1000))
     with pytest.raises(
-        UserError, match=r"3 checkpoints and the models take .* 0.0 GiB are free; lower save_total"
+        UserError, match=r"4 checkpoints and the models take .* 0.0 GiB are free; lower save_total"
     ):
         dry_run(None, BANDIT)
 
