@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Mapping
 
@@ -27,7 +28,8 @@ async def save_models(
     shutil.rmtree(folder.best, ignore_errors=True)
     if not scores or max(scores.values()) <= (last := scores[max(scores)]):
         return
-    checkpoint = records.checkpoints.best_of(scores)
+    # It reads every byte of the checkpoint.
+    checkpoint = await asyncio.to_thread(records.checkpoints.best_of, scores)
     if checkpoint is None or checkpoint.state.step >= max(scores):
         return
     if config.trainer.offloads_train:
