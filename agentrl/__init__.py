@@ -146,11 +146,11 @@ def train(
         KeyboardInterrupt: it was interrupted.
     """
     from agentrl.assembly.arguments import plain_settings, run_path
-    from agentrl.assembly.load import load_run
+    from agentrl.assembly.needed import checked_run
 
     path, plain = run_path(run, "train"), plain_settings(settings)
-    # An invalid setting is reported at once, not after the seconds that importing torch takes.
-    load_run(path, plain)
+    # What is wrong or missing is reported at once, not after the seconds that importing torch takes.
+    checked_run(path, plain, resume=resume)
     require("training", *TRAINING)
     from agentrl.run import train as trained
 
@@ -197,10 +197,10 @@ def sft(
     """
     from agentrl.assembly.arguments import plain_settings, run_path
     from agentrl.assembly.config import SftConfig
-    from agentrl.assembly.load import load_run
+    from agentrl.assembly.needed import checked_run
 
     path, plain = run_path(run, "sft"), plain_settings(settings)
-    load_run(path, plain, SftConfig)
+    checked_run(path, plain, SftConfig, resume=resume)
     require("fine-tuning", *TRAINING)
     from agentrl.run.sft import sft as fine_tuned
 

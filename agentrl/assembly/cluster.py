@@ -36,8 +36,6 @@ POLICY = "policy"
 EVALUATIONS = "evaluations"
 """Fleets of servers: of the policy, and of an engine of evaluations alone."""
 _MODELS = "sglang_models."
-_PLAYERS_PER_CORE = 8
-"""Processes that play on this machine, at most (count)."""
 T = TypeVar("T")
 Needs: TypeAlias = dict[str, list[ServerNeeds]]
 """What the servers of each fleet take, by its name."""
@@ -168,16 +166,11 @@ def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
 
     Raises:
         MissingExtraError: cluster = ray, and it is not installed.
-        ConfigError: several machines without Ray; this process is one of many that a launcher started; a
-            variable of ray_env_vars is not set; or there are too few cores for the players.
+        ConfigError: several machines without Ray; this process is one of many that a launcher started; or a
+            variable of ray_env_vars is not set.
     """
     if config.cluster.cluster == "ray":
         passed_variables(config.cluster, environment)
-    elif config.num_players > (most := _PLAYERS_PER_CORE * (os.cpu_count() or 1)):
-        raise ConfigError(
-            f"num_rollout_workers = {config.num_players} starts as many processes, and this machine has "
-            f"{os.cpu_count()} cores; set at most {most}."
-        )
     if config.trainer.trainer != "megatron" or not num_ranks(config):
         return
     if config.cluster.cluster == "local" and (nodes := config.megatron.actor_num_nodes) > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import TracebackType
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from agentrl.checkpoints.folders import check_has_config, model_remedy
 from agentrl.checkpoints.tensors import config_errors
 from agentrl.errors import ModelLoadError
 from agentrl.files import check_fetched
@@ -42,7 +42,6 @@ class ModelSource:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
     *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
@@ -65,8 +64,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
     Raises:
         ModelLoadError: it holds none, or an invalid one.
     """
-    if not (directory / "config.json").is_file():
-        raise ModelLoadError(f"{directory} holds no config.json; {_remedy(directory)}.")
+    check_has_config(directory)
     check_fetched([directory / "config.json"], ModelLoadError)
     try:
         with config_errors(directory), quiet_transformers():
@@ -87,7 +85,7 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     """
     # transformers would look for a model of that name on the network.
     if not Path(directory).is_dir():
-        raise ModelLoadError(f"there is no folder {directory}; {_remedy(Path(directory))}.")
+        raise ModelLoadError(f"there is no folder {directory}; {model_remedy(Path(directory))}.")
     check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
     with _Broken(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -96,16 +94,6 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
         raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json into it.")
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded
-
-
-def _remedy(directory: Path) -> str:
-    """What to name where a folder holds no model."""
-    if (directory / "checkpoint" / "config.json").is_file():
-        return f"it is a run, whose model is {directory / 'checkpoint'}"
-    if not directory.parent.exists() and _HUB_ID.fullmatch(str(directory)):
-        folder = Path("models") / directory.name
-        return f"name a folder: download {directory} from the Hub into {folder}, and name that"
-    return "name a Hugging Face model directory"
 
 
 class _Broken:

@@ -58,12 +58,12 @@ def train_command(
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
     settings = flag_values(flags, RunConfig)
-    # An invalid setting is reported at once, not after the seconds that importing torch takes.
-    load_run(run, settings)
-    require("training", *TRAINING)
     if as_json and not dry_run:
         raise ConfigError("--json prints the report of --dry-run; add --dry-run, or leave --json out.")
     if dry_run:
+        # An invalid setting is reported at once, not after the seconds that importing torch takes.
+        load_run(run, settings)
+        require("a dry run", *TRAINING)
         show_dry_run(run, settings, resume=resume, as_json=as_json)
         return
     result = agentrl.train(run, resume=resume, quiet=quiet, **settings)

@@ -15,15 +15,12 @@ from typing import TypeVar
 from agentrl.activity import READS
 from agentrl.assembly.cluster import check_machines, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.load import load_run, read_run
+from agentrl.assembly.load import read_run
+from agentrl.assembly.needed import checked_run
 from agentrl.assembly.places import with_devices
-from agentrl.assembly.trust import check_trusted
-from agentrl.checkpoints.source import open_config
 from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.envs.registry import find
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
-from agentrl.extras import require, require_extras
 from agentrl.files import disk_errors
 from agentrl.observe.history import (
     Ending,
@@ -75,14 +72,6 @@ MAY_CHANGE = frozenset(
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
 
-_NOTHING_TRAINED = (
-    "nothing says what to train on; name a run file (`agentrl train examples/hop_search/run.toml`), or an "
-    "environment (`agentrl train --env HopSearch-v0 --warm-start-steps 250`)."
-)
-_NOTHING_RESUMED = (
-    "nothing says which run to resume; name its folder (`agentrl train runs/NAME --resume`). `agentrl runs "
-    "list` lists them."
-)
 T = TypeVar("T")
 
 
@@ -122,21 +111,15 @@ def start_of(
         run: a run file, or the folder of a run, which is resumed.
 
     Raises:
-        ConfigError: neither a run nor a setting is given; a setting is wrong, or must not change when a run
-            resumes; a folder holds no run, or
-            one of another command; or see `check_machines` and `check_trusted`.
-        MissingExtraError: the settings need a package that is not installed.
+        ConfigError: a setting must not change when a run resumes; a folder holds no run, or one of another
+            command; or see `checked_run` and `check_machines`.
+        MissingExtraError, ModelLoadError, UnknownEnvError: see `checked_run`.
         RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
-    if run is None and not settings and kind is RunConfig:
-        raise ConfigError(_NOTHING_RESUMED if resume else _NOTHING_TRAINED)
     is_folder = run is not None and Path(run).is_dir()
-    if run is not None and is_folder:
-        check_trusted(Path(run))
-    config = load_run(run, settings, kind)
+    config = checked_run(run, settings, kind, resume=resume)
     check_machines(config, os.environ)
-    _check_installed(config)
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     check_unlocked(folder.path)
     if is_folder or (resume and folder.holds_run):
@@ -154,18 +137,6 @@ def start_of(
     folder.check_free(config)
     devices = ON_GPUS if ranks_have_gpus(config) else {}
     return RunStart(with_devices(config, devices), folder, False, {})
-
-
-def _check_installed(config: RunConfig) -> None:
-    """Raise a MissingExtraError, or a ModelLoadError, for what would end the run later."""
-    if config.observe.use_wandb:
-        require("use_wandb", "wandb")
-    if config.observe.use_prometheus:
-        require("use_prometheus", "prometheus_client")
-    directory, env = config.model.hf_checkpoint, config.env.env
-    if directory is not None and not (Path(directory) / "config.json").is_file():
-        open_config(Path(directory))
-    require_extras(f"`{env}`", *find(env).env_class.needs)
 
 
 def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunStart], T]) -> T:
