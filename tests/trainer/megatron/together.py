@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable
@@ -59,5 +60,9 @@ def _as_rank(work, layout, rank, meeting, args):
     from agentrl.trainer.megatron.parallel import joined
 
     store = FileStore(meeting, layout.world_size)
-    with joined(layout, rank, store=store, local_rank=rank, timeout_s=60):
-        return work(layout, rank, *args)
+    try:
+        with joined(layout, rank, store=store, local_rank=rank, timeout_s=60):
+            return work(layout, rank, *args)
+    finally:
+        # What a test built refers to its groups, whose threads wake up a hundred times a second each.
+        gc.collect()
