@@ -118,9 +118,9 @@ class SftSection(Section):
     """Supervised fine-tuning (`agentrl sft`): on conversations, or on episodes that a run has played."""
 
     sft_data: PathList = None
-    """What is imitated: files of conversations (.jsonl, .json, .parquet, .arrow, or a folder), folders of
-    runs or files of their journals (.jsonl.gz); `path@[0:100]` = some of a path; several as a list (as a
-    flag: JSON)."""
+    """What is imitated: files of conversations in the formats of prompt_data, or a folder of them; folders of
+    runs, or files of their journals (step_000012.jsonl.gz); `path@[0:100]` = some of a path; several as a
+    list (as a flag: JSON)."""
     messages_key: str = "messages"
     """Column of the messages, in the form of OpenAI's API; the assistant's are trained, except those with
     weight = 0 or step_loss_mask = 0."""

@@ -124,9 +124,9 @@ class DataChoice(ColumnChoice):
     """Files of prompts, and the columns of their rows."""
 
     prompt_data: Paths = None
-    """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
-    folder of a dataset, `path@[0:100]` = some of its rows; several as a list, or as a table of path and
-    weight (as a flag: JSON)."""
+    """Prompts to play in place of the environment's own: a .jsonl, .json, .csv, .tsv (or one of these under
+    gzip, .jsonl.gz), .parquet or .arrow file or the folder of a dataset, `path@[0:100]` = some of its rows;
+    several as a list, or as a table of path and weight (as a flag: JSON)."""
 
 
 class EvalData(ColumnChoice):

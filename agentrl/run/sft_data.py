@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from agentrl.types import Ending, Message, RolloutId, Sample
 
 FAILED, TRUNCATED, UNSCORED, NO_TOKENS = "failed", "truncated", "not scored", "played without tokens"
 READS_DIFFERENTLY = "read back differently in this format"
+_JOURNALS = re.compile(r"(step|eval)_")
 Unit = tuple[Sample, ...]
 """The Samples of one conversation, or of one agent's part of an episode."""
 
@@ -224,8 +226,9 @@ def _texts(message: Message) -> Iterator[str]:
 
 def is_journal(path: str) -> bool:
     """Whether a path of sft_data names episodes: the folder of a run, or a file of its journal."""
-    name = SlicedPath.of(path).path
-    return name.endswith(SUFFIX) or (Path(name) / JOURNAL).is_dir()
+    target = Path(SlicedPath.of(path).path)
+    is_file = target.name.endswith(SUFFIX) and _JOURNALS.match(target.name) is not None
+    return is_file or target.parent.name == JOURNAL or (target / JOURNAL).is_dir()
 
 
 def check_keys(config: SftConfig, paths: Sequence[str]) -> None:

@@ -85,7 +85,7 @@ def test_a_slice_goes_over_all_files_of_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("names", "split", "message"),
     [
-        ([], "train", "holds no .jsonl, .ndjson, .json, .parquet, .arrow file"),
+        ([], "train", "holds no .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow file"),
         (
             ["train-1.jsonl", "test-1.jsonl"],
             "tset",

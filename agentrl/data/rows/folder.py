@@ -7,13 +7,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.data.rows.packed import PACKED
 from agentrl.errors import DataError, did_you_mean
 from agentrl.files import check_fetched
 from agentrl.types import JSON
 
-LINES, LISTS, PARQUET, ARROW = "lines", "lists", "parquet", "arrow"
-KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LISTS, ".parquet": PARQUET, ".arrow": ARROW}
-"""Kinds of files by their suffix."""
+LINES, LISTS, TABLE, PARQUET, ARROW = "lines", "lists", "table", "parquet", "arrow"
+KINDS = {
+    **{".jsonl": LINES, ".ndjson": LINES, ".json": LISTS, ".csv": TABLE, ".tsv": TABLE},
+    **{".parquet": PARQUET, ".arrow": ARROW},
+}
+"""Kinds of files by their suffix; those of text may be under gzip (`.jsonl.gz`)."""
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -23,6 +27,15 @@ _SPLITS = {
 _SHARD = re.compile(r"(?P<split>\w[\w.-]*?)-\d+-of-\d+(?:-[0-9a-f]+)?")
 _METADATA_FILES = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """Files with metadata of a dataset, without rows."""
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of a file by its name; None = it is no file of data."""
+    suffix = path.suffix.lower()
+    if suffix != PACKED:
+        return KINDS.get(suffix)
+    kind = KINDS.get(path.with_suffix("").suffix.lower())
+    return None if kind in (PARQUET, ARROW) else kind
 
 
 def files_of(folder: Path, split: str) -> Sequence[Path]:
@@ -37,10 +50,10 @@ def files_of(folder: Path, split: str) -> Sequence[Path]:
     if (folder / "state.json").exists():
         return _saved(folder)
     data_files = sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in KINDS and _is_data(path, folder)
+        path for path in folder.rglob("*") if kind_of(path) is not None and _is_data(path, folder)
     )
-    if any(KINDS[path.suffix.lower()] != LISTS for path in data_files):
-        data_files = [path for path in data_files if KINDS[path.suffix.lower()] != LISTS]
+    if any(kind_of(path) != LISTS for path in data_files):
+        data_files = [path for path in data_files if kind_of(path) != LISTS]
     if not data_files:
         raise DataError(f"{folder} holds no {', '.join(KINDS)} file; name another folder.")
     chosen = _of_split(data_files, split, folder)

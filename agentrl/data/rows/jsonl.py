@@ -1,4 +1,4 @@
-"""JSON lines, and lists of JSON objects.
+"""JSON lines, and lists of JSON objects; under gzip, too.
 
 A file of lines is read once when it is opened, to index the offset of every 32nd row and, in another thread,
 to hash all bytes. A row is then read from its block of lines.
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.data.rows.base import Row, Rows
+from agentrl.data.rows.packed import opened, reading
 from agentrl.errors import DataError
 from agentrl.types import JSON
 
@@ -41,11 +42,9 @@ class JsonlRows(Rows):
         # The offset of each block of rows, and the number of its first line.
         self._starts, self._lines = array("q"), array("q")
         self._count = 0
-        try:
-            self._file = path.open("rb")
+        with reading(path):
+            self._file = opened(path)
             self._fingerprint = self._index()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
         self._state = _state(fstat(self._file.fileno()))
         self._block = lru_cache(maxsize=8)(self._read_block)
 
@@ -126,10 +125,8 @@ class JsonRows(Rows):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+        with reading(path), opened(path) as file:
+            text = file.read()
         self._fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
         items = read_json_bytes(text.removeprefix(_BOM), str(path))
         if not isinstance(items, list):
@@ -168,13 +165,10 @@ def _parts_of(text: bytes) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]
 
 def is_list(path: Path) -> bool:
     """Whether a JSON file begins as a list; the suffix .json is used for lists and for JSON lines."""
-    try:
-        with path.open("rb") as file:
-            for text in iter(lambda: file.read(4096), b""):
-                if stripped := text.removeprefix(_BOM).lstrip():
-                    return stripped.startswith(b"[")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+    with reading(path), opened(path) as file:
+        for text in iter(lambda: file.read(4096), b""):
+            if stripped := text.removeprefix(_BOM).lstrip():
+                return stripped.startswith(b"[")
     return False
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agentrl.data.rows.arrow import ArrowRows
 from agentrl.data.rows.base import Chained, Rows
-from agentrl.data.rows.folder import ARROW, KINDS, LINES, PARQUET, files_of
+from agentrl.data.rows.folder import ARROW, KINDS, LINES, PARQUET, TABLE, files_of, kind_of
 from agentrl.data.rows.jsonl import JsonlRows, JsonRows, is_list
 from agentrl.data.rows.parquet import ParquetRows
+from agentrl.data.rows.table import TableRows
 from agentrl.errors import DataError
 from agentrl.extras import require
 from agentrl.files import check_fetched
@@ -45,7 +46,7 @@ def check_rows(path: str) -> None:
     """
     target = Path(path)
     files = [target] if target.exists() else _files(path, "")
-    if {KINDS.get(file.suffix.lower()) for file in files} & {ARROW, PARQUET}:
+    if {kind_of(file) for file in files} & {ARROW, PARQUET}:
         require(f"reading {path}", "pyarrow")
 
 
@@ -63,14 +64,19 @@ def _files(path: str, split: str) -> Sequence[Path]:
 
 
 def _kind(path: Path) -> str:
-    suffix = path.suffix.lower()
-    if suffix not in KINDS:
-        raise DataError(f"{path}: prompts are read from {', '.join(KINDS)} files; convert it.")
-    return KINDS[suffix]
+    kind = kind_of(path)
+    if kind is None:
+        raise DataError(
+            f"{path}: prompts are read from {', '.join(KINDS)} files, and from those of text under gzip "
+            "(.jsonl.gz); convert it."
+        )
+    return kind
 
 
 def _open_file(path: Path, columns: Sequence[str]) -> Rows:
     kind = _kind(path)
     if kind == ARROW:
         return ArrowRows(path, columns)
+    if kind == TABLE:
+        return TableRows(path)
     return JsonlRows(path) if kind == LINES or not is_list(path) else JsonRows(path)
