@@ -57,7 +57,9 @@ from agentrl.types import (
 )
 
 if TYPE_CHECKING:
-    from agentrl.assembly.arguments import Setting
+    from typing import Unpack
+
+    from agentrl.assembly.keywords import EvalSettings, SftSettings, TrainSettings
     from agentrl.evaluation.report import EvalReport
     from agentrl.run import TrainResult
     from agentrl.run.sft import SftResult
@@ -121,13 +123,18 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def train(
-    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+    run: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent with the settings of a run file (TOML); `settings` override them by their leaf names.
 
         agentrl.train("examples/calculator/run.toml", seed=1)
         agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
         agentrl.train(env=Capitals, env_kwargs={"seed": 3}, num_rollout=20)
+        agentrl.train(env="SingleTurn-v0", prompt_data=[{"input": "2 + 2?"}], reward=my_reward)
 
         agentrl.train("runs/first", resume=True)
 
@@ -138,8 +145,10 @@ def train(
         run: the run file, or the folder of a run that is resumed.
         resume: whether the run of a run file is resumed, where its folder holds one.
         quiet: whether nothing is printed.
-        settings: by their leaf names. `env` is an id, or the class of an environment, which is recorded as
-            `module:Class`.
+        settings: by their leaf names. `env` is an id, or the class of an environment. Where a setting names a
+            function, pass the name or the function; where it names files of rows, paths or the rows, such as
+            a list or a dataset. Classes and functions are recorded as `module:name`, rows in a file below
+            `data` in output_dir.
 
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
@@ -158,7 +167,11 @@ def train(
 
 
 async def train_async(
-    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+    run: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[TrainSettings],
 ) -> TrainResult:
     """`train` for coroutines: it runs in a thread of its own, and the caller's event loop goes on.
 
@@ -174,7 +187,11 @@ async def train_async(
 
 
 def sft(
-    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+    run: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[SftSettings],
 ) -> SftResult:
     """Fine-tune a model on conversations, or on episodes of a run, with the settings of a run file (TOML).
 
@@ -208,7 +225,11 @@ def sft(
 
 
 async def sft_async(
-    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+    run: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[SftSettings],
 ) -> SftResult:
     """`sft` for coroutines, as `train_async` is for `train`.
 
@@ -224,7 +245,7 @@ def evaluate(
     *,
     resume: bool = False,
     quiet: bool = False,
-    **settings: Setting,
+    **settings: Unpack[EvalSettings],
 ) -> EvalReport:
     """Play episodes of an environment with a model and score them.
 
@@ -247,17 +268,20 @@ def evaluate(
         resume: whether the evaluation in `output_dir` goes on, where there is one: its episodes are not
             played again.
         quiet: whether nothing is printed.
-        settings: those of `agentrl eval` by their names: n, temperature, split, seed, env_kwargs, ...
+        settings: those of `agentrl eval` by their names: n, temperature, split, seed, env_kwargs, ...; as for
+            `train`, functions and rows may be passed.
 
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
         KeyboardInterrupt: it was interrupted.
     """
-    from agentrl.assembly.arguments import env_name, model_path, plain_settings
+    from agentrl.assembly.arguments import env_name, model_path, plain_settings, rows_beside
     from agentrl.evaluation.model import evaluate as evaluated
 
-    name, directory, plain = env_name(env), model_path(model), plain_settings(settings)
-    return blocking(lambda: evaluated(name, directory, resume=resume, quiet=quiet, **plain))
+    name, directory = env_name(env), model_path(model)
+    with rows_beside(settings.get("output_dir")) as folder:
+        plain = plain_settings(settings, folder)
+        return blocking(lambda: evaluated(name, directory, resume=resume, quiet=quiet, **plain))
 
 
 async def evaluate_async(
@@ -266,7 +290,7 @@ async def evaluate_async(
     *,
     resume: bool = False,
     quiet: bool = False,
-    **settings: Setting,
+    **settings: Unpack[EvalSettings],
 ) -> EvalReport:
     """`evaluate` for coroutines, as `train_async` is for `train`.
 

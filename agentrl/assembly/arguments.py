@@ -1,30 +1,83 @@
-"""Arguments of the Python API as a run file holds them: a class as its name, paths as text."""
+"""Arguments of the Python API as a run file holds them: a class or a function as its name, rows as a file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
-from typing import TypeAlias, cast
+from pathlib import Path
+from typing import cast
 
-from agentrl.envs import AnyEnv, BaseEnv
+from agentrl.assembly.given_rows import write_rows
+from agentrl.envs import BaseEnv
 from agentrl.envs.registry import path_of
 from agentrl.errors import ConfigError
+from agentrl.temporary import temporary_folder
+from agentrl.tools.names import path_of_object
 from agentrl.types import JSON
 
-Setting: TypeAlias = JSON | PathLike[str] | type[AnyEnv]
-"""A setting as Python code gives it."""
-
+_DATA = "_data"
+"""How the names of settings end that name files of rows."""
 _IDS = '`agentrl envs list` lists the ids, such as "HopSearch-v0"'
 
 
-def plain_settings(settings: Mapping[str, Setting]) -> dict[str, JSON]:
+def plain_settings(settings: Mapping[str, object], data: Callable[[], Path] | None = None) -> dict[str, JSON]:
     """Settings by their leaf names, as plain values.
 
+    A function, or a class of a source of prompts, is recorded as `module:name`. Rows of `prompt_data` and its
+    like are written to a file whose name is their hash.
+
+    data: the folder for such files, which may be missing; None = `data` below output_dir.
+
     Raises:
-        ConfigError: `env` names no environment.
-        UserError: it is a class of another kind.
+        ConfigError: `env` names no environment; a function has no name; rows cannot be written.
+        UserError: `env` is a class of another kind.
     """
-    return {name: env_name(value) if name == "env" else _plain(value) for name, value in settings.items()}
+    folder = data or (lambda: Path(cast(str, settings.get("output_dir") or "runs")) / "data")
+    functions: dict[str, object] = {}
+    plain: dict[str, JSON] = {}
+    for name, value in settings.items():
+        if name == "env":
+            plain[name] = env_name(value)
+        elif name.endswith(_DATA):
+            plain[name] = _data(name, value, folder)
+        elif callable(value):
+            path = plain[name] = _function(name, value)
+            if functions.setdefault(path, value) is not value:
+                raise ConfigError(f"{name}: two functions are called {path}; give them different names.")
+        else:
+            plain[name] = _plain(value)
+    return plain
+
+
+@contextmanager
+def rows_beside(folder: object) -> Iterator[Callable[[], Path]]:
+    """Where rows of an evaluation are written: in `data` beside its folder; without one, for the block."""
+    with ExitStack() as stack:
+        if isinstance(folder, str | PathLike):
+            yield lambda: Path(folder).parent / "data"
+        else:
+            yield lambda: stack.enter_context(temporary_folder("rows"))
+
+
+def _function(name: str, function: Callable[..., object]) -> str:
+    path = path_of_object(function)
+    if "<lambda>" in path:
+        raise ConfigError(
+            f"{name} is a lambda, and a run records its functions by name; write it as a function with def."
+        )
+    return path
+
+
+def _data(name: str, value: object, folder: Callable[[], Path]) -> JSON:
+    """Paths as they are, and the path of rows; also in a table of sets by name."""
+    if isinstance(value, Mapping):
+        return {key: _data(f"{name}[{key!r}]", each, folder) for key, each in value.items()}
+    if value is None or isinstance(value, str | PathLike | int | float):
+        return _plain(value)
+    if isinstance(value, list | tuple) and all(isinstance(path, str | PathLike) for path in value):
+        return [fspath(path) for path in value]
+    return str(write_rows(name, value, folder()))
 
 
 def env_name(env: object) -> str:
@@ -85,7 +138,7 @@ def model_path(model: object) -> str | None:
     )
 
 
-def _plain(value: Setting) -> JSON:
+def _plain(value: object) -> JSON:
     # The configuration refuses what is no JSON, with the setting's name.
     return fspath(value) if isinstance(value, PathLike) else cast(JSON, value)
 

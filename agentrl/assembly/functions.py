@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agentrl.errors import ConfigError, UserError
+from agentrl.observe.callback import StepFunction, check_callback
 from agentrl.tools.names import Names
 
 T = TypeVar("T")
@@ -35,6 +36,15 @@ def checked(path: str, function: T, check: Callable[[T], None]) -> T:
     with Trying(path):
         check(function)
     return function
+
+
+def callback_at(path: str) -> StepFunction:
+    """The function at a path that is called with each step and its metrics.
+
+    Raises:
+        ConfigError: it cannot be imported, or takes other arguments.
+    """
+    return checked(path, cast(StepFunction, function_at("callback", path)), check_callback)
 
 
 class Trying:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import load_run
 from agentrl.assembly.trust import check_trusted
 from agentrl.checkpoints.folders import check_has_config
@@ -38,7 +39,7 @@ def checked_run(
 
     Raises:
         ConfigError: neither a run nor a setting is given; a setting is wrong; there are too few cores for the
-            players; or see `check_trusted`.
+            players; the callback is no such function; or see `check_trusted`.
         MissingExtraError: the settings, or the environment, need a package that is not installed.
         ModelLoadError: hf_checkpoint holds no model.
         UnknownEnvError: there is no such environment.
@@ -60,6 +61,8 @@ def _check_needs(config: RunConfig) -> None:
             f"num_rollout_workers = {config.num_players} starts as many processes, and this machine has "
             f"{cores} cores; set at most {_PLAYERS_PER_CORE * cores}."
         )
+    if config.observe.callback is not None:
+        callback_at(config.observe.callback)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     if config.observe.use_prometheus:

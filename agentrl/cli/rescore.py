@@ -100,8 +100,9 @@ def _rescorer(folder: Path, rewards: NewRewards, files: str) -> Rescorer:
 
 def _print(rescoring: Rescoring, folder: Path) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("episodes of", "rollouts", "old mean", "new mean", "changed", "failed"):
-        table.add_column(name, justify="left" if name == "episodes of" else "right")
+    table.add_column("episodes of", overflow="fold")
+    for name in ("rollouts", "old mean", "new mean", "changed", "failed"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rescoring.rows():
         table.add_row(*(Text(_cell(value)) for value in row.values()))
     console = Console()

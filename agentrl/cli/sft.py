@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import rich_click as click
 
 import agentrl
 from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
+from agentrl.assembly.keywords import SftSettings
 from agentrl.assembly.load import load_run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.cli.sections import SettingsCommand
@@ -40,6 +43,6 @@ def sft_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool 
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
     load_run(run, settings, SftConfig)
     require("fine-tuning", *TRAINING)
-    result = agentrl.sft(run, resume=resume, quiet=quiet, **settings)
+    result = agentrl.sft(run, resume=resume, quiet=quiet, **cast(SftSettings, settings))
     if quiet:
         click.echo(str(result.folder))

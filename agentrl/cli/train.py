@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import rich_click as click
 
 import agentrl
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.assembly.load import load_run
 from agentrl.assembly.sections import SftSection
 from agentrl.cli.dry_run import show_dry_run
@@ -66,7 +68,7 @@ def train_command(
         require("a dry run", *TRAINING)
         show_dry_run(run, settings, resume=resume, as_json=as_json)
         return
-    result = agentrl.train(run, resume=resume, quiet=quiet, **settings)
+    result = agentrl.train(run, resume=resume, quiet=quiet, **cast(TrainSettings, settings))
     if quiet:
         click.echo(str(result.folder))
 
@@ -97,7 +99,7 @@ def rollout_command(
     settings: dict[str, JSON] = {**flag_values(flags, RunConfig), _PLAYS_ONLY: True}
     load_run(run, settings)
     require("playing with a model", *TRAINING)
-    result = agentrl.train(run, resume=resume, quiet=quiet or as_json, **settings)
+    result = agentrl.train(run, resume=resume, quiet=quiet or as_json, **cast(TrainSettings, settings))
     if as_json:
         click.echo(json.dumps(_played(result.folder)))
     elif quiet:

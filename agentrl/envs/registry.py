@@ -24,7 +24,6 @@ the slash of a namespace. Since Gymnasium 1.0 packages are not loaded automatica
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.errors import EnvCode, UnknownEnvError, UserError
 from agentrl.extras import require_extras
-from agentrl.tools.names import Names, check_arguments
+from agentrl.tools.names import Names, fitted_arguments, path_of_object
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
 _GROUP = "agentrl.envs"
@@ -63,7 +62,8 @@ class EnvSpec:
         """A function that creates an instance for every episode; arguments are checked once.
 
         Raises:
-            UserError: the class does not take these arguments, or lacks a method.
+            UserError: the class does not take these arguments, one has another type, or the class lacks a
+                method.
             EnvCodeError (when it is called): the class's `__init__` failed.
             MissingExtraError (when it is called): an extra that it `needs` is not installed.
         """
@@ -88,8 +88,7 @@ class EnvSpec:
     def _factory(self, kwargs: Mapping[str, object]) -> Callable[[], AnyEnv]:
         if missing := sorted(self.env_class.__abstractmethods__):
             raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
-        arguments = {**self.kwargs, **kwargs}
-        check_arguments(self.id, self.env_class, arguments)
+        arguments = fitted_arguments(self.id, self.env_class, {**self.kwargs, **kwargs})
 
         def make() -> AnyEnv:
             with EnvCode(self.id, "__init__", stage="make"):
@@ -112,8 +111,6 @@ class EnvSpec:
 
 
 _registered: dict[str, EnvSpec] = {}
-_unimportable: dict[str, type[AnyEnv]] = {}
-"""By path: classes that no module has under their name, such as one of a function. See `path_of`."""
 
 
 def register(id: str, env_class: type[AnyEnv], **kwargs: object) -> EnvSpec:
@@ -143,8 +140,6 @@ def find(id: str) -> EnvSpec:
     """
     if id in _registered:
         return _registered[id]
-    if id in _unimportable:
-        return EnvSpec(id, _unimportable[id])
     points = _points()
     if id in points:
         return _register_offered(points[id])
@@ -168,12 +163,7 @@ def path_of(env_class: type[AnyEnv]) -> str:
             f"{env_class.__qualname__} is not a subclass of agentrl.Env or agentrl.MultiAgentEnv; derive it "
             "from one of them."
         )
-    path = f"{env_class.__module__}:{env_class.__qualname__}"
-    if getattr(sys.modules.get(env_class.__module__), env_class.__qualname__, None) is env_class:
-        _unimportable.pop(path, None)
-    else:
-        _unimportable[path] = env_class
-    return path
+    return path_of_object(env_class)
 
 
 def make(id: str, **kwargs: object) -> AnyEnv:

@@ -15,6 +15,10 @@ Step = Annotated[int, Field(ge=1)]
 class ObserveConfig(Section):
     """What a run shows of itself, besides metrics.jsonl and the journal."""
 
+    callback: str | None = None
+    """Function that is called with each step and its metrics, as they are logged (package.module:function),
+    such as to send them elsewhere; where it returns True, the run ends after that step. One that fails is not
+    called again, and the run goes on."""
     use_wandb: bool = False
     """Send the metrics to Weights & Biases, too; its key is read from WANDB_API_KEY or from `wandb login`,
     and written nowhere."""

@@ -18,6 +18,7 @@ from agentrl.assembly.cluster import EVALUATIONS, POLICY, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
+from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
 from agentrl.assembly.places import Places
@@ -28,16 +29,14 @@ from agentrl.assembly.rollout import Filters, build_filters, build_play
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.clocks import Waits
-from agentrl.config import effective_values
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.observe import Earlier, Journal, MetricLog, Tracker, WandbTracker
-from agentrl.observe.config import ObserveConfig
+from agentrl.observe import Earlier, Journal, MetricLog
+from agentrl.observe.callback import Callback
 from agentrl.observe.diagnoses import Diagnoses
-from agentrl.observe.prometheus import PrometheusTracker
 from agentrl.observe.trends import RunFacts
 from agentrl.protocols import Engine, Policy, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
@@ -49,6 +48,7 @@ from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, Sa
 from agentrl.run.folder import RunFolder
 from agentrl.run.monitor import Monitor
 from agentrl.run.stages import Stopwatch
+from agentrl.run.trackers import opened_metrics
 from agentrl.types import Limits, Task
 from agentrl.view.console import RunConsole
 
@@ -74,6 +74,7 @@ class Records:
     attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it
     resumes; None = the run begins. diagnoses: of what `log` has logged. monitor: of what the run does.
     groups: keeps what groups in flight have played; None = none is in flight while others are trained.
+    callback: the user's function; None = there is none.
     """
 
     folder: RunFolder
@@ -87,6 +88,12 @@ class Records:
     diagnoses: Diagnoses
     monitor: Monitor
     groups: GroupLog | None
+    callback: Callback | None = None
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether the callback has ended the run."""
+        return self.callback is not None and self.callback.ends_run
 
     @property
     def note(self) -> Callable[[GroupStep], None] | None:
@@ -106,7 +113,10 @@ class Records:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step of RL or SFT, and warn of what is diagnosed by them."""
+        was_enough = self.are_enough
         self.metrics.log(step, metrics)
+        if self.are_enough and not was_enough:
+            self.console.line(f"The callback ends the run after step {step}.")
         for diagnosis in self.diagnoses.add(step, metrics):
             self.console.line(f"Warning: {diagnosis}")
 
@@ -114,19 +124,9 @@ class Records:
     def opened(cls, config: RunConfig, folder: RunFolder, console: RunConsole, begun: Begun) -> Records:
         """The outputs in the folder of a run; they continue what is there."""
         section, origin, observe = config.checkpoint, begun.origin, config.observe
-        trackers: dict[str, Callable[[], Tracker]] = {}
-        if observe.use_wandb:
-            settings = effective_values(config)
-            trackers["wandb"] = lambda: WandbTracker(folder.path.resolve(), observe, settings)
-        if observe.use_prometheus:
-            trackers["prometheus"] = lambda: _prometheus(folder.path, observe, console)
-        metrics = MetricLog(
-            folder.path,
-            use_tensorboard=config.run.use_tensorboard,
-            trackers=trackers,
-            earlier=None if origin is None else Earlier(origin.state.step, origin.state.elapsed_s),
-            on_event=lambda sentence: console.line(f"Warning: {sentence}"),
-        )
+        earlier = None if origin is None else Earlier(origin.state.step, origin.state.elapsed_s)
+        callback = None if observe.callback is None else Callback(callback_at(observe.callback))
+        metrics = opened_metrics(config, folder.path, console, callback, earlier)
         checkpoints = Checkpoints(
             folder.checkpoints, section.save_total_limit, config.best_metric, console.line
         )
@@ -145,6 +145,7 @@ class Records:
             diagnoses=Diagnoses.opened(folder.path, is_supervised=isinstance(config, SftConfig)),
             monitor=monitor,
             groups=GroupLog(journal.run, console.line) if config.rollout.is_async else None,
+            callback=callback,
         )
 
     def placed(self, places: Places) -> None:
@@ -157,12 +158,6 @@ class Records:
     def dashboard(self) -> dict[str, str]:
         """That of the run's cluster, as a fact of the report; {} = there is none."""
         return {"dashboard of Ray": self.monitor.dashboard} if self.monitor.dashboard else {}
-
-
-def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:
-    tracker = PrometheusTracker(run_dir, observe.prometheus_host, observe.prometheus_port)
-    console.line(f"Prometheus: http://{observe.prometheus_host}:{tracker.port}/metrics")
-    return tracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class SftRun:
         with records.console.stage(SFT, self.steps) as bar, records.monitor.iterations(None, bar):
             bar.advance(self.step)
             await self._between()
-            while self.step < self.steps:
+            while self.step < self.steps and not records.are_enough:
                 with records.watch.stage(SFT):
                     report = await anext(reports)
                 self._record(report)

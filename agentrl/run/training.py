@@ -270,6 +270,8 @@ class TrainingRun:
             if first:
                 await self._between(loop, prompts)
             for step in range(first, number):
+                if self.records.are_enough:
+                    break
                 iteration, is_cancelled = await to_its_end(
                     self._iteration(loop, recorder, lag, prompts),
                     # The weights have changed, or the journal has some of the step.
@@ -278,7 +280,7 @@ class TrainingRun:
                 )
                 if is_cancelled:
                     raise asyncio.CancelledError
-                is_last = step + 1 == number or self.is_idle
+                is_last = step + 1 == number or self.is_idle or self.records.are_enough
                 if not is_last:
                     await self._between(loop, prompts)
                 names = {"reward": "rollout/raw_reward", "tok/s": "perf/rollout_tok_per_s"}

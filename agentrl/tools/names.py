@@ -1,10 +1,12 @@
-"""Resolves names to objects of installed packages, for the registries of tools and of environments."""
+"""Resolves names to objects of installed packages, for the registries of tools and of environments; and the
+other way round."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,25 @@ from pydantic.errors import PydanticUserError
 
 from agentrl.authorship import place_of
 from agentrl.errors import AgentRLError, UserError, did_you_mean, summary_of
+
+given: dict[str, object] = {}
+"""By path: objects of this process that no module has under their name, such as a class of a function."""
+
+
+def path_of_object(value: object) -> str:
+    """The name `module:name` under which this process finds that very class, function or object.
+
+    Only what a module has under this name is found by other processes.
+    """
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    # Of an object that is no function, a module can only hold the class.
+    name = f"{getattr(owner, '__qualname__', '')}{'' if owner is value else '()'}"
+    path = f"{owner.__module__}:{name}"
+    if getattr(sys.modules.get(owner.__module__), name, None) is value:
+        given.pop(path, None)
+    else:
+        given[path] = value
+    return path
 
 
 class _Importing:
@@ -70,6 +91,8 @@ class Names:
         Raises:
             UserError: of type `error`, there is no such module or no such name in it, or importing it fails.
         """
+        if path in given:
+            return given[path]
         module, _, name = path.partition(":")
 
         def broken(error: BaseException) -> UserError:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, cast
+
+from agentrl.assembly.keywords import TrainSettings
 
 import agentrl
 from agentrl.types import JSON
@@ -174,7 +176,7 @@ def warm_started(comparison: Comparison, folder: Path, on_event: OnEvent) -> dic
     on_event("warm start")
     place: dict[str, JSON] = {"output_dir": str(folder), "name": "start"}
     settings = {**STEADY, **comparison.shared, **comparison.warm_start, **place}
-    agentrl.train(comparison.run_file, quiet=True, resume=False, **settings)
+    agentrl.train(comparison.run_file, quiet=True, resume=False, **cast(TrainSettings, settings))
     return {"hf_checkpoint": str(folder / "start" / "checkpoint"), "warm_start_steps": 0}
 
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
+
+from agentrl.assembly.keywords import TrainSettings
 
 import agentrl
 from agentrl.observe import Record, read_metrics
@@ -230,7 +232,7 @@ def _cached(
     def warm_start() -> _Row:
         on_event(f"warm start, seed {seed}")
         own: dict[str, JSON] = {"num_rollout": 0, "eval_episodes": 1, "use_tensorboard": False}
-        agentrl.train(HOP_SEARCH, quiet=True, resume=False, **{**own, **place})
+        agentrl.train(HOP_SEARCH, quiet=True, resume=False, **cast(TrainSettings, {**own, **place}))
         return {}
 
     cached_result(start, place, warm_start)

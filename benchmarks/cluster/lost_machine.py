@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from threading import Timer
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from unittest.mock import patch
+
+from agentrl.assembly.keywords import TrainSettings
 
 import agentrl
 from agentrl.assembly import cluster as assembly_of_clusters
@@ -151,7 +153,7 @@ def _measured(folder: Path, address: str, steps: int) -> Measured:
     """steps: to train after the loss, and again after the plain resume (count)."""
     num_rollout = _STEP_OF_LOSS + steps
     settings = {**SETTINGS, "ray_address": address, "output_dir": str(folder), "name": "x"}
-    agentrl.train(None, resume=False, quiet=True, num_rollout=num_rollout, **settings)
+    agentrl.train(None, resume=False, quiet=True, num_rollout=num_rollout, **cast(TrainSettings, settings))
     lost = TIMES.parts()
     if (problems := reconcile(folder / "x").problems) or NOTICED not in lost:
         raise AssertionError(f"the run lost its machine, and then: {lost}, {problems}")

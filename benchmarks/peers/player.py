@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import agentrl
+from agentrl.assembly.keywords import EvalSettings
 from agentrl.types import JSON
 
 ENV_ID = "benchmarks.library:OneText"
@@ -31,7 +32,9 @@ def play(settings: PlayerSettings) -> None:
     for number, _ in enumerate(sys.stdin):
         folder = str(Path(settings["folder"]) / str(number))
         options = settings["settings"]
-        report = agentrl.evaluate(ENV_ID, None, resume=False, quiet=True, output_dir=folder, **options)
+        report = agentrl.evaluate(
+            ENV_ID, None, resume=False, quiet=True, output_dir=folder, **cast(EvalSettings, options)
+        )
         _print(
             {
                 "episodes": report.n,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agentrl.assembly.arguments import env_name, model_path, plain_settings, run_path
+from agentrl.assembly.arguments import env_name, model_path, plain_settings, rows_beside, run_path
+from agentrl.assembly.functions import callback_at, function_at
+from agentrl.data import Columns, FileSource
 from agentrl.envs import find
-from agentrl.errors import UnknownEnvError
+from agentrl.errors import ConfigError, UnknownEnvError
 from tests.flow.worlds import Bandit
 
 
@@ -56,3 +61,131 @@ def test_paths_are_text_and_the_rest_stays():
     }
     assert (run_path(Path("run.toml"), "train"), run_path(None, "train")) == ("run.toml", None)
     assert (model_path(Path("a") / "b"), model_path("c"), model_path(None)) == ("a/b", "c", None)
+
+
+def half(task, answer):
+    """A reward."""
+    return 0.5
+
+
+class Collected:
+    """An object that is a function."""
+
+    def __call__(self, step, metrics):
+        """Called back."""
+
+
+def test_a_function_has_the_name_by_which_a_run_file_finds_it():
+    assert plain_settings({"reward": half}) == {"reward": f"{__name__}:half"}
+    assert function_at("reward", f"{__name__}:half") is half
+
+
+def test_a_function_of_a_function_and_an_object_are_found_in_this_process():
+    def local(task, answer):
+        return 1.0
+
+    collected = Collected()
+    plain = plain_settings({"reward": local, "callback": collected, "data_source_path": Collected})
+    assert function_at("reward", plain["reward"]) is local
+    assert function_at("callback", plain["callback"]) is collected
+    assert plain["data_source_path"] == f"{__name__}:Collected"
+
+
+def made(value):
+    def reward(task, answer):
+        return value
+
+    return reward
+
+
+def test_the_function_of_the_last_call_counts():
+    first, second = made(1.0), made(2.0)
+    path = plain_settings({"reward": first})["reward"]
+    assert plain_settings({"reward": second}) == {"reward": path}
+    assert function_at("reward", path) is second
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"reward": lambda task, answer: 1.0}, "reward is a lambda, and a run records its functions by name"),
+        ({"reward": made(1), "group_reward": made(2)}, "two functions are called"),
+        ({"prompt_data": 7.5j}, "prompt_data is a complex, neither a path nor rows; pass a list of mappings"),
+        (
+            {"prompt_data": [{"input": "a"}, "b"]},
+            "prompt_data: row 1 is a str; a row is a mapping of columns",
+        ),
+        ({"sft_data": [{"x": {1, 2}}]}, "row 0 cannot be written as JSON (a set is neither text"),
+        ({"sft_data": [{"x": float("nan")}]}, "sft_data: row 0 cannot be written as JSON"),
+    ],
+)
+def test_what_no_run_can_record_is_one_sentence(tmp_path, settings, sentence):
+    with pytest.raises(ConfigError) as caught:
+        plain_settings({"output_dir": tmp_path, **settings})
+    assert sentence in str(caught.value)
+    assert list((tmp_path / "data").glob("*")) == [] if (tmp_path / "data").exists() else True
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [("alone", "is called with a step and its metrics"), ("waits", "no coroutine function")],
+)
+def test_a_callback_of_another_form_is_one_sentence(function, sentence):
+    def alone(step):
+        """Lacks the metrics."""
+
+    async def waits(step, metrics):
+        """A coroutine."""
+
+    path = plain_settings({"callback": {"alone": alone, "waits": waits}[function]})["callback"]
+    with pytest.raises(ConfigError, match=sentence):
+        callback_at(path)
+
+
+ROWS = [{"input": "Grüße?", "answer": "1", "facts": {"n": [1, 2.5, None]}}, {"input": "b", "answer": "2"}]
+
+
+def questions_in(path):
+    source = FileSource(path, Columns("input", "answer"), shuffle=False, split="train")
+    return [(source.task(n).prompt[0].text, source.task(n).answer) for n in range(source.num_tasks)]
+
+
+def test_rows_are_written_to_a_file_that_has_the_name_of_their_hash(tmp_path):
+    settings = {"output_dir": tmp_path, "prompt_data": ROWS, "eval_prompt_data": {"a": ROWS, "b": "b.jsonl"}}
+    plain = plain_settings(settings)
+    path = plain["prompt_data"]
+    assert Path(path).parent == tmp_path / "data"
+    assert plain["eval_prompt_data"] == {"a": path, "b": "b.jsonl"}
+    assert questions_in(path) == [("Grüße?", "1"), ("b", "2")]
+    assert plain_settings(settings) == plain
+    other = plain_settings({"output_dir": tmp_path, "prompt_data": ROWS[:1]})["prompt_data"]
+    assert other != path
+    assert len(list((tmp_path / "data").iterdir())) == 2
+
+
+def test_paths_and_weights_of_data_stay(tmp_path):
+    settings = {
+        "prompt_data": [Path("a.jsonl"), "b.jsonl"],
+        "eval_prompt_data": {"a.jsonl": 2, "b.jsonl": 0.5},
+        "sft_data": "runs/first",
+        "eval_sft_data": None,
+    }
+    assert plain_settings(settings) == {**settings, "prompt_data": ["a.jsonl", "b.jsonl"]}
+
+
+def test_a_generator_is_rows_and_dates_decimals_and_arrays_are_plain(tmp_path):
+    rows = ({"input": "b", "facts": [date(2026, 1, 2), Decimal("0.10"), np.arange(2)]} for _ in range(2))
+    path = plain_settings({"output_dir": tmp_path, "prompt_data": rows})["prompt_data"]
+    line = '{"input": "b", "facts": ["2026-01-02", "0.10", [0, 1]]}\n'
+    assert Path(path).read_text() == line * 2
+
+
+def test_rows_of_an_evaluation_without_a_folder_are_gone_after_it(tmp_path):
+    with rows_beside(None) as folder:
+        path = Path(plain_settings({"prompt_data": ROWS}, folder)["prompt_data"])
+        assert path.is_file()
+    assert not path.parent.exists()
+    with rows_beside(tmp_path / "scored") as folder:
+        path = Path(plain_settings({"prompt_data": ROWS}, folder)["prompt_data"])
+    assert path.parent == tmp_path / "data"
+    assert path.is_file()

@@ -20,13 +20,22 @@ def simulated(capsys, *arguments):
 
 
 def test_values_of_max_staleness_are_compared_and_the_fastest_is_marked(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     out = simulated(capsys, "--max-staleness", "0,1,2")
     rows = [line.split() for line in out.splitlines() if "1 + 1" in line]
-    assert [row[-9] for row in rows] == ["0", "1", "2"]
+    assert [row[-8] for row in rows] == ["0", "1", "2"]
     (best,) = [row for row in rows if row[0] == "*"]
-    assert float(best[-8]) == max(float(row[-8]) for row in rows)
+    assert float(best[-7]) == max(float(row[-7]) for row in rows)
     assert "oldest: mean and maximum" in out
+
+
+def test_a_large_cluster_fits_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sizes = ("--rollout-gpus", "114688", "--train-gpus", "16384", "--engine-gpus", "1024")
+    out = simulated(capsys, *sizes, "--max-staleness", "0,4")
+    rows = [line for line in out.splitlines() if "114688 + 16384" in line]
+    assert [len(row.removeprefix("*").split()) for row in rows] == [11, 11], out
+    assert all(len(row) <= 80 and "…" not in row for row in rows)
 
 
 def test_the_json_has_every_row_and_gives_the_same_numbers_again(capsys):

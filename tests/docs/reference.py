@@ -20,6 +20,7 @@ from textwrap import dedent, indent
 import griffe
 
 from agentrl.cli.settings import all_settings
+from tests.docs import keywords
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -371,7 +372,7 @@ def _prose(text: str, page: str, reference: Reference) -> Iterator[str]:
 
 
 def write() -> None:
-    """Write every page, and remove those that are none any more."""
+    """Write every page, and remove those that are none any more; and the types of keywords."""
     texts = pages()
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.md"):
@@ -379,6 +380,7 @@ def write() -> None:
             path.unlink()
     for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    keywords.write()
 
 
 if __name__ == "__main__":

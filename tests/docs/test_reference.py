@@ -6,14 +6,16 @@ import ast
 import builtins
 import importlib
 import inspect
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 
 import pytest
 
-from tests.docs import reference
+from tests.docs import keywords, reference
 from tests.docs.blocks import ROOT
 
 EXPORTING = [page for page in reference.PAGES if hasattr(importlib.import_module(page), "__all__")]
@@ -28,6 +30,42 @@ def test_the_reference_is_that_of_the_source(texts):
     written = {path.name: path.read_text(encoding="utf-8") for path in reference.FOLDER.glob("*.md")}
     stale = sorted(name for name in {*texts, *written} if texts.get(name) != written.get(name))
     assert stale == [], "docs/reference is not that of the docstrings; run `make reference`"
+
+
+def test_the_types_of_keywords_are_those_of_the_settings():
+    assert keywords.FILE.read_text() == keywords.text(), "the settings have changed; run `make reference`"
+
+
+TYPED = """
+import agentrl
+
+async def reward(task, answer): return 1.0
+agentrl.train("run.toml", lr=1e-3, num_rollout=20, advantage_estimator="gspo", reward=reward)
+agentrl.train(env=agentrl.SingleTurnEnv, prompt_data=[{"input": "a"}], callback=print, mis_lower=None)
+agentrl.evaluate("HopSearch-v0", "model", n=3, prompt_data={"a": "a.jsonl", "b": [{"input": "b"}]})
+agentrl.sft(sft_data=["a.jsonl"], sft_lr=1)
+agentrl.train(num_rollouts=20)
+agentrl.train(lr="fast")
+agentrl.train(advantage_estimator="grop")
+agentrl.evaluate("HopSearch-v0", temprature=0.0)
+"""
+
+
+@pytest.mark.full
+def test_a_type_checker_knows_the_keywords(tmp_path):
+    (tmp_path / "program.py").write_text(TYPED)
+    words = ["mypy", "--no-error-summary", "--hide-error-context", "--cache-dir", str(tmp_path), "program.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in done.stdout.splitlines() if "error" in line]
+    assert [int(line.split(":")[1]) for line in errors] == [8, 9, 10, 11], done.stdout
+    assert "num_rollouts" in errors[0]
 
 
 def exported(page: str) -> Iterator[tuple[str, object]]:

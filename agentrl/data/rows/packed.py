@@ -39,7 +39,7 @@ def opened(path: Path) -> IO[bytes]:
     return unpacked
 
 
-def _copy(packed: IO[bytes], unpacked: IO[bytes], path: Path) -> None:
+def _copy(packed: gzip.GzipFile, unpacked: IO[bytes], path: Path) -> None:
     while text := packed.read(_AT_ONCE):
         unpacked.write(text)
         if unpacked.tell() > _MAX_UNPACKED_BYTES:

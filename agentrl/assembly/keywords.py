@@ -1,0 +1,384 @@
+"""Settings as keywords of `train`, `sft` and `evaluate`, for editors and type checkers.
+
+`make reference` writes this file from the settings themselves, which are checked when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Literal, TypeAlias, TypedDict
+
+from agentrl.algorithms.config import Estimator
+from agentrl.envs import AnyEnv
+from agentrl.types import JSON
+
+Name: TypeAlias = str | PathLike[str]
+Function: TypeAlias = str | Callable[..., object]
+"""A function, or its name."""
+Rows: TypeAlias = Iterable[Mapping[str, JSON]]
+"""Rows of prompts or conversations: a list of mappings, or a dataset."""
+Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, Name | Rows | float]
+
+
+class TrainSettings(TypedDict, total=False):
+    """Keywords of `agentrl.train`."""
+
+    name: Name | None
+    output_dir: Name
+    seed: int
+    num_threads: int | None
+    inline: bool
+    use_tensorboard: bool
+    reset_timeout_s: float | None
+    tool_timeout_s: float | None
+    step_timeout_s: float | None
+    reward_timeout_s: float | None
+    episode_timeout_s: float | None
+    max_tool_chars: int | None
+    max_calls_per_turn: int | None
+    custom_generate_function_path: Function | None
+    reward: Function | None
+    reward_kwargs: Mapping[str, JSON]
+    group_reward: Function | None
+    group_reward_kwargs: Mapping[str, JSON]
+    opponents: Mapping[str, Name]
+    tools: Sequence[Name]
+    tool_kwargs: Mapping[str, Mapping[str, JSON]]
+    env: str | type[AnyEnv]
+    env_kwargs: Mapping[str, JSON]
+    train_split: Name
+    input_key: Name
+    label_key: Name | None
+    metadata_key: Name | None
+    tool_key: Name | None
+    prompt_data: Data | None
+    rollout_max_prompt_len: int | None
+    rollout_shuffle: bool
+    data_source_path: Function | None
+    hf_checkpoint: Name | None
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    rotary_base: float
+    vocab_size: int
+    sft_data: Data | None
+    messages_key: Name
+    tools_key: Name | None
+    min_reward: float | None
+    num_epoch: int
+    sft_batch_size: int
+    sft_lr: float | None
+    eval_sft_data: Data | None
+    warm_start_steps: int
+    warm_start_batch_size: int
+    warm_start_lr: float
+    warm_start_split: Name
+    num_demonstrations: int | None
+    dialect: Literal["own", "inline", "chat"]
+    chat_format: Name
+    num_rollout: int
+    rollout_batch_size: int | None
+    n_samples_per_prompt: int
+    num_steps_per_rollout: int
+    global_batch_size: int | None
+    rollout_temperature: float
+    rollout_top_p: float
+    rollout_top_k: int
+    replay_sampling_mask: bool | None
+    rollout_max_response_len: int | None
+    rollout_max_context_len: int | None
+    max_turns: int | None
+    shuffle_rewards: bool
+    max_idle_rollouts: int | None
+    max_episode_retries: int
+    group_timeout_s: float | None
+    dynamic_sampling_filter_path: Function | None
+    max_num_gen_batches: int
+    over_sampling_batch_size: int | None
+    buffer_filter_path: Function | None
+    rollout_sample_filter_path: Function | None
+    privileged_context_path: Function | None
+    num_rollout_workers: int
+    max_staleness: int
+    staleness_policy: Literal["window", "strict", "ready_first"]
+    staleness_window: int | None
+    async_buffer_size: int | None
+    update_weights_interval: int
+    partial_rollout: bool | None
+    replay: Name | None
+    debug_rollout_only: bool
+    advantage_estimator: Estimator
+    custom_advantage_function_path: Function | None
+    custom_loss_function_path: Function | None
+    gdpo_weights: Mapping[str, float]
+    gigpo_step_advantage_weight: float
+    rae_decay: float
+    shaping_scale: float
+    shaping_low: float | None
+    shaping_high: float | None
+    shaping_turn_penalty: float
+    shaping_overlong_len: int | None
+    shaping_overlong_buffer_len: int
+    shaping_overlong_penalty: float
+    hierarchy_roles: Mapping[str, Name]
+    hierarchy_reward_shares: Mapping[str, Mapping[str, float]]
+    scale_rewards: Literal["group", "batch", "none"]
+    credit_level: Literal["episode", "turn"]
+    gamma: float
+    discount_per: Literal["token", "turn"]
+    lambd: float
+    normalize_advantages: bool | None
+    loss_weighting: Literal["token", "sample", "rollout", "prompt", "constant"] | None
+    ppo_epochs: int
+    eps_clip: float | None
+    eps_clip_high: float | None
+    eps_clip_c: float | None
+    sapo_tau_positive: float
+    sapo_tau_negative: float
+    vespo_k_positive: float
+    vespo_lambda_positive: float
+    vespo_k_negative: float
+    vespo_lambda_negative: float
+    dppo_divergence: Literal["tv", "kl"]
+    value_clip: float
+    bootstrap_truncated: bool
+    entropy_coef: float
+    entropy_target: float | None
+    entropy_coef_step: float
+    entropy_control: Literal["none", "clip_cov", "kl_cov", "top_entropy"]
+    clip_cov_ratio: float
+    clip_cov_low: float
+    clip_cov_high: float
+    kl_cov_ratio: float
+    kl_cov_coef: float
+    top_entropy_quantile: float
+    kl_coef: float
+    use_kl_loss: bool
+    kl_loss_coef: float
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"]
+    use_unbiased_kl: bool
+    kl_target: float | None
+    kl_horizon: float
+    ref_load: Name | None
+    ref_update_interval: int | None
+    ref_mixup_alpha: float
+    use_opd: bool
+    opd_kl_coef: float
+    opd_only: bool
+    opd_teacher: Literal["self", "reference"] | None
+    opd_teacher_load: Name | None
+    opd_teacher_url: Name | None
+    opd_teacher_key_env: Name | None
+    opd_teacher_timeout_s: float
+    opd_teacher_concurrency: int
+    use_rollout_logprobs: bool | None
+    correction: Literal["none", "tis", "mis", "icepop", "opsm"]
+    accept_bias: bool
+    mask_offpolicy_in_partial_rollout: bool
+    self_normalize_correction: bool
+    gate_statistic: Literal["none", "k1", "k2", "k3"]
+    gate_over: Literal["token", "mean", "sum", "max"]
+    gate_lower: float | None
+    gate_upper: float | None
+    tis_clip: float
+    tis_clip_low: float
+    mis_level: Literal["token", "sequence", "geometric"]
+    mis_mode: Literal["truncate", "clip", "mask"]
+    mis_lower: float | None
+    mis_upper: float | None
+    mis_veto: float | None
+    icepop_low: float
+    icepop_high: float
+    opsm_delta: float
+    critic_lr: float | None
+    num_critic_only_steps: int
+    critic_data: Data | None
+    critic_data_epochs: int
+    trainer: Literal["torch", "megatron"]
+    optimizer: Literal["adamw", "muon"]
+    lr: float
+    min_lr: float
+    lr_warmup_iters: int
+    lr_decay_style: Literal["constant", "linear", "cosine"]
+    lr_decay_iters: int | None
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    clip_grad: float
+    max_tokens_per_gpu: int
+    bf16: bool
+    colocate: bool
+    offload_rollout: bool | None
+    offload_train: bool | None
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    num_virtual_stages_per_pipeline_rank: int
+    context_parallel_size: int
+    sequence_parallel: bool
+    actor_num_nodes: int
+    actor_num_gpus_per_node: int
+    use_distributed_optimizer: bool
+    offload: bool
+    recompute_granularity: Literal["full", "selective"] | None
+    megatron_config: Mapping[str, JSON]
+    cluster: Literal["local", "ray"]
+    ray_address: Name | None
+    placement_timeout_s: float
+    num_cpus_per_rank: float
+    num_cpus_per_server: float
+    num_gpus_per_rank: int | None
+    num_cpus_per_rollout_worker: float | None
+    ray_env_vars: Sequence[Name]
+    engine: Literal["embedded", "sglang"]
+    max_slots: int
+    adaptive_concurrency: bool
+    max_context_len: int | None
+    enable_deterministic_inference: bool
+    engine_dtype: Literal["float32", "bfloat16"]
+    sglang_url: Name | None
+    rollout_num_engines: int
+    rollout_num_gpus_per_engine: int
+    sglang_python: Name | None
+    sglang: Mapping[str, JSON]
+    sglang_groups: Sequence[Mapping[str, JSON]]
+    sglang_models: Mapping[str, Mapping[str, JSON]]
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    rollout_health_check_interval: float
+    rollout_health_check_timeout: float
+    rollout_health_check_first_wait: float
+    n_samples_per_eval_prompt: int
+    eval_top_p: float | None
+    eval_max_response_len: int | None
+    eval_interval: int
+    eval_prompt_data: Data | None
+    eval_split: Name
+    eval_episodes: int
+    eval_temperature: float
+    async_eval: bool | None
+    eval_engine: Literal["shared", "own"]
+    save_interval: int
+    save_total_limit: int
+    metric_for_best_model: Name | None
+    max_restarts: int
+    callback: Function | None
+    use_wandb: bool
+    wandb_project: Name
+    wandb_group: Name | None
+    wandb_mode: Literal["online", "offline", "disabled"]
+    use_prometheus: bool
+    prometheus_host: Name
+    prometheus_port: int
+    log_model_config: bool
+    profile_step: int | None
+    memory_snapshot_step: int | None
+    hang_warning_s: float
+    custom_rm_path: object
+    reward_fn_path: object
+    rm_type: object
+    rm_url: object
+    prompt_key: object
+    apply_chat_template: object
+    load_debug_rollout_data: object
+    use_tis: object
+    use_mis: object
+    use_icepop: object
+    use_opsm: object
+    tis_threshold: object
+    i_accept_bias: object
+    use_critic: object
+    calculate_per_token_loss: object
+    grpo_std_normalization: object
+    disable_grpo_std_normalization: object
+    record_memory_history: object
+
+
+SftSettings: TypeAlias = TrainSettings
+"""Keywords of `agentrl.sft`."""
+
+
+class EvalSettings(TypedDict, total=False):
+    """Keywords of `agentrl.evaluate`."""
+
+    n_samples_per_eval_prompt: int
+    eval_top_p: float | None
+    eval_max_response_len: int | None
+    reset_timeout_s: float | None
+    tool_timeout_s: float | None
+    step_timeout_s: float | None
+    reward_timeout_s: float | None
+    episode_timeout_s: float | None
+    max_tool_chars: int | None
+    max_calls_per_turn: int | None
+    custom_generate_function_path: Function | None
+    reward: Function | None
+    reward_kwargs: Mapping[str, JSON]
+    group_reward: Function | None
+    group_reward_kwargs: Mapping[str, JSON]
+    opponents: Mapping[str, Name]
+    tools: Sequence[Name]
+    tool_kwargs: Mapping[str, Mapping[str, JSON]]
+    n: int
+    temperature: float
+    split: Name
+    seed: int
+    env_kwargs: Mapping[str, JSON]
+    max_turns: int | None
+    rollout_max_context_len: int | None
+    output_dir: Name | None
+    num_threads: int | None
+    input_key: Name
+    label_key: Name | None
+    metadata_key: Name | None
+    tool_key: Name | None
+    prompt_data: Data | None
+    dialect: Literal["own", "inline", "chat"]
+    chat_format: Name
+    engine: Literal["embedded", "sglang"]
+    max_slots: int
+    adaptive_concurrency: bool
+    max_context_len: int | None
+    enable_deterministic_inference: bool
+    engine_dtype: Literal["float32", "bfloat16"]
+    sglang_url: Name | None
+    rollout_num_engines: int
+    rollout_num_gpus_per_engine: int
+    sglang_python: Name | None
+    sglang: Mapping[str, JSON]
+    sglang_groups: Sequence[Mapping[str, JSON]]
+    sglang_models: Mapping[str, Mapping[str, JSON]]
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    rollout_health_check_interval: float
+    rollout_health_check_timeout: float
+    rollout_health_check_first_wait: float
+    cluster: Literal["local", "ray"]
+    ray_address: Name | None
+    placement_timeout_s: float
+    num_cpus_per_rank: float
+    num_cpus_per_server: float
+    num_gpus_per_rank: int | None
+    num_cpus_per_rollout_worker: float | None
+    ray_env_vars: Sequence[Name]
+    openai_url: Name | None
+    openai_model: Name | None
+    openai_key_env: Name
+    openai_max_tokens: int | None
+    openai_reasoning: Literal["keep", "drop"]
+    openai_body: Mapping[str, JSON]
+    openai_omit: Sequence[Name]
+    openai_concurrency: int
+    openai_timeout_s: float
+    openai_attempts: int
+    price_prompt: float | None
+    price_completion: float | None
+    price_cached: float | None
+    custom_rm_path: object
+    reward_fn_path: object
+    rm_type: object
+    rm_url: object
+    prompt_key: object
+    eval_prompt_data: object
+    apply_chat_template: object

@@ -1,0 +1,108 @@
+"""agentrl/assembly/keywords.py: settings as types of keywords, for editors. `make reference` writes it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from typing_extensions import TypeAliasType
+
+from agentrl.algorithms.config import Estimator
+from agentrl.assembly.config import RunConfig, SftConfig
+from agentrl.config import Section, leaves, spellings
+from agentrl.evaluation.config import EvalConfig
+from tests.docs.blocks import ROOT
+
+FILE = ROOT / "agentrl" / "assembly" / "keywords.py"
+HEAD = '''\
+"""Settings as keywords of `train`, `sft` and `evaluate`, for editors and type checkers.
+
+`make reference` writes this file from the settings themselves, which are checked when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Literal, TypeAlias, TypedDict
+
+from agentrl.algorithms.config import Estimator
+from agentrl.envs import AnyEnv
+from agentrl.types import JSON
+
+Name: TypeAlias = str | PathLike[str]
+Function: TypeAlias = str | Callable[..., object]
+"""A function, or its name."""
+Rows: TypeAlias = Iterable[Mapping[str, JSON]]
+"""Rows of prompts or conversations: a list of mappings, or a dataset."""
+Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, Name | Rows | float]
+'''
+_PLAIN = {str: "Name", int: "int", float: "float", bool: "bool", type(None): "None"}
+
+
+def text() -> str:
+    """The text of the file."""
+    shared, of_sft = leaves(RunConfig), leaves(SftConfig)
+    evaluated = leaves(EvalConfig)
+    classes = [
+        ("TrainSettings", shared, RunConfig, "Keywords of `agentrl.train`."),
+        ("SftSettings", {**shared, **of_sft}, SftConfig, "Keywords of `agentrl.sft`."),
+        ("EvalSettings", evaluated, EvalConfig, "Keywords of `agentrl.evaluate`."),
+    ]
+    parts = [HEAD]
+    for name, fields, tree, about in classes:
+        if name == "SftSettings" and fields.keys() == shared.keys():
+            parts.append(f'SftSettings: TypeAlias = TrainSettings\n"""{about}"""\n')
+            continue
+        parts.append(f'class {name}(TypedDict, total=False):\n    """{about}"""\n')
+        parts.append("".join(f"    {line}\n" for line in _lines(fields, tree)))
+    return "\n\n".join(parts).replace('"""\n\n\n    ', '"""\n\n    ')
+
+
+def _lines(fields: Mapping[str, tuple[str, object]], tree: type[Section]) -> Iterator[str]:
+    for name, (_, leaf) in fields.items():
+        yield f"{name}: {_type_of(name, leaf)}"
+    for name in spellings(tree):
+        yield f"{name}: object"
+
+
+def _type_of(name: str, leaf) -> str:
+    if name.endswith("_data"):
+        return "Data | None"
+    if name == "env":
+        return "str | type[AnyEnv]"
+    if "package.module:" in (leaf.description or ""):
+        return "Function | None"
+    return " | ".join(dict.fromkeys(_texts(leaf.annotation)))
+
+
+def _texts(hint: object) -> Iterator[str]:
+    """The parts of a union as text."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint == Estimator:
+        yield "Estimator"
+    elif isinstance(hint, TypeAliasType):
+        yield "JSON"
+    elif hint in _PLAIN:
+        yield _PLAIN[hint]
+    elif origin is Annotated:
+        yield from _texts(arguments[0])
+    elif origin in (Union, types.UnionType):
+        for part in arguments:
+            yield from _texts(part)
+    elif origin is Literal:
+        yield f"Literal[{', '.join(map(repr, arguments))}]".replace("'", '"')
+    elif origin in (tuple, list):
+        yield f"Sequence[{' | '.join(dict.fromkeys(_texts(arguments[0])))}]"
+    elif origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        yield f"Mapping[str, {' | '.join(dict.fromkeys(_texts(arguments[1])))}]"
+    elif isinstance(hint, type) and issubclass(hint, Section):
+        yield "Mapping[str, JSON]"
+    else:
+        raise TypeError(f"no text for {hint}")
+
+
+def write() -> None:
+    """Write the file."""
+    FILE.write_text(text(), encoding="utf-8")
