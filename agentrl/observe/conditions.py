@@ -1,5 +1,6 @@
 """The faults of a training by RL, as conditions over the history of its metrics.
 
+no-room            prompts are as long as an episode may be
 no-signal          the siblings of every group earn the same, and too little
 truncation-pays    truncation and the reward rise: truncated episodes earn no less than the others
 entropy-grows      the policy becomes more random, and the reward does not rise
@@ -21,6 +22,7 @@ from agentrl.observe.trends import (
     GROUPS,
     HELD_OUT,
     MIN_SPREAD,
+    NO_ROOM,
     REWARD,
     SHARES,
     SPREAD,
@@ -56,8 +58,21 @@ SHORT = 3
 """Iterations of a mean where a fault destroys within some of them."""
 SCORE_FALLS = 0.2
 """A share of the scale, by which the best score is missed."""
+NO_ROOM_SHARE = 0.01
+"""Of the episodes of an iteration."""
 LEAST_SHARE = 0.5
 """Of the tokens of an age, the effective share: (sum of ratios)^2 / (number x sum of squared ratios)."""
+
+
+def _no_room(history: History, _: RunFacts) -> str | None:
+    rows = history.training()
+    share = rows[-1].get(NO_ROOM, 0.0) if rows else 0.0
+    if share < NO_ROOM_SHARE:
+        return None
+    return (
+        f"in {share:.0%} of the episodes of an iteration the prompt was as long as an episode may be, so the "
+        "model could not write a single token."
+    )
 
 
 def _no_signal(history: History, facts: RunFacts) -> str | None:
@@ -170,6 +185,7 @@ Condition: TypeAlias = Callable[[History, RunFacts], str | None]
 """The sentence of a diagnosis where it holds, else None."""
 
 CONDITIONS: Mapping[str, Condition] = {
+    "no-room": _no_room,
     "no-signal": _no_signal,
     "truncation-pays": _truncation_pays,
     "entropy-grows": _entropy_grows,
@@ -179,6 +195,7 @@ CONDITIONS: Mapping[str, Condition] = {
 }
 WARM_START = "a warm start (warm_start_steps), since the model is fresh and writes noise; "
 REMEDIES: Mapping[str, str] = {
+    "no-room": "a higher rollout_max_context_len; or rollout_max_prompt_len, to leave such prompts out.",
     "no-signal": "easier tasks; rewards for parts of a solution; more episodes of each prompt "
     "(n_samples_per_prompt).",
     "truncation-pays": "rewards that are paid once, at the end, from 0 (`agentrl envs check` finds those "

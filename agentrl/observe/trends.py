@@ -21,6 +21,7 @@ MIN_SPREAD = 1e-9
 REWARD, SPREAD = "rollout/raw_reward", "rollout/raw_reward_std"
 ZERO_STD, GROUPS = "rollout/zero_std/ratio", "rollout/prompts"
 TRUNCATED, TRUNCATED_REWARD = "rollout/truncated_ratio", "rollout/truncated_reward"
+NO_ROOM = "rollout/no_room_ratio"
 ENTROPY, STEPS, TEACHER = "train/entropy_loss", "train/optimizer_steps", "train/opd_kl"
 HELD_OUT = "eval/sampled"
 LOSS, GRAD_NORM, HELD_OUT_LOSS = "train/loss", "train/grad_norm", "eval/loss"
@@ -28,7 +29,7 @@ SHARES = {f"train/staleness_{age}/ess": age for age in range(1, 33)}
 """The effective share of the tokens that are so many versions old, by metric."""
 KEYS = frozenset(
     {
-        *(REWARD, SPREAD, ZERO_STD, GROUPS, TRUNCATED),
+        *(REWARD, SPREAD, ZERO_STD, GROUPS, TRUNCATED, NO_ROOM),
         *(TRUNCATED_REWARD, ENTROPY, STEPS, TEACHER, HELD_OUT),
         *(LOSS, GRAD_NORM, HELD_OUT_LOSS),
         *SHARES,

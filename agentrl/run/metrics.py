@@ -32,7 +32,8 @@ def rollout_metrics(
     zero_std/ratio is the share of complete groups whose siblings all have equal rewards. raw_reward is the
     mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
     raw_reward_std their standard deviation, truncated_reward the mean over truncated episodes, greedy_reward
-    that over episodes which are a greedy baseline (and in no other mean of rewards), response_len/mean the
+    that over episodes which are a greedy baseline (and in no other mean of rewards), no_room_ratio the share
+    of episodes whose prompt is as long as an episode may be, where there are some, response_len/mean the
     policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per
     episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
@@ -57,6 +58,8 @@ def rollout_metrics(
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts) | _of_greedy(groups)
+    if share := _mean([float(_has_no_room(episode)) for episode in episodes]):
+        metrics["rollout/no_room_ratio"] = share
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     metrics |= _dropped(outcomes, removed)
@@ -175,6 +178,13 @@ def _of_truncated(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> d
     truncated = {episode.id for episode in episodes if episode.ending is Ending.TRUNCATED}
     totals = [verdict.total for verdict in verdicts if verdict.episode_id in truncated]
     return {"rollout/truncated_reward": _mean(totals)} if totals else {}
+
+
+def _has_no_room(episode: Episode) -> bool:
+    """Whether the prompt of a trained agent left no room for a token of the policy."""
+    most = episode.limits.max_tokens
+    first = [each.turns[0].tokens for each in episode.trajectories if each.trainable and each.turns]
+    return most is not None and any(tokens is not None and len(tokens.world_ids) >= most for tokens in first)
 
 
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:

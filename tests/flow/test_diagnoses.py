@@ -84,3 +84,26 @@ def test_a_run_whose_tasks_are_all_solved_goes_on_undiagnosed(tmp_path, capsys):
     assert result.diagnoses == ()
     (warning,) = (line for line in capsys.readouterr().out.splitlines() if "Warning" in line)
     assert "the model is new and has no warm start" in warning
+
+
+def test_prompts_that_leave_no_room_are_counted_and_named(tmp_path, capsys):
+    rows = [{"input": "word " * (200 if n == 3 else 2), "label": "x"} for n in range(4)]
+    given = {
+        **SILENT,
+        "env": "SingleTurn-v0",
+        "prompt_data": rows,
+        "label_key": "label",
+        "reward": "exact_match",
+    }
+    sizes = {
+        "rollout_batch_size": 4,
+        "rollout_max_context_len": 48,
+        "num_rollout": 1,
+        "rollout_shuffle": False,
+    }
+    result = train("Bandit", tmp_path, "long", **{**given, **sizes})
+    (row,) = (row for row in metrics_of(result.folder) if "rollout/no_room_ratio" in row)
+    assert row["rollout/no_room_ratio"] == 0.25
+    (warning,) = (line for line in capsys.readouterr().out.splitlines() if "no-room" in line)
+    assert "in 25% of the episodes of an iteration the prompt was as long as an episode may be" in warning
+    assert [diagnosis.name for diagnosis in result.diagnoses] == ["no-room"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from agentrl import Limits, SingleTurnEnv, Task, say
@@ -45,6 +45,16 @@ class Charging(Riddles):
     @inline
     def grade(self, task, answer):
         return -0.3
+
+
+class Wordy(Riddles):
+    """The prompt of every fourth task is longer than an episode may be."""
+
+    def tasks(self, split):
+        return [
+            replace(task, prompt=Task.ask("", f"{task.prompt[0].text} " * (1 + 40 * (n % 4 == 3))).prompt)
+            for n, task in enumerate(super().tasks(split))
+        ]
 
 
 def record(run: Path, name: str, command: str) -> None:

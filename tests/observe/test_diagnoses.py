@@ -307,6 +307,16 @@ def test_a_held_out_score_may_collapse_while_the_reward_does_not(tmp_path, score
     assert made == ({"collapsed": 10} if is_made else {})
 
 
+# Prompts without room
+
+
+@pytest.mark.parametrize(("share", "is_made"), [(0.01, True), (0.125, True), (0.009, False), (0.0, False)])
+def test_prompts_without_room_are_named_in_their_first_iteration(tmp_path, share, is_made):
+    rows = iterations(3)
+    rows[1][1]["rollout/no_room_ratio"] = share
+    assert diagnosed(tmp_path, rows) == ({"no-room": 2} if is_made else {})
+
+
 # Tokens that are too old
 
 
@@ -371,6 +381,7 @@ def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path
 
 def test_every_sentence_is_one_line_that_ends_and_says_what_to_try(tmp_path):
     faults = [
+        [(1, STEADY | {"rollout/no_room_ratio": 0.25})],
         silent(3),
         iterations(10, truncated_ratio=grown(0.1, 0.6), raw_reward=grown(-0.3, -0.1), truncated_reward=0.0),
         iterations(10, entropy_loss=grown(0.4, 0.9)),
