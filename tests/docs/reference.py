@@ -20,7 +20,7 @@ from textwrap import dedent, indent
 import griffe
 
 from agentrl.cli.settings import all_settings
-from tests.docs import keywords
+from tests.docs import keywords, shipped
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -54,7 +54,8 @@ INTRODUCTION = """\
 The public names of the package, from their docstrings. `make reference` writes these pages. The guides show
 how to use them: [Write your own environment](../write-an-environment.md), [Tools](../tools.md),
 [Graders](../graders.md), [Record and replay](../record-and-replay.md). [Settings](settings.md) has the
-settings of a run, which are keywords of `agentrl.train` under the same names.
+settings of a run, which are keywords of `agentrl.train` under the same names, and
+[Environments](environments.md) the arguments of those that ship.
 """
 SETTINGS = "settings.md"
 SETTINGS_INTRODUCTION = """\
@@ -156,7 +157,7 @@ def pages(root: Path = ROOT, modules: Mapping[str, str] = PAGES) -> dict[str, st
                 reference.add(Name(result.name, result, page, _heading(result.name, result)))
     texts = {file_of(page): _page(page, loader.modules_collection[page], reference) for page in modules}
     if modules is PAGES:
-        texts[SETTINGS] = settings_page()
+        texts |= {SETTINGS: settings_page(), shipped.NAME: shipped.page()}
     return {"README.md": _index(modules, reference), **texts}
 
 
