@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-from agentrl.algorithms.config import Estimator
+from agentrl.algorithms.recipes import Estimator
 from agentrl.envs import AnyEnv
 from agentrl.types import JSON
 

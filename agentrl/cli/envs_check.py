@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import rich_click as click
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from agentrl.cli.commands import Command
 from agentrl.cli.flags import read_json_object
 from agentrl.envs.check import CheckReport, Severity, check_env
+from agentrl.view.scores import time_text
 
 FAILED = 1
+LONG_S = 5.0
+"""After that a check without a terminal says what it does (seconds)."""
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 
@@ -41,7 +48,6 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
     The expert must reach its score; silence, chance and cheats must not. Leaving an episode must not pay more
     than losing it. Exit code 1: there are errors.
     """
-    console = Console(stderr=True)
     check = partial(
         check_env, env_id, env_kwargs=read_json_object("--env-kwargs", env_kwargs), n=n, seed=seed
     )
@@ -49,11 +55,27 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
         report = check()
         click.echo(json.dumps(report.to_json()))
     else:
-        with console.status("") as status:
-            report = check(progress=lambda what: status.update(f"checking: {what}"))
+        with _shown(Console(stderr=True)) as shown:
+            report = check(progress=shown)
         _show(report, Console())
     if not report.ok:
         sys.exit(FAILED)
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Callable[[str], None]]:
+    """Shows which probe runs, and for how long: in a line of a terminal, else in lines once it takes long."""
+    columns = (SpinnerColumn(), TextColumn("checking: {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, begun_s = bar.add_task("", total=None), time.monotonic()
+
+        def show(what: str) -> None:
+            bar.update(task, description=what)
+            elapsed_s = time.monotonic() - begun_s
+            if not console.is_terminal and elapsed_s >= LONG_S:
+                click.echo(f"checking: {what} (after {time_text(elapsed_s)})", err=True)
+
+        yield show
 
 
 def _show(report: CheckReport, console: Console) -> None:

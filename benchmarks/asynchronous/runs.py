@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import agentrl
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.observe import Record, read_metrics
 from agentrl.run.stages import process_tree, tree_cpu_time
 from agentrl.types import JSON
@@ -101,7 +102,9 @@ async def timed_run(
     watch = asyncio.create_task(_watch(folder / "metrics.jsonl", usages))
     place: dict[str, JSON] = {"output_dir": str(folder.parent), "name": folder.name}
     try:
-        await agentrl.train_async(run_file, quiet=True, resume=False, **{**settings, **place})
+        await agentrl.train_async(
+            run_file, quiet=True, resume=False, **cast(TrainSettings, {**settings, **place})
+        )
     finally:
         watch.cancel()
         await asyncio.wait([watch])

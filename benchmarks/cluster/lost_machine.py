@@ -21,11 +21,10 @@ from threading import Timer
 from typing import NamedTuple, cast
 from unittest.mock import patch
 
-from agentrl.assembly.keywords import TrainSettings
-
 import agentrl
 from agentrl.assembly import cluster as assembly_of_clusters
 from agentrl.assembly import trainer as assembly_of_trainers
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.placement import Layout
 from agentrl.cluster.ray.placement import RayPlacement, placed
@@ -152,8 +151,9 @@ def _placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlaceme
 def _measured(folder: Path, address: str, steps: int) -> Measured:
     """steps: to train after the loss, and again after the plain resume (count)."""
     num_rollout = _STEP_OF_LOSS + steps
-    settings = {**SETTINGS, "ray_address": address, "output_dir": str(folder), "name": "x"}
-    agentrl.train(None, resume=False, quiet=True, num_rollout=num_rollout, **cast(TrainSettings, settings))
+    place = {"ray_address": address, "output_dir": str(folder), "name": "x"}
+    settings = cast(TrainSettings, {**SETTINGS, **place, "num_rollout": num_rollout})
+    agentrl.train(None, resume=False, quiet=True, **settings)
     lost = TIMES.parts()
     if (problems := reconcile(folder / "x").problems) or NOTICED not in lost:
         raise AssertionError(f"the run lost its machine, and then: {lost}, {problems}")

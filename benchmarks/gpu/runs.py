@@ -13,9 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import agentrl
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.errors import AgentRLError
 from agentrl.types import JSON
 from benchmarks.compare import figures_of
@@ -65,7 +66,9 @@ async def _row(bench: Bench, turn: Turn, name: str, settings: Mapping[str, JSON]
         **_settings(bench, turn),
         **settings,
     }
-    result = await asyncio.to_thread(partial(agentrl.train, _RUN_FILE, resume=False, quiet=True, **own))
+    result = await asyncio.to_thread(
+        partial(agentrl.train, _RUN_FILE, resume=False, quiet=True, **cast(TrainSettings, own))
+    )
     wall_s = time.perf_counter() - started
     steps = _steps(result.folder)
     seconds = figures_of([step[_STEP] for step in steps])

@@ -31,10 +31,8 @@ def play(settings: PlayerSettings) -> None:
     _print({"env": ENV_ID, **settings["settings"]})
     for number, _ in enumerate(sys.stdin):
         folder = str(Path(settings["folder"]) / str(number))
-        options = settings["settings"]
-        report = agentrl.evaluate(
-            ENV_ID, None, resume=False, quiet=True, output_dir=folder, **cast(EvalSettings, options)
-        )
+        options = cast(EvalSettings, {**settings["settings"], "output_dir": folder})
+        report = agentrl.evaluate(ENV_ID, None, resume=False, quiet=True, **options)
         _print(
             {
                 "episodes": report.n,

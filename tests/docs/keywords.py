@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from typing_extensions import TypeAliasType
 
-from agentrl.algorithms.config import Estimator
+from agentrl.algorithms.recipes import Estimator
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.config import Section, leaves, spellings
 from agentrl.evaluation.config import EvalConfig
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-from agentrl.algorithms.config import Estimator
+from agentrl.algorithms.recipes import Estimator
 from agentrl.envs import AnyEnv
 from agentrl.types import JSON
 

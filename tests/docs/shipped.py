@@ -13,8 +13,8 @@ INTRODUCTION = """\
 # Environments that ship
 
 The classes behind the ids, and their arguments: `--env-kwargs '{"seed": 1}'`, `env_kwargs = {seed = 1}` in a
-run file, `agentrl.make("HopSearch-v0", seed=1)` in Python. The [table](../environments.md) says what each trains
-and needs. A class can be derived from: `from envs_contrib.hop_search import HopSearch`.
+run file, `agentrl.make("HopSearch-v0", seed=1)` in Python. The [table](../environments.md) says what each
+trains and needs. A class can be derived from: `from envs_contrib.hop_search import HopSearch`.
 """
 
 

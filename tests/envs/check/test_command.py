@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl.cli import main
+from agentrl.cli import envs_check, main
 from tests.envs.check.broken import Good
 
 
@@ -69,3 +69,18 @@ def test_arguments_of_the_constructor_reach_every_instance(capsys):
     assert (code, "passed: 0 errors" in out) == (0, True), out + err
     code, _, err = run(capsys, "tests.envs.check.test_faults:Sized")
     assert (code, "missing a required argument: 'size'" in err) == (2, True)
+
+
+def test_without_a_terminal_a_long_check_says_what_it_does_and_a_short_one_does_not(capsys, monkeypatch):
+    main(["envs", "check", "tests.envs.check.broken:Good", "--n", "2"])
+    assert "checking" not in capsys.readouterr().err
+    monkeypatch.setattr(envs_check, "LONG_S", 0.0)
+    main(["envs", "check", "tests.envs.check.broken:Good", "--n", "2"])
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if line.startswith("checking: ")]
+    assert [line.partition(" (after")[0] for line in lines[:3]] == [
+        "checking: tasks",
+        "checking: the expert",
+        "checking: random and adversarial policies",
+    ]
+    assert "checking" not in printed.out
