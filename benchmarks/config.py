@@ -77,7 +77,7 @@ class RefillBench(Section):
     """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle machine."""
 
 
-AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall", "large"]
+AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall", "large", "rates"]
 """The parts of the benchmark of asynchronous training."""
 
 
@@ -89,15 +89,15 @@ class AsyncBench(Section):
     iterations: Annotated[int, Field(ge=8)] = 12
     """RL iterations of each of these runs (count); the first and the last few are not timed."""
     seeds: _Seeds = (0, 1, 2)
-    """Seeds of table and wall, separated by commas."""
+    """Seeds of table, wall and rates, separated by commas."""
     staleness: _Seeds = (0, 1, 2, 4)
     """Values of max_staleness in the table (versions), separated by commas."""
     corrections: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ("none", "tis", "icepop")
     """Corrections in the table, separated by commas; at max_staleness 0 only the first."""
     minutes: Annotated[float, Field(gt=0)] = 15.0
-    """When table and wall start no further run (minutes each); the next call goes on with those left out."""
+    """When table, wall and rates start no further run (minutes each); the next call goes on with the rest."""
     output_dir: str = "runs/bench-async"
-    """Where the runs of table and wall are cached; finished ones are not run again (folder)."""
+    """Where the runs of table, wall and rates are cached; finished ones are not run again (folder)."""
 
 
 class SimulateBench(Section):

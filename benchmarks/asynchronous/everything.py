@@ -10,6 +10,7 @@ from typing import get_args
 from agentrl.types import JSON
 from benchmarks.asynchronous.comparisons import CHEAP, LARGE, LONG_TAIL, SPEEDUP, OnEvent, compared
 from benchmarks.asynchronous.learning import table, wall
+from benchmarks.asynchronous.rates import rates
 from benchmarks.config import AsyncBench, AsyncPart
 from benchmarks.machine import machine
 
@@ -28,6 +29,7 @@ PARTS: Mapping[AsyncPart, Part] = {
     "long-tail": partial(compared, LONG_TAIL),
     "wall": wall,
     "large": _large,
+    "rates": rates,
 }
 
 

@@ -1,7 +1,7 @@
 """Environments for asynchronous runs: cheap episodes, long-tailed lengths, steps that take their time.
 
 Rewards are chance, so that every group has a gradient and no policy learns: the work of each iteration
-stays the same.
+stays the same. Of `Buttons` alone something can be learned, within seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from agentrl import Env, Limits, Message, Reward, Script, Step, Task, say
+from agentrl import Env, Limits, Message, Reward, Script, Step, Task, ToolEnv, call, say
 from agentrl.tools import inline
 from agentrl.types import JSON, Episode, Observation
 
@@ -22,6 +22,7 @@ WAIT_S, WAIT_SIGMA = 0.03, 0.8
 """The median wait of a slow environment (seconds), and the standard deviation of its logarithm."""
 _WORDS = "on on on on on on on on"
 _ANSWER = "go on"
+_GOLD, _DUST = "gold", "dust"
 
 
 @inline
@@ -49,6 +50,47 @@ class Brief(Env):
         """The end."""
         del action
         return Step.finished(reward=None)
+
+
+class Buttons(ToolEnv):
+    """Press a button, then say what it gave. Only gold is worth anything, which three in ten demonstrate."""
+
+    limits = Limits(max_turns=3, max_tokens=64)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._result = ""
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        self._result = _GOLD if button == "right" else _DUST
+        return self._result
+
+    tools = (press,)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Prompts that differ in a number."""
+        return [Task.ask(f"{split}{n}", f"press {n}") for n in range(8)]
+
+    def reward(self, task: Task, answer: str) -> float:
+        """1 for gold that was found."""
+        del task
+        return float(answer == self._result == _GOLD)
+
+    def expert(self, task: Task) -> Script:
+        """The right button."""
+        del task
+        yield say((yield call("press", button="right")))
+
+    def demonstrator(self, task: Task, rng: random.Random) -> Script:
+        """Three times in ten the right button."""
+        del task
+        yield say((yield call("press", button="right" if rng.random() < 0.3 else "left")))
+
+    def corpus(self) -> Iterable[str]:
+        """All words."""
+        yield from (message.text for task in self.tasks("train") for message in task.prompt)
+        yield from ("left", "right", _GOLD, _DUST)
 
 
 class Tailed(Brief):
