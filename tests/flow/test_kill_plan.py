@@ -43,8 +43,8 @@ SETTINGS = {
     **{name: value for name, value in LATE.items() if name not in SMALL},
     **WARM,
     **{"num_rollout": 100_000, "save_interval": 1, "eval_interval": 100_000, "eval_episodes": 1},
-    # Steps whose groups all agree end no run here.
-    "max_idle_rollouts": 0,
+    # Steps whose groups all agree end no run here; and hundreds of larger steps would unlearn the tool.
+    **{"max_idle_rollouts": 0, "lr": 1e-6},
     **{"env": "tests.flow.workshop:Workshop", "num_rollout_workers": 1, "num_threads": 1},
 }
 LIMIT_S = 600.0
