@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from agentrl.activity import CHECKPOINT
 from agentrl.errors import ConfigError
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
@@ -153,6 +154,26 @@ def is_struck_in_flight(moment: Moment, folder: Path, process) -> bool:
     return status.episodes.get("tool", 0) > 0
 
 
+def hold_in_flight(held: int, moment: Moment, folder: Path, process) -> None:
+    """Stop a process in the middle of its work; in the middle of other work it goes on, until it is."""
+
+    def is_saving():
+        status = status_of(folder, process)
+        is_held = moment.phase == "training" and status is not None
+        return is_held and any(work.name == CHECKPOINT for work in status.working)
+
+    def is_in_flight():
+        return is_struck_in_flight(moment, folder, process)
+
+    while True:
+        os.kill(held, signal.SIGSTOP)
+        wait_for(lambda: is_in_flight() or is_saving(), process, "it was not in flight")
+        if is_in_flight():
+            return
+        os.kill(held, signal.SIGCONT)
+        wait_for(lambda: not is_saving(), process, "it saves for ever")
+
+
 def strike(moment: Moment, folder: Path, process) -> None:
     """Kill the target, in flight."""
     wait_for(lambda: target_of(moment.target, process.pid), process, "there is no such process")
@@ -163,8 +184,7 @@ def strike(moment: Moment, folder: Path, process) -> None:
     elif moment.phase == "playing" and moment.target != "driver":
         held = target
     if held is not None:
-        os.kill(held, signal.SIGSTOP)
-        wait_for(lambda: is_struck_in_flight(moment, folder, process), process, "it was not in flight")
+        hold_in_flight(held, moment, folder, process)
     os.kill(target, signal.SIGKILL)
     if held not in (None, target):
         os.kill(held, signal.SIGCONT)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
+from agentrl import Reward
 from agentrl.tools import PythonTool
-from tests.flow.worlds import Talkative
+from tests.flow.worlds import Bandit
 
 
-class Workshop(Talkative):
+def tossed(episode):
+    """0 or 1 by the episode's id: siblings that play alike differ, too, and nothing can be learned."""
+    return float(random.Random(episode.id).random() < 0.5)
+
+
+class Workshop(Bandit):
     """A press takes a moment in the sandbox."""
 
+    rewards = (Reward(tossed),)
     tool = PythonTool(wall_s=30.0, memory_mb=64)
 
     async def reset(self, task, *, seed):
