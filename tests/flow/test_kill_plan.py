@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pytest
 
-from agentrl.activity import CHECKPOINT
 from agentrl.errors import ConfigError
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
@@ -48,7 +47,8 @@ SETTINGS = {
     **{"max_idle_rollouts": 0, "lr": 1e-6},
     **{"env": "tests.flow.workshop:Workshop", "num_rollout_workers": 1, "num_threads": 1},
 }
-LIMIT_S = 600.0
+LIMIT_S, PATIENCE_S = 600.0, 3.0
+"""How long to wait for a moment, and for the next call of a process that is stopped (seconds)."""
 
 
 class Moment(NamedTuple):
@@ -155,23 +155,19 @@ def is_struck_in_flight(moment: Moment, folder: Path, process) -> bool:
 
 
 def hold_in_flight(held: int, moment: Moment, folder: Path, process) -> None:
-    """Stop a process in the middle of its work; in the middle of other work it goes on, until it is."""
-
-    def is_saving():
-        status = status_of(folder, process)
-        is_held = moment.phase == "training" and status is not None
-        return is_held and any(work.name == CHECKPOINT for work in status.working)
-
-    def is_in_flight():
-        return is_struck_in_flight(moment, folder, process)
-
-    while True:
+    """Stop a process in the middle of its work; where the run waits for other work of it, it goes on first."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
         os.kill(held, signal.SIGSTOP)
-        wait_for(lambda: is_in_flight() or is_saving(), process, "it was not in flight")
-        if is_in_flight():
-            return
+        stopped = time.monotonic()
+        while time.monotonic() < stopped + PATIENCE_S:
+            assert process.poll() is None, process.communicate()
+            if is_struck_in_flight(moment, folder, process):
+                return
+            time.sleep(0.002)
         os.kill(held, signal.SIGCONT)
-        wait_for(lambda: not is_saving(), process, "it saves for ever")
+        time.sleep(0.05)
+    pytest.fail("it was not in flight")
 
 
 def strike(moment: Moment, folder: Path, process) -> None:
