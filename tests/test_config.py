@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import Section, by_section, effective_values, leaves, merge, parse, read_toml, write_toml
+from agentrl.config.section import _plain, _words_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.types import JSON
@@ -292,3 +293,32 @@ def test_only_keys_with_an_effect_are_written_and_they_read_back_equal(tmp_path,
     write_toml(config, tmp_path / "config.toml")
     assert parse(Kitchen, read_toml(tmp_path / "config.toml"), source="x") == config
     assert ("fridge" in effective_values(config)["proving"]) == proving.cold
+
+
+@pytest.mark.parametrize("spelling", ["top", "TOP", "Top"])
+def test_a_word_may_be_spelled_in_capitals(spelling):
+    assert parse(Bakery, {"oven": {"shelf": spelling}}, source="run.toml").oven.shelf == "top"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("GRPO", "grpo"),
+        ("Dr. GRPO", "dr_grpo"),
+        ("Dr.GRPO", "dr_grpo"),
+        ("REINFORCE++", "reinforce_plus_plus"),
+        ("REINFORCE++-baseline", "reinforce_plus_plus_baseline"),
+        ("grpo-passk", "grpo_passk"),
+        ("PPO", "ppo"),
+    ],
+)
+def test_estimators_may_be_spelled_as_in_their_papers(spelling, name):
+    config = parse(RunConfig, {"algorithm": {"advantage_estimator": spelling}}, source="run.toml")
+    assert config.algorithm.advantage_estimator == name
+
+
+def test_no_two_words_of_a_setting_are_spellings_of_one():
+    for tree in (RunConfig, EvalConfig):
+        for name, (_, leaf) in leaves(tree).items():
+            words = _words_of(leaf.annotation)
+            assert len({_plain(word) for word in words}) == len(words), name

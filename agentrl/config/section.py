@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar, NamedTuple, Self
+from functools import cache
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from agentrl.types import JSON
 
-ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
-"""Where a function stands: package.module:name."""
+ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
+"""Where a function stands: package.module:name; <locals> in it are those of a function of this process."""
 
 
 class Spelling(NamedTuple):
@@ -141,6 +143,15 @@ class Section(BaseModel):
     def _is_tree(cls) -> bool:
         return len(cls.tables()) == len(cls.model_fields)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_it_is_spelled_here(cls, value: object, info: ValidationInfo) -> object:
+        """One of several words in another spelling, such as GRPO or REINFORCE++, as its own."""
+        words = _words_of(cls.model_fields[str(info.field_name)].annotation)
+        if not isinstance(value, str) or value in words:
+            return value
+        return next((word for word in words if _plain(word) == _plain(value)), value)
+
     @model_validator(mode="after")
     def _keys_have_an_effect(self) -> Self:
         for name, change in self.without_effect.items():
@@ -156,6 +167,18 @@ class Section(BaseModel):
         if isinstance(value, Section):
             return [f"{key}_{name}" for name in value.model_fields_set if is_on(getattr(value, name))]
         return [name] if key in holder.model_fields_set and is_on(value) else []
+
+
+@cache
+def _words_of(hint: object) -> tuple[str, ...]:
+    """The words that a type admits; empty where it admits others, too."""
+    if get_origin(hint) is Literal:
+        return tuple(word for word in get_args(hint) if isinstance(word, str))
+    return tuple(word for part in get_args(hint) for word in _words_of(part))
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[\W_]", "", word.lower().replace("++", "plusplus"))
 
 
 def is_on(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from agentrl.config import Section, Spelling
+from agentrl.config import ImportPath, Section, Spelling
 
 Step = Annotated[int, Field(ge=1)]
 
@@ -15,7 +15,7 @@ Step = Annotated[int, Field(ge=1)]
 class ObserveConfig(Section):
     """What a run shows of itself, besides metrics.jsonl and the journal."""
 
-    callback: str | None = None
+    callback: ImportPath | None = None
     """Function that is called with each step and its metrics, as they are logged (package.module:function),
     such as to send them elsewhere; where it returns True, the run ends after that step. One that fails is not
     called again, and the run goes on."""

@@ -204,17 +204,23 @@ def legend(panel: Panel) -> Markup:
     if len(panel.series) < 2:
         return Markup()
     line = Markup('<path class="curve {}" d="M1 4 L21 4"/>')
-    return _legend((series.label, line.format(_style(index))) for index, series in enumerate(panel.series))
+    samples = ((each.label, each.key, line.format(_style(n))) for n, each in enumerate(panel.series))
+    return _legend(samples)
 
 
 def histogram_legend(histogram: Histogram) -> Markup:
     """The kinds with the colour of each."""
     bar = Markup('<rect class="strip s{}" width="22" height="8"/>')
-    return _legend((kind, bar.format(index)) for index, kind in enumerate(histogram.bars))
+    return _legend((kind, "", bar.format(index)) for index, kind in enumerate(histogram.bars))
 
 
-def _legend(samples: Iterable[tuple[str, Markup]]) -> Markup:
-    """Names, each with a sample of how it is drawn."""
-    item = Markup('<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true">{}</svg>{}</li>')
-    items = [item.format(sample, name) for name, sample in samples]
+def _legend(samples: Iterable[tuple[str, str, Markup]]) -> Markup:
+    """Names in one line each, with a sample of how it is drawn; a tooltip has the whole name and metric."""
+    item = Markup(
+        '<li title="{}"><svg class="key" viewBox="0 0 22 8" aria-hidden="true">{}</svg><span>{}</span></li>'
+    )
+    items = [
+        item.format(name if key in ("", name) else f"{name}: {key}", sample, name)
+        for name, key, sample in samples
+    ]
     return Markup('<ul class="legend">{}</ul>').format(Markup().join(items))

@@ -7,12 +7,16 @@ import types
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from agentrl.assembly.arguments import env_name, model_path, plain_settings, rows_beside, run_path
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.functions import callback_at, function_at
+from agentrl.config import leaves
 from agentrl.data import Columns, FileSource
 from agentrl.envs import find
 from agentrl.errors import ConfigError, UnknownEnvError
@@ -89,6 +93,20 @@ def test_a_function_of_a_function_and_an_object_are_found_in_this_process():
     assert function_at("reward", plain["reward"]) is local
     assert function_at("callback", plain["callback"]) is collected
     assert plain["data_source_path"] == f"{__name__}:Collected"
+
+
+def test_a_run_takes_functions_of_functions_wherever_it_takes_functions():
+    def local(*_):
+        """Of this process."""
+
+    named = {
+        name: leaf for name, (_, leaf) in leaves(RunConfig).items() if "package.module:" in leaf.description
+    }
+    own = {"env", "group_reward", "reward"}
+    assert {*named} >= {*own, "callback", "custom_loss_function_path", "data_source_path"}
+    for name in named.keys() - own:
+        plain = plain_settings({name: local})
+        TypeAdapter(Annotated[named[name].annotation, named[name]]).validate_python(plain[name])
 
 
 def made(value):
