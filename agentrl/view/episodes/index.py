@@ -18,6 +18,9 @@ _ROWS: Final = 20_000
 _CODED: Final = ("env", "ending", "outcome", "tools")
 _MAX_VALUES: Final = 1000
 _OTHER: Final = "other"
+_MAX_FACTS: Final = 16
+_MAX_WORDS: Final = 50
+"""Of a fact that can be chosen: one with more values, such as a name of each task, is no filter."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,37 @@ class Codes:
         if value not in self.values and len(self.values) >= _MAX_VALUES:
             value = _OTHER
         return self.values.setdefault(value, len(self.values))
+
+
+@dataclass(slots=True)
+class Facts:
+    """Numbers for the values of short metadata, by key, and those of the rows that are not written yet."""
+
+    words: dict[str, dict[str, int]] = field(default_factory=dict)
+    _left_out: set[str] = field(default_factory=set)
+    _rows: list[dict[str, int]] = field(default_factory=list)
+
+    def add(self, facts: Mapping[str, str]) -> None:
+        """Add the facts of the next row."""
+        row: dict[str, int] = {}
+        for key, word in facts.items():
+            if key in self._left_out or (key not in self.words and len(self.words) >= _MAX_FACTS):
+                continue
+            words = self.words.setdefault(key, {})
+            row[key] = words.setdefault(word, len(words))
+            if len(words) > _MAX_WORDS:
+                del self.words[key]
+                self._left_out.add(key)
+        self._rows.append(row)
+
+    def take_columns(self) -> dict[str, JSON]:
+        """The numbers of the rows since the last call, by key; -1 = a row has no such fact."""
+        rows, self._rows = self._rows, []
+        return {key: [row.get(key, -1) for row in rows] for key in self.words}
+
+    def choices(self) -> dict[str, JSON]:
+        """The values of each key that has several, by their numbers."""
+        return {key: list(words) for key, words in self.words.items() if len(words) > 1}
 
 
 @dataclass(slots=True)
@@ -69,7 +103,8 @@ class Index:
     num_rows: int = 0
     starts: list[int] = field(default_factory=list)
     _codes: dict[str, Codes] = field(default_factory=lambda: {name: Codes() for name in _CODED})
-    _tasks: dict[str, int] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    _tasks: dict[tuple[str, str], int] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
     _num_groups: int = 0
     _columns: defaultdict[str, list[JSON]] = field(default_factory=lambda: defaultdict(list))
@@ -85,8 +120,10 @@ class Index:
         if row.group not in self._groups:
             self._groups[row.group] = self._num_groups
             self._num_groups += 1
+        self.facts.add(row.facts)
         cells: dict[str, JSON] = row._asdict()
-        cells["task"] = self._tasks.setdefault(row.task, len(self._tasks))
+        del cells["facts"], cells["prompt"]
+        cells["task"] = self._tasks.setdefault((row.task, row.prompt), len(self._tasks))
         cells["group"] = self._groups[row.group]
         cells["file"] = len(self.files) - 1
         cells["tools"] = "\n".join(row.tools)
@@ -103,7 +140,13 @@ class Index:
         if not self._columns:
             return
         first = self.num_rows - len(self._columns["id"])
-        part = {"first": first, "tasks": [*self._tasks], "columns": self._columns}
+        part = {
+            "first": first,
+            "tasks": [task for task, _ in self._tasks],
+            "prompts": [prompt for _, prompt in self._tasks],
+            "facts": self.facts.take_columns(),
+            "columns": self._columns,
+        }
         write_script(self.folder, "index", len(self.starts), to_line(part))
         self.starts.append(first)
         self._columns, self._tasks = defaultdict(list), {}

@@ -5,6 +5,7 @@ A run may hold 100,000 entries, and making an `Entry` of each takes several time
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -23,6 +24,9 @@ _SURE = 0.5 - 1e-6
 """Nearer numbers are not the other one because of the product's error, which is below 1e-6 up to 1e9."""
 _LOGPROBS, _WORD = b'"logprobs":[', b"logprobs"
 _NOT_JSON = (b"NaN", b"Infinity")
+_SHOWN, _WORD_LEN = 120, 40
+"""Of a prompt in a list, and of what can be chosen in a filter (characters)."""
+_MAX_FACTS = 16
 _TRAINING_ID = re.compile(r"(g\d+)-")
 
 
@@ -80,6 +84,7 @@ class TaskLine(TypedDict, total=False):
     id: str
     prompt: list[MessageLine]
     answer: str | None
+    metadata: Mapping[str, JSON]
 
 
 class StatsLine(TypedDict, total=False):
@@ -131,10 +136,13 @@ class Row(NamedTuple):
     played; None = not scored. advantage: the mean over its tokens. tokens: sampled by the policy; length:
     those of the prompt and the world, too. calls, problems: of tools, and of these the malformed, refused,
     timed-out and failed ones. version: the highest policy version; None = nothing was sampled.
+    prompt: the beginning of the task's last message. facts: what is short in its metadata.
     """
 
     id: str
     task: str
+    prompt: str
+    facts: Mapping[str, str]
     group: str
     env: str
     ending: str
@@ -160,6 +168,8 @@ def row_of(entry: EntryLine) -> Row:
     return Row(
         id=id,
         task=task,
+        prompt=_beginning(episode["task"].get("prompt", [])),
+        facts=_facts(episode["task"].get("metadata", {})),
         group=task if training is None else training[1],
         env=episode["env_id"],
         ending=_ending(episode),
@@ -175,6 +185,26 @@ def row_of(entry: EntryLine) -> Row:
         version=version,
         seconds=round(episode.get("seconds", 0.0), 3),
     )
+
+
+def _beginning(prompt: Sequence[MessageLine]) -> str:
+    """The first words of the last message, in one line."""
+    parts: list[str | None] = []
+    for message in prompt[-1:]:
+        _add_texts(message, parts)
+    # Only the beginning is split: a prompt may be long.
+    words = " ".join("\n".join(filter(None, parts))[: 4 * _SHOWN].split())
+    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+
+
+def _facts(metadata: Mapping[str, JSON]) -> dict[str, str]:
+    """The words, numbers and truth values of a task's metadata."""
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in islice(metadata.items(), _MAX_FACTS)
+        if isinstance(value, str | int | float | bool)
+    }
+    return {key: text for key, text in texts.items() if len(key) <= _WORD_LEN and 0 < len(text) <= _WORD_LEN}
 
 
 def _counts(episode: EpisodeLine) -> tuple[int, int, int | None]:

@@ -162,6 +162,7 @@ class _Data:
             "episodes": self.index.num_rows,
             "files": files,
             "coded": self.index.coded(),
+            "facts": self.index.facts.choices(),
             "starts": {
                 "index": self.index.starts,
                 "episodes": self.episodes.starts,

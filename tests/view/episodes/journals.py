@@ -176,9 +176,9 @@ def rows(site):
         for place in range(len(columns["id"])):
             row = {column: values[place] for column, values in columns.items()}
             row |= {column: values[row[column]] for column, values in facts["coded"].items()}
-            listed.append(
-                {**row, "task": part["tasks"][row["task"]], "file": facts["files"][row["file"]]["key"]}
-            )
+            file, task = facts["files"][row["file"]]["key"], row["task"]
+            names = {"task": part["tasks"][task], "prompt": part["prompts"][task]}
+            listed.append({**row, **names, "file": file})
     return listed
 
 

@@ -59,7 +59,8 @@ def test_the_list_has_every_episode_and_no_request_leaves_the_folder(page, site)
     expect(page.locator("#count")).to_have_text("9 of 9 episodes, mean reward 0.500")
     folder = site.page.parent.as_uri()
     assert all(url.startswith(folder) for url in page.requests)
-    assert len(page.requests) == 3
+    # The page, the manifest, the index; and the first episode with the texts of its tokens.
+    assert len(page.requests) == 5
 
 
 def test_the_page_of_a_benchmark_leads_to_the_episodes_of_each_cell_and_back(page, tmp_path):
@@ -76,6 +77,50 @@ def test_the_page_of_a_benchmark_leads_to_the_episodes_of_each_cell_and_back(pag
     page.get_by_role("link", name="Benchmark").click()
     page.get_by_role("link", name="All episodes").click()
     assert listed(page) == ["x-0", "x-1", "y-0", "y-1"]
+
+
+def test_the_first_episode_is_open_and_the_address_stays(page, site):
+    opened(page, site, "#sort=-reward")
+    expect(page.locator("#detail h2")).to_have_text("rl/1")
+    assert page.locator(".item.open .name small").inner_text().strip() == "g0-0"
+    assert page.url.endswith("#sort=-reward")
+    page.keyboard.press("t")
+    expect(page.locator(".tabs [aria-pressed=true]")).to_have_text("Tokens")
+    assert "episode=step_000001%2Fg0-0" in page.url
+
+
+def test_the_list_shows_prompts_and_the_task_below(page, site):
+    opened(page, site)
+    row = page.locator(".item").first
+    assert row.locator(".name").inner_text().startswith("Where was Torba born?")
+    assert "step_000001 · rl/1 · completed" in row.locator(".about").inner_text().replace(
+        "step 1", "step_000001"
+    )
+
+
+def test_tasks_are_filtered_by_what_is_short_in_their_metadata(page, tmp_path):
+    kinds = [
+        {"kind": "free", "n": 1},
+        {"kind": "<b>taken", "n": 1},
+        {"kind": "free", "n": 1, "__proto__": "x"},
+        {},
+    ]
+    made = [
+        entry(searched(f"e{n}", task=Task.ask(f"t{n}", "?", **facts)), 1.0, Outcome.EVALUATED)
+        for n, facts in enumerate(kinds)
+    ]
+    write(tmp_path, {}, {("greedy", 0): made})
+    site = write_site(tmp_path, tmp_path / "view", title="x")
+    opened(page, site)
+    page.locator("#more summary").click()
+    # `n` has one value, so there is nothing to choose.
+    assert page.locator("#fact option").all_inner_texts() == ["any", "kind = <b>taken", "kind = free"]
+    page.select_option("#fact", "kind=free")
+    expect(page.locator("#count")).to_contain_text("2 of 4 episodes")
+    assert listed(page) == ["e0", "e2"]
+    again = opened(page.context.new_page(), site, "#fact=kind%3D%3Cb%3Etaken")
+    assert listed(again) == ["e1"]
+    assert listed(opened(page.context.new_page(), site, "#fact=kind%3Dnothing")) == []
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ async function readManifest() {
   for (const [name, Type] of Object.entries(COLUMN_TYPES)) columns[name] = new Type(manifest.episodes);
   columns.id = new Array(manifest.episodes);
   columns.task = new Array(manifest.episodes);
+  columns.prompt = new Array(manifest.episodes);
+  // Names of facts are anyone's: an object might take one for its own.
+  columns.facts = new Map(Object.keys(manifest.facts).map((key) => [key, new Int16Array(manifest.episodes).fill(-1)]));
 }
 
 // Reads a part of the index and returns the number of rows up to its end.
@@ -118,7 +121,10 @@ async function readIndexPart(number) {
   for (let i = 0; i < size; i++) {
     columns.id[part.first + i] = part.columns.id[i];
     columns.task[part.first + i] = part.tasks[part.columns.task[i]];
+    columns.prompt[part.first + i] = part.prompts[part.columns.task[i]];
   }
+  const facts = new Map(Object.entries(part.facts));
+  for (const [key, column] of columns.facts) column.set(facts.get(key) ?? [], part.first);
   return part.first + size;
 }
 

@@ -47,11 +47,11 @@ function rowNode(row, place) {
       on: { click: () => navigate({ episode: addressOf(row), token: "" }, true) },
     },
     element("span", { class: "score" }, figure(reward)),
-    element("span", { class: "name" }, visible(columns.task[row]), element("small", null, ` ${visible(columns.id[row])}`)),
+    element("span", { class: "name" }, visible(columns.prompt[row] || columns.task[row]), element("small", null, ` ${visible(columns.id[row])}`)),
     element(
       "span",
       { class: ending === "completed" ? "about" : "about bad" },
-      visible(`${where} · ${ending} · ${plural(columns.turns[row], "turn")} · ${plural(columns.tokens[row], "token")}`),
+      visible(`${where} · ${columns.task[row]} · ${ending} · ${plural(columns.turns[row], "turn")} · ${plural(columns.tokens[row], "token")}`),
     ),
   );
   node.style.top = `${place * ROW_HEIGHT}px`;

@@ -1,8 +1,9 @@
 // The state of the page is the part of its address behind #: every change is a new address, and so a link.
 
-const FIELDS = ["q", "reward", "tokens", "turns", "step", "ending", "outcome", "tool", "env", "file", "sort", "episode", "token", "view", "colour"];
-const FILTERS = FIELDS.slice(0, 11);
+const FIELDS = ["q", "reward", "tokens", "turns", "step", "ending", "outcome", "tool", "env", "fact", "file", "sort", "episode", "token", "view", "colour"];
+const FILTERS = FIELDS.slice(0, 12);
 const RANGE_FIELDS = ["reward", "tokens", "turns", "step"];
+const FORM_FIELDS = ["q", "ending", "outcome", "tool", "env", "fact", "file", "sort"];
 const field = (id) => document.getElementById(id);
 const count = field("count");
 const bar = field("progress");
@@ -24,6 +25,8 @@ function encodeState(values) {
 
 // isStep: whether the browser's back button returns to the address before.
 function navigate(changes, isStep = false) {
+  // How an episode is shown belongs to that one, also to the first, which opens by itself.
+  if (model !== null && ("view" in changes || "token" in changes)) changes = { episode: addressOf(model.row), ...changes };
   const address = `#${encodeState({ ...decodeState(location.hash), ...changes })}`;
   if (address === (location.hash || "#")) return;
   if (isStep) location.hash = address;
@@ -99,7 +102,7 @@ function present(rows, prefix) {
 
 async function openEpisode() {
   const turn = ++drawing;
-  const row = state.episode ? rowOfAddress(state.episode) : -1;
+  const row = state.episode ? rowOfAddress(state.episode) : (listed[0] ?? -1);
   openRow = row;
   revealRow(row);
   drawRows();
@@ -145,7 +148,7 @@ function tabs(view) {
 }
 
 function syncForm() {
-  for (const name of ["q", "ending", "outcome", "tool", "env", "file", "sort"]) {
+  for (const name of FORM_FIELDS) {
     if (document.activeElement !== field(name) || !state[name]) field(name).value = state[name];
   }
   for (const name of RANGE_FIELDS) {
@@ -168,13 +171,15 @@ function fillChoices() {
   for (const name of ["ending", "outcome", "env"]) fill(name, coded(manifest.coded[name]));
   fill("tool", coded(new Set(manifest.coded.tools.flatMap((names) => names.split("\n")).filter(Boolean))));
   fill("sort", Object.entries(SORTS));
+  fill("fact", [["", "any"], ...factChoices().map(([name]) => [name, name.replace("=", " = ")]).sort()]);
+  field("fact").parentElement.hidden = !columns.facts.size;
 }
 
 function listenToForm() {
   let timer = 0;
   const form = field("filters");
   const changes = () => {
-    const values = Object.fromEntries(["q", "ending", "outcome", "tool", "env", "file", "sort"].map((name) => [name, field(name).value]));
+    const values = Object.fromEntries(FORM_FIELDS.map((name) => [name, field(name).value]));
     for (const name of RANGE_FIELDS) {
       const [low, high] = [field(`${name}-low`).value, field(`${name}-high`).value];
       values[name] = low || high ? `${low}..${high}` : "";
@@ -248,6 +253,7 @@ async function start() {
   if (!manifest.episodes) present(new Uint32Array(0), "");
   window.addEventListener("hashchange", applyAddress);
   await applyAddress();
+  if (!state.episode && listed.length) await openEpisode();
   document.documentElement.dataset.state = "ready";
 }
 

@@ -41,6 +41,11 @@ function filterOf(state) {
     const code = manifest.coded[name].indexOf(state[name]);
     tests.push((row) => columns[name][row] === code);
   }
+  if (state.fact) {
+    const [key, code] = factNamed(state.fact);
+    const column = columns.facts.get(key);
+    tests.push((row) => column !== undefined && column[row] === code);
+  }
   if (state.tool) {
     const has = manifest.coded.tools.map((names) => names.split("\n").includes(state.tool));
     tests.push((row) => has[columns.tools[row]]);
@@ -61,6 +66,15 @@ function filterOf(state) {
     tests.push((row) => named[columns.file[row]]);
   }
   return (row) => tests.every((test) => test(row));
+}
+
+// The choices of the filter by facts of tasks: [name, key, number of the value].
+const factChoices = () =>
+  Object.entries(manifest.facts).flatMap(([key, words]) => words.map((word, code) => [`${key}=${word}`, key, code]));
+
+function factNamed(name) {
+  const choice = factChoices().find(([other]) => other === name);
+  return choice ? choice.slice(1) : [undefined, -1];
 }
 
 function filteredRows(state, numRead) {
