@@ -249,7 +249,6 @@ def test_a_link_leads_to_a_token(page, site):
 
 def test_the_keyboard_reaches_everything(page, site):
     opened(page, site)
-    page.keyboard.press("j")
     expect(page.locator("#detail .path")).to_have_text("step_000001/g0-0")
     page.keyboard.press("j")
     expect(page.locator("#detail .path")).to_have_text("step_000001/g0-1")
