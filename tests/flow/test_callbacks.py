@@ -71,16 +71,14 @@ def test_a_callback_that_fails_is_left_out_with_a_warning(tmp_path, capsys):
     assert "rollout/raw_reward" in metrics_of(result.folder)[-2]
 
 
-def test_a_callback_that_no_other_process_finds_is_refused_there_in_one_sentence(tmp_path):
+def test_a_callback_that_no_other_process_finds_is_refused_there_in_one_sentence(tmp_path, monkeypatch):
     def local(step, metrics):
         """Of this process."""
 
     result = train("Bandit", tmp_path, "local", num_rollout=1, callback=local, **QUICK)
     settings = (result.folder / "config.toml").read_text()
     assert "local" in settings
-    from agentrl.tools.names import given
-
-    given.clear()
+    monkeypatch.setattr("agentrl.tools.names.given", {})
     with pytest.raises(ConfigError, match=r"no callback `.+:.+local`"):
         agentrl.train(result.folder, resume=True)
 
