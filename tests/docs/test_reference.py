@@ -11,11 +11,13 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 
 import pytest
 
-from tests.docs import keywords, reference
+import agentrl
+from tests.docs import keywords, reference, shipped
 from tests.docs.blocks import ROOT
 
 EXPORTING = [page for page in reference.PAGES if hasattr(importlib.import_module(page), "__all__")]
@@ -34,6 +36,16 @@ def test_the_reference_is_that_of_the_source(texts):
 
 def test_the_types_of_keywords_are_those_of_the_settings():
     assert keywords.FILE.read_text() == keywords.text(), "the settings have changed; run `make reference`"
+
+
+def test_the_page_of_environments_names_every_class_and_argument_that_ships():
+    page = shipped.page()
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    listed = {*named["agentrl.envs"], *named["agentrl.env_families"]}
+    assert listed <= set(re.findall(r"`([\w*-]+-v\d+)`", page))
+    section = page.partition("\n## ReTool\n")[2].partition("\n## ")[0]
+    names = inspect.signature(agentrl.envs.find("ReTool-v0").env_class).parameters
+    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == [*names]
 
 
 TYPED = """
@@ -106,7 +118,8 @@ def test_every_public_name_is_described_as_python_documents_it(texts, page):
 
 
 def test_every_table_of_a_page_leads_to_its_sections(texts):
-    for text in (text for name, text in texts.items() if name != reference.SETTINGS):
+    tables = (reference.SETTINGS, shipped.NAME)
+    for text in (text for name, text in texts.items() if name not in tables):
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         listed = re.findall(r"^\| \[`(.*?)`\]", text, re.MULTILINE)
         if "# API reference" not in text:
