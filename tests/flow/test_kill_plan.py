@@ -155,7 +155,7 @@ def is_struck_in_flight(moment: Moment, folder: Path, process) -> bool:
 
 
 def hold_in_flight(held: int, moment: Moment, folder: Path, process) -> None:
-    """Stop a process in the middle of its work; where the run waits for other work of it, that comes first."""
+    """Stop a process in the middle of its work; where the run waits for other work of it, that is first."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         os.kill(held, signal.SIGSTOP)
