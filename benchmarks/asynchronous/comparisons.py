@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, cast
 
-from agentrl.assembly.keywords import TrainSettings
-
 import agentrl
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.types import JSON
 from benchmarks.asynchronous.runs import STEADY, Speed, timed_run
 from benchmarks.compare import figures_of, interleaved

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
-from agentrl.assembly.keywords import TrainSettings
-
 import agentrl
+from agentrl.assembly.keywords import TrainSettings
 from agentrl.observe import Record, read_metrics
 from agentrl.types import JSON
 from benchmarks.asynchronous.comparisons import ASYNC, HOP_SEARCH, PLAIN, OnEvent
