@@ -37,7 +37,9 @@ def test_every_side_has_valid_settings_and_differs_in_what_is_stale(name, side):
 
 
 def test_runs_are_trained_with_their_rate_from_the_warm_start_of_their_seed(tmp_path, monkeypatch):
-    world = World(None, WORLDS["Buttons"].start, {**WORLDS["Buttons"].rl, "num_rollout": 1}, (1e-4, 2e-3))
+    small = {**WORLDS["Buttons"].rl, "num_rollout": 1, "eval_episodes": 4}
+    world = World(None, {**WORLDS["Buttons"].start, "warm_start_steps": 2}, small, (1e-4, 2e-3))
+    monkeypatch.setattr(rates, "_STEADY", {**rates._STEADY, "inline": True})
     monkeypatch.setattr(rates, "WORLDS", {"Buttons": world})
     monkeypatch.setattr(rates, "SIDES", {name: SIDES[name] for name in ("synchronous", "tis")})
     bench = AsyncBench(seeds=(3,), output_dir=str(tmp_path))
