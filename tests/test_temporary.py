@@ -278,6 +278,7 @@ MADE_ELSEWHERE = {
     # Without a name.
     "forking.py": {"TemporaryFile"},
     "ownership.py": {"TemporaryFile"},
+    "data/rows/packed.py": {"TemporaryFile"},
 }
 
 

@@ -178,8 +178,8 @@ CHANGES = {
 
 # Act on a run that hangs or fails: `tests/run/test_monitor.py`, `tests/flow/test_restarts.py`.
 FAULTS = {"hang_warning_s", "max_restarts"}
-# What others read while a run goes on: `tests/observe/test_prometheus.py`.
-SERVED = {"use_prometheus"}
+# What others read while a run goes on: `tests/observe/test_prometheus.py`, `tests/flow/test_callbacks.py`.
+SERVED = {"use_prometheus", "callback"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
 # shows it.
 OF_TIMING = {

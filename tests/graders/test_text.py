@@ -16,6 +16,7 @@ from agentrl.envs import ScriptedAgent
 from agentrl.errors import ConfigError, GradingError
 from agentrl.graders.text import TEXT_GRADERS
 from agentrl.tools import is_inline
+from envs_contrib.single_turn import SingleTurn
 
 
 def worth(name, answer, label, **metadata):
@@ -211,6 +212,8 @@ def iter_once(text):
 
 def test_a_name_in_place_of_a_function_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="reward is 'f1', not a function; the setting `reward` names one"):
+        SingleTurn(reward="f1")
+    with pytest.raises(UserError, match="`reward` = 'f1' does not fit: input should be callable"):
         make("SingleTurn-v0", reward="f1")
 
 

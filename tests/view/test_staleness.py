@@ -71,7 +71,7 @@ def test_the_histogram_has_the_groups_of_all_batches_in_flight_and_in_the_queue(
     assert label == (
         "Staleness of groups (groups by versions). in flight: 5 at 0, 3 at 2; in the queue: 4 at 0, 4 at 1."
     )
-    assert re.findall(r"</svg>([^<]+)</li>", str(names)) == ["in flight", "in the queue"]
+    assert re.findall(r"</svg><span>([^<]+)</span></li>", str(names)) == ["in flight", "in the queue"]
 
 
 def test_means_of_each_step_and_the_share_in_which_each_side_worked():
