@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -169,7 +168,6 @@ class Section(BaseModel):
         return [name] if key in holder.model_fields_set and is_on(value) else []
 
 
-@cache
 def _words_of(hint: object) -> tuple[str, ...]:
     """The words that a type admits; empty where it admits others, too."""
     if get_origin(hint) is Literal:

@@ -134,8 +134,8 @@ def _measured(bench: AsyncBench, run: Run, on_event: OnEvent) -> dict[str, JSON]
         _train(world, {**own, **model, "name": name})
         records = read_metrics(folder / name / "metrics.jsonl")
         shares = [share for record in records if (share := record.get(_ESS)) is not None]
-        made: list[JSON] = [diagnosis.name for diagnosis in read_diagnoses(folder / name)]
-        told = [each for each in made if each in ("stale", "collapsed")]
+        made = [diagnosis.name for diagnosis in read_diagnoses(folder / name)]
+        told: list[JSON] = [each for each in made if each in ("stale", "collapsed")]
         return {"success": held_out(records)[-1][1], "ess": min(shares, default=None), "diagnoses": told}
 
     row = cached_result(folder / name, settings, trained)
