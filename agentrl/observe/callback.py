@@ -34,8 +34,8 @@ def check_callback(function: StepFunction) -> None:
         ValueError: it takes other arguments, or is a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
-        raise ValueError("a callback is no coroutine function; write it with def, not async def")
+        raise ValueError("a callback is no coroutine function; write it with def, not async def.")
     try:
         inspect.signature(function).bind(1, {})
     except TypeError as error:
-        raise ValueError(f"a callback is called with a step and its metrics ({error}); mend it") from None
+        raise ValueError(f"a callback is called with a step and its metrics ({error}); mend it.") from None
