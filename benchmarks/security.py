@@ -1,7 +1,7 @@
 """What untrusted text and servers cost: the longest hold of the event loop, bounds, sandboxed calls.
 
 holds      for every chat family and dialect, a frozen list of bad texts is parsed as a sampled turn, while a
-           task of the loop wakes up every 10 ms; its greatest delay is the hold
+           task of the loop wakes up every 10 ms; its greatest delay is the hold (above 20 ms the least of five)
 ordinary   a turn of a sentence and a call, through the bounds and by the parser alone
 floods     what hostile servers send (benchmarks/floods.py), in the same loop
 python     `print(1+1)` of 64 callers, and of 60 arrivals a second (benchmarks/python.py)
@@ -10,6 +10,7 @@ python     `print(1+1)` of 64 callers, and of 60 arrivals a second (benchmarks/p
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import statistics
 from collections.abc import AsyncIterator, Iterator
@@ -34,6 +35,7 @@ from benchmarks.machine import machine
 from benchmarks.python import CLOSED, bench_python
 
 INLINE, TEMPLATE = "inline", "template"
+_TRIES, _SHORT_S = 5, 0.02
 _INTEGER: dict[str, JSON] = {"type": "integer"}
 _ADD = ToolSchema("add", "Add.", {"type": "object", "properties": {"a": _INTEGER, "b": _INTEGER}})
 _VALUE = 1234567
@@ -55,13 +57,14 @@ _CHATML = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "
 class Security:
     """The workload. Frozen.
 
-    formats: chat families and dialects. sizes: characters of the bad texts. turns: ordinary ones in a run.
-    floods: whether hostile servers are measured, too.
+    formats: chat families and dialects. sizes: characters of the bad texts. turns, rounds: ordinary ones in a
+    run, and runs, of which the fastest counts. floods: whether hostile servers are measured, too.
     """
 
     formats: tuple[str, ...] = field(default_factory=lambda: (INLINE, TEMPLATE, *families()))
     sizes: tuple[int, ...] = (300, 3_000, 16_000, 56_000, 200_000)
-    turns: int = 500
+    turns: int = 50
+    rounds: int = 60
     repeats: int = 5
     floods: bool = True
 
@@ -176,12 +179,18 @@ async def _holds(subject: Subject, settings: Security) -> AsyncIterator[Hold]:
         for size in settings.sizes:
             for kind, text in subject.bad_texts(size):
                 ids = subject.ids(text)
-                await asyncio.sleep(0.02)
-                meter.take()
-                await subject.parse(ids)
-                # The meter wakes up first, even if it is late.
-                await asyncio.sleep(0.02)
-                yield Hold(1e3 * meter.take(), f"{kind}, {len(text):,} characters")
+                # What a text does to the loop it does every time; what the machine does passes.
+                hold_s = math.inf
+                for _ in range(_TRIES):
+                    await asyncio.sleep(0.02)
+                    meter.take()
+                    await subject.parse(ids)
+                    # The meter wakes up first, even if it is late.
+                    await asyncio.sleep(0.02)
+                    hold_s = min(hold_s, meter.take())
+                    if hold_s < _SHORT_S:
+                        break
+                yield Hold(1e3 * hold_s, f"{kind}, {len(text):,} characters")
 
 
 async def _price(subject: Subject, settings: Security) -> dict[str, float]:
@@ -195,7 +204,7 @@ async def _price(subject: Subject, settings: Security) -> dict[str, float]:
         for _ in range(settings.turns):
             subject.renderer.parse(ids, (_ADD,))
 
-    runs = await timed({"bounded": bounded, "bare": bare}, repeats=settings.repeats)
+    runs = await timed({"bounded": bounded, "bare": bare}, repeats=settings.rounds)
     us = {side: 1e6 * min(run.cpu_s for run in runs[side]) / settings.turns for side in runs}
     added_us = us["bounded"] - us["bare"]
     ratio = us["bounded"] / us["bare"]

@@ -15,7 +15,7 @@ from benchmarks.security import INLINE, TEMPLATE, Security, Subject, bench_secur
 @pytest.mark.full
 def test_a_format_of_each_kind_is_measured():
     formats = (INLINE, TEMPLATE, "qwen3")
-    result = bench_security(Security(formats, sizes=(200,), turns=2, repeats=2), with_python=False)
+    result = bench_security(Security(formats, sizes=(200,), turns=2, rounds=2, repeats=2), with_python=False)
     assert json.loads(json.dumps(result)) == result
     assert result["holds_ms"].keys() == result["ordinary"].keys() == set(formats)
     assert result["summary"]["longest_hold_ms"] == max(h["hold_ms"] for h in result["holds_ms"].values())
@@ -29,7 +29,7 @@ def test_a_text_that_holds_the_loop_is_measured(monkeypatch):
         time.sleep(0.1 if len(ids) > 150 else 0.0)
 
     monkeypatch.setattr(Subject, "parse", parse)
-    settings = Security((INLINE,), sizes=(100, 200), turns=1, repeats=1, floods=False)
+    settings = Security((INLINE,), sizes=(100, 200), turns=1, rounds=1, repeats=1, floods=False)
     result = bench_security(settings, with_python=False)
     assert result["summary"]["longest_hold_ms"] >= 85
 

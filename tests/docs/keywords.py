@@ -36,7 +36,8 @@ Function: TypeAlias = str | Callable[..., object]
 """A function, or its name."""
 Rows: TypeAlias = Iterable[Mapping[str, JSON]]
 """Rows of prompts or conversations: a list of mappings, or a dataset."""
-Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, Name | Rows | float]
+Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, object]
+"""Files, or rows; or a table of names and sets: `object`, as type checkers infer no union in a dict."""
 '''
 _PLAIN = {str: "Name", int: "int", float: "float", bool: "bool", type(None): "None"}
 

@@ -76,7 +76,7 @@ def test_a_type_checker_knows_the_keywords(tmp_path):
         check=False,
     )
     errors = [line for line in done.stdout.splitlines() if line.startswith("program.py:") and "error" in line]
-    assert [int(line.split(":")[1]) for line in errors] == [8, 9, 10, 11], done.stdout
+    assert [int(line.split(":")[1]) for line in errors] == [9, 10, 11, 12], done.stdout
     assert "num_rollouts" in errors[0]
 
 
