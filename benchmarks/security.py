@@ -1,7 +1,8 @@
 """What untrusted text and servers cost: the longest hold of the event loop, bounds, sandboxed calls.
 
 holds      for every chat family and dialect, a frozen list of bad texts is parsed as a sampled turn, while a
-           task of the loop wakes up every 10 ms; its greatest delay is the hold (above 20 ms the least of five)
+           task of the loop wakes up every 10 ms; its greatest delay is the hold: what is above 20 ms is tried
+           five times, and the least counts
 ordinary   a turn of a sentence and a call, through the bounds and by the parser alone
 floods     what hostile servers send (benchmarks/floods.py), in the same loop
 python     `print(1+1)` of 64 callers, and of 60 arrivals a second (benchmarks/python.py)

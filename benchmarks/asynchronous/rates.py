@@ -13,7 +13,7 @@ from agentrl.assembly.keywords import TrainSettings
 from agentrl.observe import read_metrics
 from agentrl.observe.diagnoses import read_diagnoses
 from agentrl.types import JSON
-from benchmarks.asynchronous.comparisons import HOP_SEARCH, OnEvent
+from benchmarks.asynchronous.comparisons import OnEvent
 from benchmarks.asynchronous.learning import Budget, held_out
 from benchmarks.cache import cached_result
 from benchmarks.config import AsyncBench
@@ -30,31 +30,40 @@ _STEADY: Final[Mapping[str, JSON]] = {"use_tensorboard": False, "num_threads": 1
 
 
 class World(NamedTuple):
-    """An environment: its run file, the settings of its warm start and of RL, and the learning rates."""
+    """An environment: it and its model, the settings of the warm start and of RL, and the rates."""
 
-    run: str | None
+    model: Mapping[str, JSON]
     start: Mapping[str, JSON]
     rl: Mapping[str, JSON]
     rates: tuple[float, ...]
 
 
-_BUTTONS: Final[Mapping[str, JSON]] = {
-    **{"env": "benchmarks.asynchronous.worlds:Buttons", "num_layers": 1, "hidden_size": 64},
-    **{"ffn_hidden_size": 96, "num_attention_heads": 2, "num_query_groups": 1, "kv_channels": 32},
-    "vocab_size": 300,
-}
 WORLDS: Final[Mapping[str, World]] = {
     "Buttons": World(
-        None,
+        {
+            **{"env": "benchmarks.asynchronous.worlds:Buttons", "num_layers": 1, "hidden_size": 64},
+            **{"ffn_hidden_size": 96, "num_attention_heads": 2, "num_query_groups": 1, "kv_channels": 32},
+            "vocab_size": 300,
+        },
         {"warm_start_steps": 40, "warm_start_lr": 1e-2, "num_demonstrations": 256},
         {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "num_rollout": 14, "eval_episodes": 256},
         (2e-3, 4e-3, 8e-3),
     ),
-    "HopSearch": World(
-        HOP_SEARCH,
-        {},
-        {"rollout_batch_size": 16, "num_rollout": 14, "eval_episodes": 512, "lr_decay_style": "constant"},
-        (5e-4, 1e-3, 2e-3, 4e-3),
+    "Lamps": World(
+        {
+            **{"env": "benchmarks.asynchronous.worlds:Lamps", "num_layers": 2, "hidden_size": 64},
+            **{"ffn_hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 16},
+            "vocab_size": 300,
+        },
+        {
+            **{"warm_start_steps": 400, "warm_start_lr": 3e-3, "warm_start_batch_size": 32},
+            "num_demonstrations": 512,
+        },
+        {
+            **{"rollout_batch_size": 16, "n_samples_per_prompt": 8, "num_rollout": 30, "eval_episodes": 256},
+            **{"lr_warmup_iters": 0, "lr_decay_style": "constant"},
+        },
+        (3e-4, 6e-4, 1.2e-3),
     ),
 }
 
@@ -83,7 +92,7 @@ def rates(bench: AsyncBench, on_event: OnEvent) -> dict[str, JSON]:
     ]
     rows = budget.rows({run: partial(_measured, bench, run, on_event) for run in runs})
     worlds: dict[str, JSON] = {
-        name: {"run": world.run, "start": dict(world.start), "rl": dict(world.rl)}
+        name: {"model": dict(world.model), "start": dict(world.start), "rl": dict(world.rl)}
         for name, world in WORLDS.items()
     }
     sides: dict[str, JSON] = {side: dict(own) for side, own in SIDES.items()}
@@ -115,12 +124,11 @@ def rates_summary(rows: Mapping[Run, dict[str, JSON]]) -> dict[str, JSON]:
 def _measured(bench: AsyncBench, run: Run, on_event: OnEvent) -> dict[str, JSON]:
     world, folder = WORLDS[run.world], Path(bench.output_dir)
     begin = folder / f"rates-{run.world}-start-seed{run.seed}"
-    base: dict[str, JSON] = {**_STEADY, "seed": run.seed, "output_dir": bench.output_dir}
-    base |= _BUTTONS if world.run is None else {}
+    base: dict[str, JSON] = {**_STEADY, **world.model, "seed": run.seed, "output_dir": bench.output_dir}
 
     def started() -> dict[str, JSON]:
         own: dict[str, JSON] = {**world.start, "num_rollout": 0, "eval_episodes": 1, "name": begin.name}
-        _train(world, {**base, **own})
+        _train({**base, **own})
         return {}
 
     cached_result(begin, {**base, **world.start}, started)
@@ -129,9 +137,9 @@ def _measured(bench: AsyncBench, run: Run, on_event: OnEvent) -> dict[str, JSON]
 
     def trained() -> dict[str, JSON]:
         model: dict[str, JSON] = {"hf_checkpoint": str(begin / "checkpoint"), "warm_start_steps": 0}
-        shapes = {} if world.run is not None else dict.fromkeys(_BUTTONS.keys() - {"env"})
-        own = {key: value for key, value in settings.items() if key not in shapes}
-        _train(world, {**own, **model, "name": name})
+        shape = world.model.keys() - {"env"}
+        own = {key: value for key, value in settings.items() if key not in shape}
+        _train({**own, **model, "name": name})
         records = read_metrics(folder / name / "metrics.jsonl")
         shares = [share for record in records if (share := record.get(_ESS)) is not None]
         made = [diagnosis.name for diagnosis in read_diagnoses(folder / name)]
@@ -143,5 +151,5 @@ def _measured(bench: AsyncBench, run: Run, on_event: OnEvent) -> dict[str, JSON]
     return row
 
 
-def _train(world: World, settings: Mapping[str, JSON]) -> None:
-    agentrl.train(world.run, resume=False, quiet=True, **cast(TrainSettings, settings))
+def _train(settings: Mapping[str, JSON]) -> None:
+    agentrl.train(resume=False, quiet=True, **cast(TrainSettings, settings))

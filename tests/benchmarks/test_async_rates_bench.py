@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.assembly.load import load_config
 from benchmarks.asynchronous import rates
-from benchmarks.asynchronous.rates import SIDES, WORLDS, Run, World, rates_summary
+from benchmarks.asynchronous.rates import SIDES, WORLDS, Run, rates_summary
 from benchmarks.config import AsyncBench
 
 
@@ -30,15 +30,15 @@ def test_seeds_are_averaged_and_the_worst_is_told():
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_side_has_valid_settings_and_differs_in_what_is_stale(name, side):
     world = WORLDS[name]
-    shape = rates._BUTTONS if world.run is None else {}
-    config = load_config(world.run, {**shape, **world.rl, **SIDES[side], "lr": world.rates[0]})
+    config = load_config(None, {**world.model, **world.rl, **SIDES[side], "lr": world.rates[0]})
     assert config.rollout.max_staleness == (side != "synchronous")
     assert (config.algorithm.correction == "tis") == (side == "tis")
 
 
 def test_runs_are_trained_with_their_rate_from_the_warm_start_of_their_seed(tmp_path, monkeypatch):
-    small = {**WORLDS["Buttons"].rl, "num_rollout": 1, "eval_episodes": 4}
-    world = World(None, {**WORLDS["Buttons"].start, "warm_start_steps": 2}, small, (1e-4, 2e-3))
+    buttons = WORLDS["Buttons"]
+    small = {**buttons.rl, "num_rollout": 1, "eval_episodes": 4}
+    world = buttons._replace(start={**buttons.start, "warm_start_steps": 2}, rl=small, rates=(1e-4, 2e-3))
     monkeypatch.setattr(rates, "_STEADY", {**rates._STEADY, "inline": True})
     monkeypatch.setattr(rates, "WORLDS", {"Buttons": world})
     monkeypatch.setattr(rates, "SIDES", {name: SIDES[name] for name in ("synchronous", "tis")})
