@@ -38,8 +38,8 @@ from agentrl.envs.check import check_env, check_env_async
 from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import register_all_with_gymnasium
 from agentrl.errors import AgentRLError, ToolRejected, UserError
-from agentrl.event_loop import awaited, blocking
-from agentrl.extras import TRAINING, require
+from agentrl.runtime.event_loop import awaited, blocking
+from agentrl.runtime.extras import TRAINING, require
 from agentrl.tools import tool
 from agentrl.types import (
     Episode,
@@ -114,7 +114,7 @@ _RESULTS = {
     "TrainResult": "agentrl.run",
 }
 """By name, where the classes of results are: their modules take a second to import, some load torch."""
-_PACKAGES = ("envs", "errors", "graders", "observe", "protocols", "tools", "types")
+_PACKAGES = ("envs", "errors", "records", "tools", "types")
 """What authors import from, besides this module."""
 
 register_all_with_gymnasium()

@@ -25,8 +25,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from agentrl.checkpoints.source import open_config
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.losses import PolicyLoss
 from agentrl.run.checkpoints import Checkpoints, RunState
 from agentrl.trainer.config import TrainerConfig
@@ -37,6 +35,8 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON, TrainBatch
+from agentrl.weights.hf.source import open_config
+from agentrl.weights.hf.tensors import num_parameters
 from benchmarks.compare import Figures, figures_of
 from benchmarks.engines.context import save, seeded
 from benchmarks.machine import machine

@@ -23,8 +23,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.protocols import Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import Sampling
 from benchmarks.machine import machine
 
 

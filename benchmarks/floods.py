@@ -13,10 +13,10 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 
-from agentrl.collector import rare_collections
 from agentrl.errors import ToolError, ToolRejected
-from agentrl.retrying import check_values, json_of, off_loop
+from agentrl.http.requests import check_values, json_of, off_loop
 from agentrl.run.lag import PERIOD_S
+from agentrl.runtime.collector import rare_collections
 from agentrl.tools.mcp import McpTools
 from benchmarks import flooding_server
 

@@ -21,7 +21,7 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from agentrl.collector import rare_collections
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON
 from benchmarks.compare import Duration, Figures, Side, figures_of, timed
 from benchmarks.instant import Player

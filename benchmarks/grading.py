@@ -21,7 +21,7 @@ from itertools import count
 
 from math_verify import parse, verify
 
-from agentrl.graders.mathematics import MathGrader
+from agentrl.envs.graders.mathematics import MathGrader
 from agentrl.tools import release_shared
 from agentrl.types import JSON, RewardParts, Task
 from benchmarks.compare import Duration, timed

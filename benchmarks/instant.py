@@ -16,13 +16,13 @@ import numpy as np
 from agentrl.data.source import Prompt
 from agentrl.envs import Env, Scorer
 from agentrl.envs.dialect import Tags
-from agentrl.protocols import Policy, Renderer, Sampling
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome, GroupPlayer
 from agentrl.rollout.player import Player as GroupPlaying
 from agentrl.types import Completion, Ending, Finish, Task
+from agentrl.types.seams import Policy, Renderer, Sampling
 from benchmarks.library import TASK, Library
 from benchmarks.question import ANSWER, QUESTION
 

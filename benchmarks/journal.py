@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from pydantic import TypeAdapter
 
-from agentrl.observe import Entry, Journal, Outcome, read_journal
+from agentrl.records import Entry, Journal, Outcome, read_journal
 from agentrl.run.lag import LagMeter
 from agentrl.types import (
     JSON,

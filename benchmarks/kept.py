@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentrl.collector import rare_collections
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.rollout.group import GroupStep
 from agentrl.rollout.group_log import GroupLog
+from agentrl.runtime.collector import rare_collections
 from agentrl.tools import inline
 from agentrl.types import JSON
 from benchmarks.compare import Duration, Side, figures_of, timed

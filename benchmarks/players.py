@@ -21,15 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from agentrl.activity import Activities
-from agentrl.collector import rare_collections
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
-from agentrl.protocols import Policy
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.rollout.players.players import Players
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON
+from agentrl.types.seams import Policy
 from benchmarks import instant_server, playing_process
 from benchmarks.compare import Figures, figures_of, timed
 from benchmarks.instant import Player

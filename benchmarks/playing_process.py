@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from agentrl.clocks import Waits
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.protocols import Policy
 from agentrl.rollout.players.hosted import HostedPlayer, main
+from agentrl.runtime.clocks import Waits
+from agentrl.types.seams import Policy
 from benchmarks.instant import Player
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from agentrl.observe import Record, read_metrics
+from agentrl.records import Record, read_metrics
 from agentrl.types import JSON
 from benchmarks.cache import cached_result
 from benchmarks.config import RefillBench

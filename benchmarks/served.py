@@ -26,11 +26,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from agentrl.collector import rare_collections
 from agentrl.engine.sglang import SGLangPolicy, wire
 from agentrl.errors import EngineError
-from agentrl.protocols import Policy, Sampling
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON, Completion, Finish, Task
+from agentrl.types.seams import Policy, Sampling
 from benchmarks import instant_server
 from benchmarks.compare import Duration, Figures, figures_of, timed
 from benchmarks.instant import Player, texts_of

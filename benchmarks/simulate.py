@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from agentrl.assembly.load import read_run
-from agentrl.observe import read_metrics
+from agentrl.records import read_metrics
 from agentrl.simulate.config import SimulateSection
 from agentrl.simulate.fitting import fitted, recorded_workload
 from agentrl.simulate.recorded import RecordedRun, read_recorded

@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.checkpoints.source import open_config
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.losses import PolicyLoss
 from agentrl.run.lag import LagMeter
 from agentrl.trainer.config import TrainerConfig
@@ -29,6 +27,8 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON, Credit, RolloutId, Sample, Scores, TrainBatch
+from agentrl.weights.hf.source import open_config
+from agentrl.weights.hf.tensors import num_parameters
 from benchmarks.engines.context import save, seeded
 from benchmarks.machine import machine
 

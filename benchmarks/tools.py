@@ -25,16 +25,16 @@ from typing import NamedTuple
 
 import torch
 
-from agentrl.checkpoints.saving import save_model
-from agentrl.collector import rare_collections
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.envs import Env
-from agentrl.protocols import Policy, Sampling
+from agentrl.runtime.collector import rare_collections
 from agentrl.tools import tool
 from agentrl.types import JSON, Completion, ToolStats
+from agentrl.types.seams import Policy, Sampling
 from agentrl.types.statistics import LATENCY_BINS_MS
+from agentrl.weights.hf.saving import save_model
 from benchmarks.compare import figures_of, interleaved, quantile
 from benchmarks.engine import tiny_model
 from benchmarks.instant import InstantEngine, Player, texts_of

@@ -31,8 +31,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.checkpoints.source import open_config
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
@@ -43,13 +41,15 @@ from agentrl.engine.sglang.transports.base import Delivery
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import RunningPolicy, Sampling, WeightSink
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON
+from agentrl.types.seams import RunningPolicy, Sampling, WeightSink
+from agentrl.weights.hf.source import open_config
+from agentrl.weights.hf.tensors import num_parameters
 from benchmarks.compare import figures_of, interleaved
 from benchmarks.engine import small_model, tiny_model
 from benchmarks.engines.context import EngineContext, save, seeded

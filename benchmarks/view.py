@@ -21,7 +21,7 @@ import numpy as np
 from playwright.sync_api import Page
 
 from agentrl.errors import ConfigError
-from agentrl.observe import lines, members
+from agentrl.records import lines, members
 from agentrl.types import JSON
 from benchmarks.browser import browsers, launched
 from benchmarks.machine import machine

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from agentrl.collector import rare_collections
+from agentrl.runtime.collector import rare_collections
 
 Answer = Callable[[str, bytes], Iterable[bytes] | None]
 """From the path of a request and its body to what is sent. None = a WebSocket begins."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl.serving import address_of, bound, server_of
+from agentrl.http.serving import address_of, bound, server_of
 
 
 @asynccontextmanager

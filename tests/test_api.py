@@ -42,7 +42,7 @@ def test_dir_is_complete_and_holds_no_names_of_other_packages():
     assert listed == sorted(listed)
     assert not {"annotations", "partial", "metadata", "sys", "TYPE_CHECKING"} & set(listed)
     packages = {module.name for module in pkgutil.iter_modules(agentrl.__path__)} & set(listed)
-    assert packages <= {"envs", "errors", "graders", "observe", "protocols", "tools", "types"}
+    assert packages <= {"envs", "errors", "records", "tools", "types"}
 
 
 def test_every_name_of_the_reference_can_be_imported():

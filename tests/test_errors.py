@@ -10,16 +10,9 @@ import time
 
 import pytest
 
-from agentrl.authorship import place_of
-from agentrl.errors import (
-    EnvCode,
-    EnvCodeError,
-    StageError,
-    ToolRejected,
-    UserError,
-    did_you_mean,
-    stage,
-)
+from agentrl.errors import EnvCodeError, StageError, ToolRejected, UserError, did_you_mean
+from agentrl.runtime.authorship import place_of
+from agentrl.runtime.stage import EnvCode, stage
 from agentrl.types import ToolCall
 from tests.worlds import FOREVER_S
 

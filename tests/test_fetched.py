@@ -8,14 +8,14 @@ import json
 import pytest
 import torch
 
-from agentrl.checkpoints.loading import open_directory
-from agentrl.checkpoints.source import open_config, open_tokenizer
-from agentrl.checkpoints.tensors import TensorFiles
 from agentrl.data.rows import open_rows
 from agentrl.errors import DataError, ModelLoadError, UserError
-from agentrl.files import check_fetched
+from agentrl.runtime.files import check_fetched
 from agentrl.tools.search.bm25 import Bm25Index
 from agentrl.tools.search.corpus import Corpus
+from agentrl.weights.hf.loading import open_directory
+from agentrl.weights.hf.source import open_config, open_tokenizer
+from agentrl.weights.hf.tensors import TensorFiles
 from tests.engine.serving import save_tiny
 
 # As version 1 of its format has it: a version, keys in the order of the alphabet, one line each.

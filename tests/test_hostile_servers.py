@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from agentrl import Task
+from agentrl.engine.chat.endpoint import ChatEndpoint
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.teacher import ServedTeacher
+from agentrl.envs.graders.judge import JudgeGrader
+from agentrl.envs.graders.remote import RemoteGrader
 from agentrl.envs.openenv import OpenEnv
 from agentrl.errors import AgentRLError
-from agentrl.graders.judge import JudgeGrader
-from agentrl.graders.remote import RemoteGrader
-from agentrl.protocols import Sampling
-from agentrl.rollout.chat.endpoint import ChatEndpoint
+from agentrl.http.guarded import AllowedAddresses
 from agentrl.tools import release_shared
-from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.mcp import McpTools
 from agentrl.tools.search.client import SearchClient
 from agentrl.types import Author, Message
+from agentrl.types.seams import Sampling
 from tests.algorithms.test_distillation import row_of
 from tests.hostile import attacking, endless, measured, redirected, replied
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from agentrl import Env, Limits, Message, Step, Task, ToolEnv
-from agentrl.protocols import Act, Sampling, Session
 from agentrl.types import Completion, Finish, TurnTokens
+from agentrl.types.seams import Act, Sampling, Session
 
 FOREVER_S = 3.0
 QUICK = Limits(max_turns=4, max_tokens=None)

@@ -44,9 +44,9 @@ from agentrl.assembly.functions import checked, function_at
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError
 from agentrl.losses import Kernel, KlTerm, Loss, PolicyLoss, check_loss
-from agentrl.protocols import Teacher
 from agentrl.trainer.teacher import TrainerTeacher
 from agentrl.types import Group, ScoreRole
+from agentrl.types.seams import Teacher
 
 _ROLES_OF_TEACHERS: Mapping[str, ScoreRole] = {"self": "old", "reference": "ref"}
 

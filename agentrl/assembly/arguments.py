@@ -12,7 +12,7 @@ from agentrl.assembly.given_rows import write_rows
 from agentrl.envs import BaseEnv
 from agentrl.envs.registry import path_of
 from agentrl.errors import ConfigError
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.tools.names import path_of_object
 from agentrl.types import JSON
 

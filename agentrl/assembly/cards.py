@@ -34,14 +34,14 @@ from agentrl.assembly.memory import (
 )
 from agentrl.assembly.places import local_places
 from agentrl.assembly.rollout import most_in_flight
-from agentrl.checkpoints.source import open_config
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import BaseEnv
 from agentrl.errors import ConfigError
-from agentrl.gpus import present_gpus
 from agentrl.losses.tokens import max_logits_on
+from agentrl.processes.gpus import present_gpus
 from agentrl.types import JSON
 from agentrl.view.scores import size_text
+from agentrl.weights.hf.source import open_config
+from agentrl.weights.hf.tensors import num_parameters
 
 CONTEXT_BYTES = 640 * 2**20
 """CUDA's context of one process, with the workspaces of cuBLAS and NCCL."""

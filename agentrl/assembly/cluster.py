@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from agentrl.assembly.config import RunConfig
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import (
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.launch.ray_servers import RayLauncher
+from agentrl.envs.registry import find
+from agentrl.errors import ConfigError
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.gpus import num_gpus
+from agentrl.processes.placement import (
     Allocation,
     Layout,
     PlayerNeeds,
@@ -21,13 +26,8 @@ from agentrl.cluster.placement import (
     described,
     layout_of,
 )
-from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, cluster_address, connected, passed_variables
-from agentrl.engine.config import EngineConfig
-from agentrl.engine.sglang.launch.ray_servers import RayLauncher
-from agentrl.envs.registry import find
-from agentrl.errors import ConfigError
-from agentrl.gpus import num_gpus
+from agentrl.processes.ray.placement import RayPlacement, placed
+from agentrl.processes.ray.session import RaySession, cluster_address, connected, passed_variables
 from agentrl.rollout.players.ray_players import RayPlayers
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.types import JSON

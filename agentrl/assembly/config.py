@@ -16,12 +16,12 @@ from agentrl.assembly.sections import (
     SftSection,
     WarmStartSection,
 )
-from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, leaves
 from agentrl.data.config import COLUMNS, DataConfig, sets_of
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
-from agentrl.observe.config import ObserveConfig
+from agentrl.processes.config import ClusterConfig
+from agentrl.records.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice

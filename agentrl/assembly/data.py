@@ -20,9 +20,9 @@ from agentrl.data.config import ColumnChoice, Paths, sets_of, weights_of
 from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
 from agentrl.envs.base import corpus_of
 from agentrl.errors import ConfigError
-from agentrl.protocols import Renderer
 from agentrl.tools.names import Names
 from agentrl.types import Task
+from agentrl.types.seams import Renderer
 
 NOTHING_HELD_OUT = "Nothing is held out, so nothing is evaluated: eval_prompt_data names prompts for that."
 _SOURCES = Names("source of prompts", "package.module:name", ConfigError)

@@ -14,12 +14,9 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.activity import current_activities
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import fleet_of_model, title_of
 from agentrl.assembly.places import Places
-from agentrl.checkpoints.streaming import deliver_directory
-from agentrl.cluster.interfaces import address_to
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
@@ -44,7 +41,10 @@ from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.processes.interfaces import address_to
+from agentrl.runtime.activity import current_activities
 from agentrl.types import JSON
+from agentrl.weights.hf.streaming import deliver_directory
 
 End: TypeAlias = Callable[[], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.temporary import temporary_file
+from agentrl.runtime.temporary import temporary_file
 
 
 def write_rows(name: str, rows: object, folder: Path) -> Path:

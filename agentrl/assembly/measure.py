@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.checkpoints.source import open_tokenizer
 from agentrl.data.columns import TOOLS
 from agentrl.data.report import Measure
 from agentrl.envs import Tags
-from agentrl.protocols import Renderer, ToolSchema
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.types import JSON, Task
+from agentrl.types.seams import Renderer, ToolSchema
+from agentrl.weights.hf.source import open_tokenizer
 
 
 def tokenizer_measure(directory: str, dialect: str) -> Measure:

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from agentrl.checkpoints.tensors import meta_model, num_parameters, tensor_shapes
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -32,6 +31,7 @@ from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.optimizers import hidden_matrices
 from agentrl.view.scores import size_text
+from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 
 FP32, BF16 = 4, 2
 """Bytes of a number."""

@@ -12,14 +12,14 @@ from transformers import PreTrainedConfig, Qwen3Config
 
 from agentrl.assembly.memory import FP32, Memory, check_machine
 from agentrl.assembly.sections import ModelSection
-from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights, write_untrained
-from agentrl.checkpoints.source import ModelSource, open_source
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import BaseEnv
 from agentrl.envs.base import corpus_of
 from agentrl.envs.dialect import Dialect, Tags, closing, opening
 from agentrl.errors import ConfigError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
+from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights, write_untrained
+from agentrl.weights.hf.source import ModelSource, open_source
+from agentrl.weights.hf.tensors import num_parameters
 
 _SMALL_MODEL = 20_000_000
 

@@ -10,11 +10,11 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import load_run
 from agentrl.assembly.trust import check_trusted
-from agentrl.checkpoints.folders import check_has_config
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError
-from agentrl.extras import require, require_extras
+from agentrl.runtime.extras import require, require_extras
 from agentrl.types import JSON
+from agentrl.weights.hf.folders import check_has_config
 
 _PLAYERS_PER_CORE = 8
 """Processes that play on this machine, at most (count)."""

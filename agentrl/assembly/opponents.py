@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.assembly.addresses import Addresses, with_addresses
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings
 from agentrl.engine.config import EngineConfig
 from agentrl.envs import AnyEnv, MultiAgentEnv
 from agentrl.envs.config import SCRIPT
 from agentrl.envs.opponents import Opponent, check_opponents, scripted
 from agentrl.errors import ConfigError
-from agentrl.extras import TRAINING, require
-from agentrl.protocols import Agent
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.agent import SamplingSettings
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings
+from agentrl.runtime.extras import TRAINING, require
 from agentrl.types import Task
+from agentrl.types.seams import Agent
 
 
 class OpponentSetup(NamedTuple):
@@ -82,8 +82,8 @@ async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, setu
     require("an opponent from a model directory", *TRAINING)
     from agentrl.assembly.model import threads_for
     from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
-    from agentrl.checkpoints.source import open_source
     from agentrl.engine.embedded.process import EngineProcess
+    from agentrl.weights.hf.source import open_source
 
     source = open_source(directory)
     renderer = build_renderer(source, dialect_of(env, setup.rendering), setup.rendering)

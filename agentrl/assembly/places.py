@@ -20,12 +20,12 @@ from agentrl.assembly.cluster import (
     uses_ray,
 )
 from agentrl.assembly.config import RunConfig
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import Layout, LocalGpus, layout_of
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.errors import ConfigError
-from agentrl.gpus import check_gpus, in_words, own_gpus, variables_of
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.gpus import check_gpus, in_words, own_gpus, variables_of
+from agentrl.processes.placement import Layout, LocalGpus, layout_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.trainer.launch.processes import Processes

@@ -13,8 +13,6 @@ from transformers import PreTrainedConfig
 
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.memory import check_machine, embedded_memory
-from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
-from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
@@ -26,14 +24,16 @@ from agentrl.engine.sglang.launch import Launcher, Value
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
-from agentrl.protocols import Agent, Engine, Policy, Renderer
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
+from agentrl.types.seams import Agent, Engine, Policy, Renderer
 from agentrl.weights.codec import torch_dtype
+from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights
+from agentrl.weights.hf.source import ModelSource
 
 
 class EngineSetup(NamedTuple):

@@ -17,11 +17,11 @@ from agentrl.data import Columns, FileSource
 from agentrl.envs import AnyEnv, GroupReward, Reward, Scorer, SingleTurnEnv
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.contract import check_group_reward, check_reward
+from agentrl.envs.graders import make_grader, make_group_grader
+from agentrl.envs.graders.fitting import misfit
+from agentrl.envs.graders.registry import CALL_SERVERS
 from agentrl.envs.scoring import AnswerReward
 from agentrl.errors import ConfigError, DataError
-from agentrl.graders import make_grader, make_group_grader
-from agentrl.graders.fitting import misfit
-from agentrl.graders.registry import CALL_SERVERS
 from agentrl.tools.names import Names
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON, Episode, Task

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
-from agentrl.extras import TRAINING, require
+from agentrl.runtime.extras import TRAINING, require
 from agentrl.tools.search.config import ServeSearch
 from agentrl.tools.search.corpus import Watch, unwatched
 from agentrl.tools.search.dense import Encoder
@@ -106,7 +106,7 @@ def serve_search(
     Raises:
         UserError: the index cannot be built or saved, or the address cannot be used.
     """
-    from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
+    from agentrl.http.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
     from agentrl.tools.search.server import RetrieveApp
 
     if settings.save is not None:

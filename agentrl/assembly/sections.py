@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Count, Section
 from agentrl.data.config import PathList
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
-from agentrl.rollout.config import Count, check_episodes
+from agentrl.rollout.config import check_episodes
 from agentrl.tools.config import ToolChoice
 
 

@@ -9,16 +9,16 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.assembly.model import use_threads
 from agentrl.assembly.policy import check_cache
-from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.config import ServeSettings, control_key
 from agentrl.engine.served.requests import TextCodec
 from agentrl.errors import UserError
-from agentrl.protocols import EpisodeRenderer
+from agentrl.http.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.choice import chat_renderer
-from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
+from agentrl.types.seams import EpisodeRenderer
+from agentrl.weights.hf.source import open_source
 
 
 def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int, bool], None]) -> None:

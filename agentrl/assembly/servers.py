@@ -12,7 +12,7 @@ from agentrl.assembly.cards import Serving
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import FleetPlan, model_plan
 from agentrl.engine.config import EngineConfig
-from agentrl.gpus import own_gpus
+from agentrl.processes.gpus import own_gpus
 
 _FROM_MODEL = "--model-path"
 

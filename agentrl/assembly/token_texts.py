@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agentrl.config import read_written
-from agentrl.extras import TRAINING, require
+from agentrl.runtime.extras import TRAINING, require
 
 _DIRECTORIES: Final = ("checkpoint-warm-start", "model", "checkpoint")
 """Directories of models in a run's folder, all with one tokenizer."""
@@ -49,7 +49,7 @@ def _directories_of(home: Path) -> Iterator[Path]:
 
 
 def _opened(directory: Path) -> Callable[[int], str]:
-    from agentrl.checkpoints.source import open_tokenizer
+    from agentrl.weights.hf.source import open_tokenizer
 
     tokenizer = open_tokenizer(directory)
     size = len(tokenizer)

@@ -10,17 +10,15 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from agentrl.activity import STARTS_RANKS, working
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
 from agentrl.assembly.places import LocalPlaces, Places
-from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
-from agentrl.extras import require
-from agentrl.gpus import check_gpus
 from agentrl.losses import Loss, ValueLoss, sft_loss
-from agentrl.protocols import Trainer
+from agentrl.processes.gpus import check_gpus
+from agentrl.runtime.activity import STARTS_RANKS, working
+from agentrl.runtime.extras import require
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.megatron import plan as megatron
@@ -32,6 +30,8 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch import plan as torch_plan
 from agentrl.types import ScoreRole
+from agentrl.types.seams import Trainer
+from agentrl.weights.hf.source import ModelSource, open_source, open_tokenizer
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 The settings of a run name code: environments, functions, MCP servers, programs; addresses that get answers
 and keys; files that are read. So the file of a folder that goes on, or whose episodes are played again, has
-to be one that agentrl wrote for this user (`agentrl.ownership.write_signed`), or that the user has trusted.
+to be one that agentrl wrote for this user (`agentrl.runtime.ownership.write_signed`), or that the user has
+trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Literal, Union, get_args, get_origin
 from agentrl.assembly.config import RunConfig
 from agentrl.config import leaves, parse_toml
 from agentrl.errors import ConfigError
-from agentrl.ownership import check_own, is_signed, read_file, sign
+from agentrl.runtime.ownership import check_own, is_signed, read_file, sign
 from agentrl.types import JSON
 
 CONFIG, SUITE = "config.toml", "suite.toml"

@@ -12,9 +12,9 @@ from click import exceptions
 
 from agentrl.cli.lazy import LazyGroup, Offer
 from agentrl.errors import AgentRLError, RecordError, UserError
-from agentrl.extras import missing_extra
-from agentrl.files import is_refused_write
-from agentrl.interrupts import INTERRUPTED, exits_on_signals
+from agentrl.runtime.extras import missing_extra
+from agentrl.runtime.files import is_refused_write
+from agentrl.runtime.interrupts import INTERRUPTED, exits_on_signals
 
 __all__ = ["main", "run"]
 

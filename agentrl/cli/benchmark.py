@@ -12,13 +12,13 @@ import rich_click as click
 from rich.console import Console
 
 from agentrl.assembly.trust import read_trusted
-from agentrl.benchmark.suite import NO_SETTINGS, SUITE, Suite, SuiteFile, envs_of, with_flags
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values, read_json_object
 from agentrl.config import read_toml
 from agentrl.errors import ConfigError
+from agentrl.evaluation.benchmark.suite import NO_SETTINGS, SUITE, Suite, SuiteFile, envs_of, with_flags
 from agentrl.evaluation.config import EvalConfig
-from agentrl.ownership import check_own
+from agentrl.runtime.ownership import check_own
 from agentrl.types import JSON
 
 INCOMPLETE = 1
@@ -94,7 +94,7 @@ def run_command(
 
     Exit code 0: every cell has a score. 1: one has none; the table holds the reason. 2: bad input.
     """
-    from agentrl.benchmark.run import run_benchmark
+    from agentrl.evaluation.benchmark.run import run_benchmark
     from agentrl.view.console import RunConsole
 
     file, folder = _suite_file(suite, Path(output_dir), resume=resume)
@@ -130,7 +130,7 @@ def compare_command(first: str, second: str, as_json: bool) -> None:
     it excludes 0, the two differ on such tasks beyond chance. Where folders have several policies, those of
     one name are compared.
     """
-    from agentrl.benchmark.compare import BenchmarkComparison, Side
+    from agentrl.evaluation.benchmark.compare import BenchmarkComparison, Side
 
     comparison = BenchmarkComparison.of(Side.read(first), Side.read(second))
     if as_json:

@@ -21,8 +21,8 @@ from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.data.config import ColumnChoice
 from agentrl.data.report import CHARACTERS, DataReport, Measure, report_on
-from agentrl.extras import TRAINING, require
-from agentrl.interrupts import run_until_signal
+from agentrl.runtime.extras import TRAINING, require
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 

@@ -18,12 +18,12 @@ from agentrl.assembly.rewards import reward_function
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import read_json_object
 from agentrl.cli.tools import arguments_of
+from agentrl.envs.graders import grader_names, group_grader_names
+from agentrl.envs.graders.registry import find_grader
 from agentrl.envs.normal_form import NO_LABEL
 from agentrl.envs.scoring import graded
 from agentrl.errors import ConfigError, GradingError
-from agentrl.graders import grader_names, group_grader_names
-from agentrl.graders.registry import find_grader
-from agentrl.interrupts import run_until_signal
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON, RewardParts, Task
 
 _STDIN = "-"

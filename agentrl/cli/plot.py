@@ -21,8 +21,8 @@ _CURVES = ("sampled=eval/sampled", "greedy=eval/greedy")
 @click.option("--title", default="", help="Title of the picture.")
 def plot_command(run_folders: tuple[str, ...], out: str, curves: tuple[str, ...], title: str) -> None:
     """Draw the curves of RUN_FOLDERS: every run a thin line, their mean a thick one."""
-    from agentrl.observe import read_metrics
-    from agentrl.observe.history import METRICS
+    from agentrl.records import read_metrics
+    from agentrl.records.history import METRICS
     from agentrl.view.curves import plot_curves
 
     invalid = [curve for curve in curves if "=" not in curve]

@@ -17,10 +17,10 @@ from agentrl.cli.runs import run_folder
 from agentrl.envs.replay import Difference, replay_episode
 from agentrl.errors import ConfigError
 from agentrl.evaluation.recorded import recorded_env
-from agentrl.interrupts import run_until_signal
-from agentrl.observe import Entry, find_entries
-from agentrl.observe.history import JOURNAL
-from agentrl.observe.journal import SUFFIX
+from agentrl.records import Entry, find_entries
+from agentrl.records.history import JOURNAL
+from agentrl.records.journal import SUFFIX
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON, Episode
 from agentrl.view.transcript import visible
 

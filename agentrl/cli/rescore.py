@@ -14,9 +14,9 @@ from rich.text import Text
 
 from agentrl.cli.commands import Command
 from agentrl.cli.runs import run_folder
-from agentrl.interrupts import run_until_signal
-from agentrl.observe import read_journal
-from agentrl.observe.history import JOURNAL
+from agentrl.records import read_journal
+from agentrl.records.history import JOURNAL
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON
 from agentrl.view.scores import score_text
 from agentrl.view.transcript import visible

@@ -20,11 +20,11 @@ from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.runs_watch import PAGE, watch
 from agentrl.errors import ConfigError
-from agentrl.extras import TRAINING, require
-from agentrl.observe import read_metrics
-from agentrl.observe.diagnoses import read_diagnoses
-from agentrl.observe.history import METRICS, attempts, command_of, is_locked
-from agentrl.observe.status import read_status
+from agentrl.records import read_metrics
+from agentrl.records.diagnoses import read_diagnoses
+from agentrl.records.history import METRICS, attempts, command_of, is_locked
+from agentrl.records.status import read_status
+from agentrl.runtime.extras import TRAINING, require
 from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
 from agentrl.view.scores import figure_text, size_text

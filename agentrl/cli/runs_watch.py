@@ -9,12 +9,12 @@ from pathlib import Path
 import rich_click as click
 
 from agentrl.errors import ConfigError
-from agentrl.files import write_text
-from agentrl.observe import read_metrics
-from agentrl.observe.diagnoses import read_diagnoses
-from agentrl.observe.history import METRICS
-from agentrl.observe.status import STATUS, read_status
-from agentrl.ownership import check_own
+from agentrl.records import read_metrics
+from agentrl.records.diagnoses import read_diagnoses
+from agentrl.records.history import METRICS
+from agentrl.records.status import STATUS, read_status
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import check_own
 from agentrl.view.live import LivePage
 from agentrl.view.status import status_lines
 

@@ -10,7 +10,7 @@ from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.engine.served.config import CONTROL_KEY, ServeSettings, control_key
-from agentrl.extras import TRAINING, require
+from agentrl.runtime.extras import TRAINING, require
 
 
 class _Flags(Section):

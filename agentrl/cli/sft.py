@@ -13,7 +13,7 @@ from agentrl.assembly.load import load_run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.cli.sections import SettingsCommand
 from agentrl.config import leaves, spellings
-from agentrl.extras import TRAINING, require
+from agentrl.runtime.extras import TRAINING, require
 
 _WITHOUT = {name for name in leaves(RunConfig) if name not in SFT_SETTINGS} | {
     name for name, (section, _) in spellings(RunConfig).items() if section != "rendering"

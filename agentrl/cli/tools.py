@@ -16,7 +16,7 @@ from rich.table import Table
 from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import read_json_object
 from agentrl.errors import ToolError, UserError
-from agentrl.interrupts import run_until_signal
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.tools import Tool, Toolkit, make_tool, tool_names
 from agentrl.tools.registry import find_tool, is_function
 from agentrl.types import JSON

@@ -17,9 +17,9 @@ from agentrl.assembly.sections import SftSection
 from agentrl.cli.dry_run import show_dry_run
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.errors import ConfigError
-from agentrl.extras import TRAINING, require
-from agentrl.observe import read_metrics, reconcile
-from agentrl.observe.history import METRICS
+from agentrl.records import read_metrics, reconcile
+from agentrl.records.history import METRICS
+from agentrl.runtime.extras import TRAINING, require
 from agentrl.types import JSON
 
 _PLAYS_ONLY = "debug_rollout_only"

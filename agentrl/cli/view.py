@@ -10,7 +10,7 @@ import rich_click as click
 
 from agentrl.cli.commands import Command
 from agentrl.errors import ConfigError
-from agentrl.ownership import check_own
+from agentrl.runtime.ownership import check_own
 from agentrl.view.console import RunConsole
 from agentrl.view.scores import size_text
 
@@ -37,7 +37,7 @@ def view_command(folder: str, out: str | None, tokenizer: str | None, output_dir
     lead to the episodes behind them. What is chosen stands in the page's address, so every view is a link.
     """
     from agentrl.assembly.token_texts import token_texts
-    from agentrl.benchmark.report import link_episodes
+    from agentrl.evaluation.benchmark.report import link_episodes
     from agentrl.view.episodes import write_site
     from agentrl.view.episodes.journals import PAGES, find_journals
 

@@ -5,7 +5,7 @@ Leaf names are unique over the tree, so the same word is a TOML key (`[rollout] 
 (`--num-rollout 40`).
 """
 
-from agentrl.config.section import ImportPath, Section, Spelling, chosen, renamed
+from agentrl.config.section import Count, ImportPath, Section, Spelling, chosen, renamed
 from agentrl.config.tree import (
     Values,
     by_section,
@@ -22,6 +22,7 @@ from agentrl.config.tree import (
 )
 
 __all__ = [
+    "Count",
     "ImportPath",
     "Section",
     "Spelling",

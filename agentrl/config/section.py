@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from agentrl.types import JSON
 
+Count = Annotated[int, Field(ge=1)]
 ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
 """Where a function stands: package.module:name; <locals> in it are those of a function of this process."""
 

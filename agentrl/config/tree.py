@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from agentrl.config.section import Section, Spelling, is_on
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.files import write_text
-from agentrl.ownership import read_file, write_signed
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import read_file, write_signed
 from agentrl.types import JSON
 
 Values = dict[str, dict[str, JSON]]
@@ -192,7 +192,7 @@ def write_toml(config: Section, path: Path, *, tables: Values | None = None, sig
     """Write every value that has an effect, so that reading the file gives an equal object.
 
     tables: further ones that the file gets; it is then no longer a file of this configuration alone. signed:
-    see `agentrl.ownership.write_signed`.
+    see `agentrl.runtime.ownership.write_signed`.
 
     Raises:
         ConfigError: a table or a list holds None, which TOML cannot represent.

@@ -12,8 +12,8 @@ from agentrl.data.messages import messages_of, tools_of
 from agentrl.data.rows import Rows, Sliced, open_rows
 from agentrl.data.rows.base import Row
 from agentrl.errors import DataError
-from agentrl.protocols import ToolSchema
 from agentrl.types import JSON, Message, Observation, Role
+from agentrl.types.seams import ToolSchema
 
 DEFAULT_TOOLS = "tools"
 _SWITCHES = ("weight", "step_loss_mask")

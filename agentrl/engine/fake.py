@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, NumberArray
+from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from agentrl.envs.base import Action, AnyScript
 from agentrl.errors import StageError
-from agentrl.protocols import Act, Session, ToolSchema
 from agentrl.types import Message, Observation, quoted, say
+from agentrl.types.seams import Act, Session, ToolSchema
 
 _Running: TypeAlias = Generator[Action, str, object] | AsyncGenerator[Action, str]
 

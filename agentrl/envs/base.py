@@ -23,10 +23,11 @@ from agentrl.envs.declarations import (
 )
 from agentrl.envs.dialect import Dialect, Tags
 from agentrl.envs.scoring import GroupReward, Reward
-from agentrl.errors import EnvCode, UserError, did_you_mean
-from agentrl.protocols import ToolSchema
+from agentrl.errors import UserError, did_you_mean
+from agentrl.runtime.stage import EnvCode
 from agentrl.tools.running import inline
 from agentrl.types import AGENT, JSON, Limits, Message, Observation, Resources, Step, Task, ToolStats, quoted
+from agentrl.types.seams import ToolSchema
 
 Script: TypeAlias = Generator[Message, str, None]
 """A scripted agent: it yields actions (`call`, `say`), and receives the text of the world's answers."""

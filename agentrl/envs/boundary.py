@@ -20,8 +20,8 @@ import numpy as np
 
 from agentrl.envs.base import BaseEnv
 from agentrl.envs.scoring import reward_of
-from agentrl.errors import StageError, stage
-from agentrl.protocols import MultiAgentEnvironment, SingleAgentEnvironment, ToolSchema
+from agentrl.errors import StageError
+from agentrl.runtime.stage import stage
 from agentrl.tools import is_inline, run
 from agentrl.tools.json_text import encodable, storable
 from agentrl.types import (
@@ -39,6 +39,7 @@ from agentrl.types import (
     observation_of,
     quoted,
 )
+from agentrl.types.seams import MultiAgentEnvironment, SingleAgentEnvironment, ToolSchema
 
 AnyEnvironment = SingleAgentEnvironment | MultiAgentEnvironment
 

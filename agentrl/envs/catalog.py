@@ -17,7 +17,7 @@ from agentrl.envs.base import GROUPS, BaseEnv, Env
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.registry import families, find
 from agentrl.errors import UserError
-from agentrl.extras import EXTRAS, is_installed
+from agentrl.runtime.extras import EXTRAS, is_installed
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from agentrl.envs.play import PlayEpisode, play
 from agentrl.envs.scoring import AnswerReward, GroupReward, Scorer, graded
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import StageError
-from agentrl.protocols import Act, Session, ToolSchema
 from agentrl.tools import inline
 from agentrl.types import (
     Completion,
@@ -30,6 +29,7 @@ from agentrl.types import (
     call,
     say,
 )
+from agentrl.types.seams import Act, Session, ToolSchema
 
 _TASK = Task.ask("quiz", "What is 1 + 1?", answer="2")
 

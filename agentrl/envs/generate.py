@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from agentrl.envs.play import Game, PlayEpisode, ending_of
-from agentrl.errors import AgentRLError, StageError, UserError, stage
-from agentrl.protocols import Agent, MultiAgentEnvironment, SingleAgentEnvironment
+from agentrl.errors import AgentRLError, StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.types import Ending, Episode, Limits, Message, Observation, Task
+from agentrl.types.seams import Agent, MultiAgentEnvironment, SingleAgentEnvironment
 
 
 class EpisodeEndedError(AgentRLError):

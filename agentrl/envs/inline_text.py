@@ -12,9 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.dialect import Tags, closing, opening
-from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, ToolCall
+from agentrl.types.seams import ToolSchema
 
 
 def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:

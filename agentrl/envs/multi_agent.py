@@ -13,7 +13,6 @@ from agentrl.envs.base import AnyScript, BaseEnv, Env, Script, corpus_of
 from agentrl.envs.boundary import acting_in, call_close, call_joint_reset, call_joint_step
 from agentrl.envs.declarations import Conversions, as_names
 from agentrl.errors import StageError, UserError, did_you_mean
-from agentrl.protocols import Session, ToolSchema
 from agentrl.types import (
     JSON,
     JointStep,
@@ -24,6 +23,7 @@ from agentrl.types import (
     ToolStats,
     added,
 )
+from agentrl.types.seams import Session, ToolSchema
 
 
 class MultiAgentEnv(BaseEnv):

@@ -26,13 +26,13 @@ import httpx2
 
 from agentrl.envs.base import Env
 from agentrl.errors import StageError, ToolDefinitionError, ToolError, UserError
-from agentrl.extras import require
-from agentrl.protocols import ToolSchema
-from agentrl.retrying import StatusError, body_of, check_values, json_of, off_loop
-from agentrl.tools.http import AllowedAddresses
+from agentrl.http.guarded import AllowedAddresses
+from agentrl.http.requests import StatusError, body_of, check_values, json_of, off_loop
+from agentrl.runtime.extras import require
 from agentrl.tools.intake import check_parameters
 from agentrl.tools.json_text import storable, text_of
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolCall
+from agentrl.types.seams import ToolSchema
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -10,8 +10,8 @@ from agentrl.envs.boundary import has_several_agents
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv, check_agent
 from agentrl.envs.play import Frozen
 from agentrl.errors import UserError
-from agentrl.protocols import Agent
 from agentrl.types import AGENT, Task
+from agentrl.types.seams import Agent
 
 Opponent: TypeAlias = Callable[[MultiAgentEnv, Task, str, int], Agent]
 """Creates the player of an agent, by name, of an environment in one episode; the number is its seed."""

@@ -23,9 +23,9 @@ from agentrl.envs.base import Script
 from agentrl.envs.multi_agent import MultiAgentEnv
 from agentrl.envs.values import text_of
 from agentrl.errors import UserError
-from agentrl.extras import require
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.extras import require
 from agentrl.types import JSON, JointStep, Limits, Message, Observation, Task, say
+from agentrl.types.seams import ToolSchema
 
 NUM_TASKS: Mapping[str, int] = {"train": 2000, "test": 500}
 _FIRST_SEED: Mapping[str, int] = {"train": 0, "test": 1_000_000}

@@ -20,8 +20,8 @@ from agentrl.envs.boundary import (
     call_joint_reset,
     call_joint_step,
 )
-from agentrl.errors import Stage, StageError, UserError, all_of, stage
-from agentrl.protocols import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.stage import Stage, all_of, stage
 from agentrl.types import (
     AGENT,
     Ending,
@@ -39,6 +39,7 @@ from agentrl.types import (
     Turn,
     Usage,
 )
+from agentrl.types.seams import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 

@@ -35,8 +35,9 @@ import gymnasium
 
 from agentrl.envs.base import Env
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
-from agentrl.errors import EnvCode, UnknownEnvError, UserError
-from agentrl.extras import require_extras
+from agentrl.errors import UnknownEnvError, UserError
+from agentrl.runtime.extras import require_extras
+from agentrl.runtime.stage import EnvCode
 from agentrl.tools.names import Names, fitted_arguments, path_of_object
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")

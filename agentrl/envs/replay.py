@@ -16,7 +16,6 @@ from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import Frozen, PlayEpisode, play
 from agentrl.envs.scoring import Scorer
 from agentrl.errors import StageError, UserError
-from agentrl.protocols import Act, Agent, Session, ToolSchema
 from agentrl.types import (
     Ending,
     Episode,
@@ -28,6 +27,7 @@ from agentrl.types import (
     Turn,
     Verdict,
 )
+from agentrl.types.seams import Act, Agent, Session, ToolSchema
 
 _OF_AGENTS = ("act", "episode")
 """Stages that fail without the environment: a sampled turn, and an episode, mostly the time of its agent."""

@@ -28,8 +28,8 @@ from agentrl.envs.base import BaseEnv
 from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_state
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import Flow, Game, session_id_of
-from agentrl.errors import AgentRLError, StageError, UserError, stage
-from agentrl.protocols import Act, Agent, ToolSchema
+from agentrl.errors import AgentRLError, StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.types import (
     JSON,
     Ending,
@@ -43,6 +43,7 @@ from agentrl.types import (
     Turn,
     Usage,
 )
+from agentrl.types.seams import Act, Agent, ToolSchema
 
 PLAYED_AGAIN = "played_again"
 """The count of an episode that began again, since its world or an agent could not save its state."""

@@ -31,7 +31,8 @@ from numbers import Real
 
 import numpy as np
 
-from agentrl.errors import StageError, UserError, stage
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.tools import is_inline, run
 from agentrl.types import AGENT, Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
 

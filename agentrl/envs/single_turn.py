@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from agentrl.envs.base import Env, Script
 from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError
-from agentrl.protocols import ToolSchema
 from agentrl.tools.running import inline
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, say
+from agentrl.types.seams import ToolSchema
 
 
 class SingleTurnEnv(Env):

@@ -13,9 +13,9 @@ from agentrl.envs.declarations import Conversions
 from agentrl.envs.scoring import Grade, graded
 from agentrl.envs.toolbox import Toolbox
 from agentrl.errors import StageError, ToolDefinitionError
-from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Tool, ToolFunction, Toolkit
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats, quoted
+from agentrl.types.seams import ToolSchema
 
 AnyTool: TypeAlias = ToolFunction | Tool | Toolkit
 

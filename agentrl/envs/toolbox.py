@@ -13,13 +13,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
 from typing import Self, cast
 
-from agentrl.clocks import clocks_stopped
-from agentrl.errors import Stage, StageError, ToolRejected, stage
-from agentrl.protocols import ToolSchema
+from agentrl.errors import StageError, ToolRejected
+from agentrl.runtime.clocks import clocks_stopped
+from agentrl.runtime.stage import Stage, stage
 from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
 from agentrl.tools.arguments import Reading
 from agentrl.tools.json_text import encodable
 from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bin
+from agentrl.types.seams import ToolSchema
 
 _LEAST_S = 0.002
 """A call that may take less is not executed."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentrl.envs.single_turn import SingleTurnEnv
 from agentrl.errors import UserError
-from agentrl.extras import require
+from agentrl.runtime.extras import require
 from agentrl.types import Message, Role, Task
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.config import Section
+from agentrl.config import Count, Section
 from agentrl.data.config import COLUMNS, EvalData
+from agentrl.engine.chat.config import EndpointConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
+from agentrl.processes.config import ClusterConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.chat.config import EndpointConfig
-from agentrl.rollout.config import Count, EvalSampling, check_episodes
+from agentrl.rollout.config import EvalSampling, check_episodes
 from agentrl.tools.config import ToolChoice
 
 SCRIPTS = ("expert", "null", "random")

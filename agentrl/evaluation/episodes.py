@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from agentrl.activity import in_play
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import AgentsOf
 from agentrl.envs.scoring import Marked, Scored
-from agentrl.errors import ConfigError, WorldBrokenError, all_of
+from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
-from agentrl.observe import Entry, Outcome
+from agentrl.records import Entry, Outcome
+from agentrl.runtime.activity import in_play
+from agentrl.runtime.stage import all_of
 from agentrl.tools import run
 from agentrl.types import Episode, Task, Verdict
 

@@ -29,11 +29,11 @@ from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.identity import EvalIdentity
 from agentrl.evaluation.record import EpisodeRecord
 from agentrl.evaluation.report import EvalReport
-from agentrl.files import disk_errors, write_text
-from agentrl.observe.history import ATTEMPTS, JOURNAL, METRICS, locked
-from agentrl.observe.lines import from_line
-from agentrl.ownership import read_file
-from agentrl.temporary import PREFIX, sweep, temporary_folder
+from agentrl.records.history import ATTEMPTS, JOURNAL, METRICS, locked
+from agentrl.records.lines import from_line
+from agentrl.runtime.files import disk_errors, write_text
+from agentrl.runtime.ownership import read_file
+from agentrl.runtime.temporary import PREFIX, sweep, temporary_folder
 
 REPORT = "report.json"
 _NAME = "eval"

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple, cast
 
-from agentrl.cluster.config import ClusterConfig
 from agentrl.config import effective_values
 from agentrl.envs.registry import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
-from agentrl.files import write_text
-from agentrl.observe.lines import object_of
-from agentrl.ownership import read_file
+from agentrl.processes.config import ClusterConfig
+from agentrl.records.lines import object_of
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON, Task
 
 _SPEED_ONLY = {

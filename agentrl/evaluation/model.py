@@ -14,7 +14,6 @@ from rich.console import Console
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
-from agentrl.collector import rare_collections
 from agentrl.config import by_section, parse, refuse_inactive
 from agentrl.envs import find
 from agentrl.envs.opponents import AgentsOf, policy_agents
@@ -32,7 +31,8 @@ from agentrl.evaluation.identity import (
 from agentrl.evaluation.players import endpoint_players, eval_cluster, local_models, model_players
 from agentrl.evaluation.report import EvalReport
 from agentrl.evaluation.world import EvalWorld
-from agentrl.interrupts import run_until_signal
+from agentrl.runtime.collector import rare_collections
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.tools import run
 from agentrl.types import JSON, Task
 from agentrl.view.console import RunConsole

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from agentrl.assembly.addresses import Addresses
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.config import DEFAULT_KEY_ENV, EndpointConfig
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings, Prices
 from agentrl.envs import BaseEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
-from agentrl.extras import TRAINING, require
-from agentrl.protocols import Agent, ToolSchema
 from agentrl.rollout.agent import SamplingSettings
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.config import DEFAULT_KEY_ENV, EndpointConfig
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings, Prices
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.extras import TRAINING, require
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import Limits
+from agentrl.types.seams import Agent, ToolSchema
 
 if TYPE_CHECKING:
     from agentrl.assembly.cluster import RunCluster
@@ -63,7 +63,7 @@ async def model_players(
     from agentrl.assembly.model import threads_for
     from agentrl.assembly.places import local_servers
     from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
-    from agentrl.checkpoints.source import open_source
+    from agentrl.weights.hf.source import open_source
 
     source = open_source(directory)
     with _engine_folder(config) as folder:

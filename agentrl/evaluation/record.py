@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 from agentrl.envs import Reward, Scorer
 from agentrl.envs.scoring import Marked
 from agentrl.errors import ConfigError
-from agentrl.files import write_text
-from agentrl.observe import Entry, Journal, Outcome, read_journal
-from agentrl.observe.history import JOURNAL
-from agentrl.observe.journal import SUFFIX
-from agentrl.observe.writer import eval_name
-from agentrl.ownership import read_file
+from agentrl.records import Entry, Journal, Outcome, read_journal
+from agentrl.records.history import JOURNAL
+from agentrl.records.journal import SUFFIX
+from agentrl.records.writer import eval_name
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import read_file
 
 Record: TypeAlias = Callable[[Marked], Awaitable[None]]
 """Adds an episode that has ended."""

@@ -26,11 +26,11 @@ from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.replay import play_again
 from agentrl.envs.scoring import UNUSABLE, AnswerReward, Marked, failed, graded
 from agentrl.errors import ConfigError, StageError
-from agentrl.files import disk_errors, write_text
-from agentrl.observe import Entry, lines, members, read_journal
-from agentrl.observe.history import JOURNAL, locked
-from agentrl.observe.journal import SUFFIX
-from agentrl.ownership import check_own
+from agentrl.records import Entry, lines, members, read_journal
+from agentrl.records.history import JOURNAL, locked
+from agentrl.records.journal import SUFFIX
+from agentrl.runtime.files import disk_errors, write_text
+from agentrl.runtime.ownership import check_own
 from agentrl.tools.names import Names
 from agentrl.types import JSON, Ending, Episode, Verdict
 

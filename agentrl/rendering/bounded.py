@@ -31,11 +31,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import AgentRLError, RenderingError
-from agentrl.forking import Death, Workers, started
-from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.processes.forking import Death, Workers, started
 from agentrl.rendering.messages import MarkupEscaper, escaped_tool, unreadable_call
 from agentrl.tools import Shared
 from agentrl.types import Message, Observation, Restart
+from agentrl.types.seams import Seen, Stops, ToolSchema
 
 T = TypeVar("T")
 

@@ -15,13 +15,13 @@ from renderers.configs import BaseRendererConfig, config_from_name
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError, did_you_mean
-from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bare_calls import one_call_a_turn, read_bare_calls
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.messages import as_chat, read_call, tools_as_chat, unreadable_call, verbatim
 from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.rendering.thoughts import THINK_END, Thoughts, continues, shows_thought
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
+from agentrl.types.seams import Seen, Stops, ToolSchema
 
 # This family downloads a vocabulary of its own.
 _ONLINE = {"gpt-oss"}

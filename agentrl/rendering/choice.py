@@ -8,12 +8,12 @@ import re
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
-from agentrl.protocols import Renderer, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families, family_of
 from agentrl.rendering.messages import as_chat, tools_as_chat, verbatim
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.rendering.template_facts import ChatTemplate
 from agentrl.types import JSON, Message, Observation, ToolCall
+from agentrl.types.seams import Renderer, ToolSchema
 
 AUTO, TEMPLATE = "auto", "template"
 

@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
-from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.cached import cached_encode
 from agentrl.rendering.messages import MarkupEscaper, escaped, plain_text
 from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.types import Message, Observation
+from agentrl.types.seams import Seen, Stops, ToolSchema
 
 
 class InlineRenderer(TokenRenderer):

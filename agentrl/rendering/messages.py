@@ -15,9 +15,9 @@ from itertools import pairwise
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import UserError
-from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import encodable, storable
 from agentrl.types import JSON, Message, ToolCall
+from agentrl.types.seams import ToolSchema
 
 Escape = Callable[[str], str]
 

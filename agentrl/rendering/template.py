@@ -13,7 +13,6 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
-from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bare_calls import CALL_END, call_from_json, one_call_a_turn, read_bare_calls
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.cached import cached_encode
@@ -28,6 +27,7 @@ from agentrl.rendering.template_facts import (
 )
 from agentrl.rendering.thoughts import THINK, THINK_END, Thoughts, continues, shows_thought
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
+from agentrl.types.seams import Seen, Stops, ToolSchema
 
 
 class TemplateRenderer(TokenRenderer):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from agentrl.errors import RenderingError, UserError
-from agentrl.protocols import Seen
 from agentrl.rendering.messages import Escape
 from agentrl.rendering.template_facts import MARK, PROBE, Chat, probe_turn
 from agentrl.types import JSON, Observation
+from agentrl.types.seams import Seen
 
 THINK, THINK_END = "<think>", "</think>"
 

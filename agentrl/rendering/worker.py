@@ -1,4 +1,4 @@
-"""The work of a renderer in a process of its own; a program for `agentrl/forking.py`."""
+"""The work of a renderer in a process of its own; a program for `agentrl/processes/forking.py`."""
 
 from __future__ import annotations
 

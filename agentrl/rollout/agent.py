@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import TypeAdapter
 
-from agentrl.activity import requesting
 from agentrl.algorithms.distillation import privileged_prompt
-from agentrl.clocks import SharedDeadline
 from agentrl.envs.resuming import ResumableAgent, SavedTurns, TurnStoppedError
 from agentrl.errors import ConfigError
-from agentrl.protocols import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation, Immediate
+from agentrl.runtime.activity import requesting
+from agentrl.runtime.clocks import SharedDeadline
 from agentrl.types import JSON, Completion, Finish, Message, Observation, Restart, TurnTokens
+from agentrl.types.seams import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from agentrl.activity import TAKE, working
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.protocols import PublishReport
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
+from agentrl.runtime.activity import TAKE, working
+from agentrl.types.seams import PublishReport
 
 
 class Publishing(NamedTuple):

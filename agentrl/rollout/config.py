@@ -7,10 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import ImportPath, Section, Spelling, renamed
+from agentrl.config import Count, ImportPath, Section, Spelling, renamed
 from agentrl.data.config import EvalPaths
-
-Count = Annotated[int, Field(ge=1)]
 
 MAX_EPISODES = 1_000_000
 """Of a batch or an evaluation: they stay in memory up to its end, some kilobytes each (count)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.protocols import EpisodeRenderer, Renderer, Seen, Stops, ToolSchema
 from agentrl.types import History, Message, Observation, Restart
+from agentrl.types.seams import EpisodeRenderer, Renderer, Seen, Stops, ToolSchema
 
 
 class Immediate:

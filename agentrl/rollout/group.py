@@ -10,20 +10,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from agentrl.activity import group_in_play, in_play
 from agentrl.algorithms.distillation import PrivilegedContext, privileged_text
 from agentrl.algorithms.filters import GroupFilter
-from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, roles_of
 from agentrl.envs.play import Game
 from agentrl.envs.resuming import EpisodeInProgress, SavedPlay, StoppableEpisodes, saves_state
 from agentrl.envs.scoring import Marked, failed
-from agentrl.errors import StageError, UserError, all_of, stage
-from agentrl.protocols import Agent
+from agentrl.errors import StageError, UserError
 from agentrl.rollout.agent import TokenAgent, with_deadline
+from agentrl.runtime.activity import group_in_play, in_play
+from agentrl.runtime.clocks import SharedDeadline, Waits
+from agentrl.runtime.stage import all_of, stage
 from agentrl.types import Ending, Episode, Group, Task, Verdict
+from agentrl.types.seams import Agent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

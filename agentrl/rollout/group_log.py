@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agentrl.files import write_bytes
 from agentrl.rollout.group import GroupStep
 from agentrl.rollout.saved import Line, SavedGroups, StepLine, head_and_state, read_lines, to_line
+from agentrl.runtime.files import write_bytes
 
 _MAX_BYTES: Final = 1 << 30
 """Of the lines in memory, and of what is added to a file (bytes): an episode beyond them is kept in part."""

@@ -9,11 +9,12 @@ from typing import Final, NamedTuple
 
 from agentrl.algorithms.filters import BufferFilter, chosen_ids
 from agentrl.data import Prompt
-from agentrl.errors import StageError, UserError, stage
+from agentrl.errors import StageError, UserError
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.occupancy import Occupancy
 from agentrl.rollout.player import PlayGroup
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
+from agentrl.runtime.stage import stage
 
 OVER_SAMPLED: Final = "over_sampled"
 """Why a group is dropped that was not among the first of a batch."""

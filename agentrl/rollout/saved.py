@@ -22,9 +22,9 @@ from pydantic_core import PydanticSerializationError
 from agentrl.data import Prompt
 from agentrl.envs.resuming import EpisodeInProgress, SavedTurns
 from agentrl.envs.scoring import Marked
-from agentrl.files import write_bytes
-from agentrl.observe import lines
+from agentrl.records import lines
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupStep
+from agentrl.runtime.files import write_bytes
 from agentrl.types import StepReward, Task
 
 T = TypeVar("T")

@@ -15,11 +15,9 @@ from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.places import Places, local_places
 from agentrl.assembly.processes import run_processes
-from agentrl.collector import rare_collections
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import NoSignalError
-from agentrl.interrupts import run_until_signal
-from agentrl.processes import print_stacks_on_signal
+from agentrl.processes.child import print_stacks_on_signal
 from agentrl.run.leaving import stopped_in_time
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
@@ -35,6 +33,8 @@ from agentrl.run.summary import (
     write_results,
 )
 from agentrl.run.training import TrainingRun
+from agentrl.runtime.collector import rare_collections
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agentrl.observe import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
-from agentrl.observe.history import JOURNAL, METRICS, ROLLED_BACK
+from agentrl.records import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
+from agentrl.records.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.run.journal_entries import BROKEN_GROUP, GREEDY_BASELINE, REMOVED, ordinal_of
 from agentrl.types import JSON

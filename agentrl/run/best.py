@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 
 from agentrl.assembly.config import RunConfig
-from agentrl.protocols import Trainer
 from agentrl.run.parts import Records
+from agentrl.types.seams import Trainer
 
 
 async def save_models(

@@ -27,12 +27,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, RecordError
-from agentrl.ownership import open_file, read_file
-from agentrl.protocols import Trainer
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.rollout.group_log import GroupLog
 from agentrl.rollout.saved import SavedGroups
 from agentrl.run.stages import StageTime
+from agentrl.runtime.ownership import open_file, read_file
+from agentrl.types.seams import Trainer
 
 STATE, TRAINER, CHECKSUMS, GROUPS = "state.json", "trainer", "checksums.json", "groups.jsonl"
 _STEP = re.compile(r"step_(\d{6,})")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentrl.assembly.load import read_run
 from agentrl.errors import UserError
-from agentrl.observe.history import JOURNAL, ROLLED_BACK, attempts, locked
+from agentrl.records.history import JOURNAL, ROLLED_BACK, attempts, locked
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.run.folder import RunFolder
 

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from agentrl.activity import set_engine_released
-from agentrl.clocks import Waits
-from agentrl.protocols import Engine, MemoryTag, Trainer, WeightSink
+from agentrl.runtime.activity import set_engine_released
+from agentrl.runtime.clocks import Waits
 from agentrl.trainer.config import TrainerConfig
+from agentrl.types.seams import Engine, MemoryTag, Trainer, WeightSink
 
 WEIGHTS: MemoryTag = "weights"
 CACHE: MemoryTag = "kv_cache"

@@ -19,9 +19,9 @@ from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.algorithms.tokens import TokenScores
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import UserError
-from agentrl.protocols import StepReport, Trainer
 from agentrl.run.teaching import taught
 from agentrl.types import FloatArray, ProximalInStep, RolloutId, Scores
+from agentrl.types.seams import StepReport, Trainer
 
 
 class Credited(NamedTuple):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from agentrl.algorithms.samples import demonstration
 from agentrl.envs import AnyEnv, AnyScript, MultiAgentEnv, ScriptedAgent, play
-from agentrl.errors import WorldBrokenError, all_of
-from agentrl.protocols import Act, Renderer, Session, ToolSchema
+from agentrl.errors import WorldBrokenError
 from agentrl.rollout.conversation import Conversation, Immediate
+from agentrl.runtime.stage import all_of
 from agentrl.types import (
     AGENT,
     JSON,
@@ -24,6 +24,7 @@ from agentrl.types import (
     Sample,
     Task,
 )
+from agentrl.types.seams import Act, Renderer, Session, ToolSchema
 
 # Demonstrations that are played at once: they wait for tools together.
 _AT_ONCE = 32

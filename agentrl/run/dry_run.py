@@ -30,19 +30,15 @@ from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.rewards import misfits
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
-from agentrl.checkpoints.source import ModelSource, open_config
-from agentrl.checkpoints.tensors import TensorFiles, num_parameters
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
 from agentrl.envs.boundary import as_multi_agent, call_joint_reset, closing
+from agentrl.envs.graders.registry import CALL_SERVERS
 from agentrl.envs.opponents import check_opponents
 from agentrl.envs.registry import find
-from agentrl.errors import ConfigError, ModelLoadError, StageError, UserError, stage
-from agentrl.gpus import num_gpus, present_gpus
-from agentrl.graders.registry import CALL_SERVERS
-from agentrl.interrupts import run_until_signal
-from agentrl.protocols import Renderer
+from agentrl.errors import ConfigError, ModelLoadError, StageError, UserError
+from agentrl.processes.gpus import num_gpus, present_gpus
 from agentrl.run import UNSERVED
 from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of, shortage_of
 from agentrl.run.dry_run_missing import missing_of
@@ -52,10 +48,15 @@ from agentrl.run.parts import algorithm_of, filters_of, scoring_of
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.interrupts import run_until_signal
+from agentrl.runtime.stage import stage
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.trainer.config import ON_GPUS
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.types import JSON, Task
+from agentrl.types.seams import Renderer
+from agentrl.weights.hf.source import ModelSource, open_config
+from agentrl.weights.hf.tensors import TensorFiles, num_parameters
 
 _MEASURED = 64
 """Prompts that are rendered and measured, and whose labels are graded."""

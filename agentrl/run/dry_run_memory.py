@@ -16,9 +16,9 @@ from agentrl.assembly.memory import (
     machine_memory,
     published_memory,
 )
-from agentrl.cluster.ray.session import cluster_address
 from agentrl.errors import ConfigError
-from agentrl.gpus import present_gpus
+from agentrl.processes.gpus import present_gpus
+from agentrl.processes.ray.session import cluster_address
 from agentrl.types import JSON
 from agentrl.weights.codec import torch_dtype
 

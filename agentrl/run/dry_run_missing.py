@@ -8,14 +8,14 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import check_readable
-from agentrl.checkpoints.source import open_config, open_tokenizer
-from agentrl.checkpoints.tensors import TensorFiles
 from agentrl.data.config import sets_of, weights_of
 from agentrl.data.files import SlicedPath
 from agentrl.data.rows.opening import check_rows
 from agentrl.envs.registry import find
 from agentrl.errors import DataError, MissingExtraError, ModelLoadError
-from agentrl.extras import require, require_extras
+from agentrl.runtime.extras import require, require_extras
+from agentrl.weights.hf.source import open_config, open_tokenizer
+from agentrl.weights.hf.tensors import TensorFiles
 
 
 def missing_of(config: RunConfig) -> Iterator[str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.assembly.config import RunConfig
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.protocols import Engine
 from agentrl.run.checkpoints import RunState
 from agentrl.run.held_out import MODES, HeldOut, eval_metrics, version_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
+from agentrl.types.seams import Engine
 
 EVALUATION = "evaluation"
 _UNTRAINED_EPISODES = 32

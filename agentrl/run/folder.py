@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import RunExistsError
-from agentrl.observe.history import JOURNAL, METRICS, attempts
+from agentrl.records.history import JOURNAL, METRICS, attempts
 
 
 @dataclass(frozen=True, slots=True)

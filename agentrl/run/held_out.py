@@ -13,11 +13,11 @@ from agentrl.envs import AnyEnv
 from agentrl.envs.opponents import policy_agents
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting, summarize
-from agentrl.observe import read_journal
-from agentrl.protocols import Engine, Policy
+from agentrl.records import read_journal
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.run.parts import World, sampling_of
 from agentrl.types import Task
+from agentrl.types.seams import Engine, Policy
 
 GREEDY, SAMPLED = "greedy", "sampled"
 MODES = (f"/{SAMPLED}", f"/{GREEDY}")

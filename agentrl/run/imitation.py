@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 import numpy as np
 
 from agentrl.algorithms.weights import token_mean
-from agentrl.protocols import StepReport, Trainer
 from agentrl.types import Credit, Sample, Scores, TrainBatch
+from agentrl.types.seams import StepReport, Trainer
 
 
 def shuffled_batches(n: int, batch_size: int, *, seed: int, total: int) -> Iterator[list[int]]:

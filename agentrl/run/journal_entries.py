@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from agentrl.algorithms.filters import ZERO_STD, has_signal
-from agentrl.observe import Entry, Outcome
+from agentrl.records import Entry, Outcome
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Episode, Group, RolloutId

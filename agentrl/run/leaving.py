@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentrl.assembly.cluster import RunCluster
-from agentrl.cluster.ray.draining import in_words
 from agentrl.errors import ClusterError
+from agentrl.processes.ray.draining import in_words
 
 
 class MachineLeavingError(ClusterError):

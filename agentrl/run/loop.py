@@ -14,22 +14,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from agentrl.activity import TAKE, working
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
-from agentrl.errors import StageError, TokenLawError, UserError, stage
-from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
+from agentrl.errors import StageError, TokenLawError, UserError
 from agentrl.rollout.cadence import Cadence, MovingReference, Publishing, Times
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
 from agentrl.run.credit import Credited, Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
+from agentrl.runtime.activity import TAKE, working
+from agentrl.runtime.stage import stage
 from agentrl.trainer.recording import Phase
 from agentrl.types import FloatArray, Group, RolloutId
+from agentrl.types.seams import PublishReport, StepReport, Trainer, WeightSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from agentrl.assembly.config import RunConfig
-from agentrl.checkpoints.source import ModelSource
-from agentrl.checkpoints.tensors import tensor_shapes
 from agentrl.engine.config import EngineConfig, dtype_of
 from agentrl.types import JSON
+from agentrl.weights.hf.source import ModelSource
+from agentrl.weights.hf.tensors import tensor_shapes
 
 FILE = "model_config.json"
 _SIZES = {

@@ -16,10 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TypeAlias
 
-from agentrl.activity import Activities
-from agentrl.authorship import place_of_frame
-from agentrl.meters import Busy
-from agentrl.observe.status import (
+from agentrl.records.status import (
     GroupStaleness,
     PlacesTaken,
     RunStatus,
@@ -32,10 +29,13 @@ from agentrl.observe.status import (
     waits_in,
     working_in,
 )
-from agentrl.observe.timeline import Timeline
+from agentrl.records.timeline import Timeline
 from agentrl.rollout.producer import Producer
 from agentrl.run.loop import Loop, PlayLoop
 from agentrl.run.metrics import staleness_counts
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.authorship import place_of_frame
+from agentrl.runtime.meters import Busy
 from agentrl.types import Group
 from agentrl.view.console import StageBar
 from agentrl.view.scores import time_text

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.activity import STARTS_ENGINE, Activities, working
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
@@ -26,19 +25,15 @@ from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
 from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer
 from agentrl.assembly.rollout import Filters, build_filters, build_play
-from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
-from agentrl.checkpoints.source import ModelSource, open_source
-from agentrl.clocks import Waits
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.observe import Earlier, Journal, MetricLog
-from agentrl.observe.callback import Callback
-from agentrl.observe.diagnoses import Diagnoses
-from agentrl.observe.trends import RunFacts
-from agentrl.protocols import Engine, Policy, Renderer, Trainer
+from agentrl.records import Earlier, Journal, MetricLog
+from agentrl.records.callback import Callback
+from agentrl.records.diagnoses import Diagnoses
+from agentrl.records.trends import RunFacts
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer, GroupStep
@@ -49,8 +44,13 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.monitor import Monitor
 from agentrl.run.stages import Stopwatch
 from agentrl.run.trackers import opened_metrics
+from agentrl.runtime.activity import STARTS_ENGINE, Activities, working
+from agentrl.runtime.clocks import Waits
 from agentrl.types import Limits, Task
+from agentrl.types.seams import Engine, Policy, Renderer, Trainer
 from agentrl.view.console import RunConsole
+from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights
+from agentrl.weights.hf.source import ModelSource, open_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from agentrl.assembly.env import run_env_factory
 from agentrl.assembly.fleet import fleet_policy
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.policy import build_renderer, dialect_of
-from agentrl.checkpoints.source import ModelSource, open_source
-from agentrl.clocks import Waits
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs.registry import register
-from agentrl.protocols import Policy
 from agentrl.rollout.players.hosted import HostedPlayer, main
 from agentrl.run.parts import World, filters_of, player_of, scoring_of
 from agentrl.run.players import PlayerSetup
+from agentrl.runtime.clocks import Waits
+from agentrl.types.seams import Policy
+from agentrl.weights.hf.source import ModelSource, open_source
 
 
 @asynccontextmanager

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.places import Places
-from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find
-from agentrl.protocols import Policy
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.players import Players
 from agentrl.run.parts import Records
+from agentrl.runtime.activity import Activities
 from agentrl.trainer.launch.messages import pickled_plan
+from agentrl.types.seams import Policy
+from agentrl.weights.hf.source import ModelSource
 
 _PROGRAM: Final = "agentrl.run.player"
 _LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}

@@ -9,12 +9,12 @@ from pathlib import Path
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
-from agentrl.checkpoints.source import ModelSource
 from agentrl.errors import ConfigError
-from agentrl.protocols import Trainer
 from agentrl.run.loop import Loop
 from agentrl.run.parts import Records
 from agentrl.run.replay import Replay
+from agentrl.types.seams import Trainer
+from agentrl.weights.hf.source import ModelSource
 
 CRITIC = "pre-training of the critic"
 

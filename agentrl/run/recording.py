@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.errors import TrainerError
-from agentrl.observe.config import ObserveConfig
+from agentrl.records.config import ObserveConfig
 from agentrl.run.stages import process_tree
 from agentrl.trainer.recording import Phase, Recording
 

@@ -15,12 +15,12 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.config import effective_values
 from agentrl.errors import ConfigError
-from agentrl.observe import read_journal, read_metrics
-from agentrl.observe.history import JOURNAL, METRICS
-from agentrl.observe.journal import SUFFIX
-from agentrl.ownership import open_file
+from agentrl.records import read_journal, read_metrics
+from agentrl.records.history import JOURNAL, METRICS
+from agentrl.records.journal import SUFFIX
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.run.journal_entries import ordinal_of, outcomes_of
+from agentrl.runtime.ownership import open_file
 from agentrl.types import IntArray, TurnTokens
 
 _SKIPPED = "rollout/skipped/"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.evaluation.report import EvalReport
-from agentrl.observe import Record, read_metrics
-from agentrl.observe.diagnoses import Diagnosis
-from agentrl.observe.history import METRICS
+from agentrl.records import Record, read_metrics
+from agentrl.records.diagnoses import Diagnosis
+from agentrl.records.history import METRICS
 from agentrl.run.stages import StageTime
 from agentrl.view.result import ShownResult
 from agentrl.view.scores import time_text

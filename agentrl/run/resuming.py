@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.activity import READS
 from agentrl.assembly.cluster import check_machines, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.needed import checked_run
 from agentrl.assembly.places import with_devices
-from agentrl.cluster.config import ClusterConfig
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
-from agentrl.files import disk_errors
-from agentrl.observe.history import (
+from agentrl.processes.config import ClusterConfig
+from agentrl.records.history import (
     Ending,
     attempts,
     begin_attempt,
@@ -32,11 +30,13 @@ from agentrl.observe.history import (
     locked,
     roll_back,
 )
-from agentrl.observe.status import announced
+from agentrl.records.status import announced
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
 from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
+from agentrl.runtime.activity import READS
+from agentrl.runtime.files import disk_errors
 from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole

@@ -13,22 +13,22 @@ from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.places import local_places
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.checkpoints.tensors import num_parameters
-from agentrl.collector import rare_collections
 from agentrl.config import effective_values
-from agentrl.files import write_text
-from agentrl.interrupts import run_until_signal
-from agentrl.observe.history import Ending
+from agentrl.records.history import Ending
 from agentrl.run.leaving import stopped_in_time
 from agentrl.run.parts import Records
 from agentrl.run.results import SftResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
 from agentrl.run.sft_training import SftRun, data_paths
 from agentrl.run.summary import records_of, results_written, show_files, stopped
+from agentrl.runtime.collector import rare_collections
+from agentrl.runtime.files import write_text
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 from agentrl.view.report import ReportData, write_report
 from agentrl.view.scores import ScoreRow
+from agentrl.weights.hf.tensors import num_parameters
 
 __all__ = ["SftResult", "sft"]
 

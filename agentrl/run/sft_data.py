@@ -22,16 +22,16 @@ import numpy as np
 from agentrl.algorithms.samples import samples_of
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.sections import SftSection
-from agentrl.checkpoints.source import ModelSource, open_tokenizer
 from agentrl.data.conversations import Dialogue, Dialogues
 from agentrl.data.files import SlicedPath
 from agentrl.errors import ConfigError, DataError, RenderingError, UserError
-from agentrl.observe import Entry, read_journal
-from agentrl.observe.history import JOURNAL
-from agentrl.observe.journal import SUFFIX
-from agentrl.protocols import Renderer, ToolSchema
+from agentrl.records import Entry, read_journal
+from agentrl.records.history import JOURNAL
+from agentrl.records.journal import SUFFIX
 from agentrl.run.demonstrations import Demonstrated, ReadsDifferentlyError, samples_of_turns
 from agentrl.types import Ending, Message, RolloutId, Sample
+from agentrl.types.seams import Renderer, ToolSchema
+from agentrl.weights.hf.source import ModelSource, open_tokenizer
 
 FAILED, TRUNCATED, UNSCORED, NO_TOKENS = "failed", "truncated", "not scored", "played without tokens"
 READS_DIFFERENTLY = "read back differently in this format"

@@ -16,21 +16,21 @@ from agentrl.assembly.env import env_factory
 from agentrl.assembly.model import drawn, model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.trainer import TrainerFactory, check_trainable
-from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.data.config import paths_of
 from agentrl.envs import AnyEnv, Chat
 from agentrl.envs.base import corpus_of
 from agentrl.envs.dialect import Dialect
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.observe import read_metrics
-from agentrl.observe.history import METRICS, record_sizes
-from agentrl.protocols import Renderer, StepReport, Trainer
+from agentrl.records import read_metrics
+from agentrl.records.history import METRICS, record_sizes
 from agentrl.run.checkpoints import RunState
 from agentrl.run.imitation import held_out_loss, imitate, shuffled_batches
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
 from agentrl.run.sft_data import Imitated, SftReader, check_keys, texts_of
 from agentrl.types import Sample
+from agentrl.types.seams import Renderer, StepReport, Trainer
+from agentrl.weights.hf.source import ModelSource, open_source
 
 BUILD, SFT, EVALUATION = "reading the conversations", "SFT", "evaluation"
 EVAL_LOSS = "eval/loss"

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.activity import working
+from agentrl.runtime.activity import working
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

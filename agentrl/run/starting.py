@@ -18,8 +18,8 @@ from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.cards import shared_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.checkpoints.fresh import draw_in_subprocess
-from agentrl.checkpoints.source import ModelSource
+from agentrl.weights.hf.fresh import draw_in_subprocess
+from agentrl.weights.hf.source import ModelSource
 
 R = TypeVar("R")
 

@@ -11,20 +11,20 @@ from itertools import islice
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.evaluation.report import total_tools
-from agentrl.files import write_text
-from agentrl.observe import Record, read_journal, read_metrics
-from agentrl.observe.history import JOURNAL, METRICS, Ending
+from agentrl.records import Record, read_journal, read_metrics
+from agentrl.records.history import JOURNAL, METRICS, Ending
 from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import GREEDY, SAMPLED, by_set
 from agentrl.run.parts import Milestone, Records
 from agentrl.run.training import TrainingRun
+from agentrl.runtime.files import write_text
 from agentrl.types import JSON, Episode, Verdict
 from agentrl.view.report import ReportData, ReportEpisode, write_report
 from agentrl.view.scores import ScoreRow, ToolRow
+from agentrl.weights.hf.tensors import num_parameters
 
 _NUM_EPISODES = 3
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
-from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.sglang.teacher import ServedTeacher
-from agentrl.protocols import Teacher, Trainer
 from agentrl.types import FloatArray, Sample, Scores
+from agentrl.types.seams import Teacher, Trainer
+from agentrl.weights.hf.source import ModelSource
 
 _CHECKED_TOKENS = 100
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import effective_values
-from agentrl.observe import Earlier, MetricLog, Tracker, WandbTracker
-from agentrl.observe.callback import Callback
-from agentrl.observe.config import ObserveConfig
-from agentrl.observe.prometheus import PrometheusTracker
+from agentrl.records import Earlier, MetricLog, Tracker, WandbTracker
+from agentrl.records.callback import Callback
+from agentrl.records.config import ObserveConfig
+from agentrl.records.prometheus import PrometheusTracker
 from agentrl.view.console import RunConsole
 
 

@@ -23,9 +23,7 @@ from agentrl.assembly.trainer import TrainerFactory
 from agentrl.data import DataSource, PromptStream
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import EngineError, TrainerError
-from agentrl.event_loop import to_its_end
-from agentrl.observe.history import record_sizes
-from agentrl.protocols import Engine, WeightSink
+from agentrl.records.history import record_sizes
 from agentrl.rollout.cadence import Publishing, moving_reference
 from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
@@ -58,6 +56,8 @@ from agentrl.run.replay import Replay
 from agentrl.run.starting import ranks_begun, unless_a_rank_ends
 from agentrl.run.teaching import check_served
 from agentrl.run.warm_start import warm_started
+from agentrl.runtime.event_loop import to_its_end
+from agentrl.types.seams import Engine, WeightSink
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, TRAINER, RL, ROLLOUT = "building the world", "starting the trainer", "RL", "rollout"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import tasks_of
-from agentrl.protocols import Trainer
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.parts import Records, World
 from agentrl.types import Sample
+from agentrl.types.seams import Trainer
+from agentrl.weights.hf.source import ModelSource
 
 DEMONSTRATIONS, WARM_START = "demonstrations", "warm start"
 

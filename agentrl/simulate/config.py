@@ -7,9 +7,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Count, Section
 
-Count = Annotated[int, Field(ge=1)]
 Size = Annotated[float, Field(gt=0.0)]
 Seconds = Annotated[float, Field(ge=0.0)]
 Rate = Annotated[float, Field(gt=0.0)]

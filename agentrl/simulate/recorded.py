@@ -16,16 +16,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from agentrl.activity import ACT, EPISODE, PUBLISH, SCORE, TRAIN
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.errors import ConfigError
-from agentrl.observe import Entry, Outcome, Record, read_journal, read_metrics
-from agentrl.observe.history import JOURNAL, METRICS
-from agentrl.observe.journal import SUFFIX
-from agentrl.ownership import read_gzip
+from agentrl.records import Entry, Outcome, Record, read_journal, read_metrics
+from agentrl.records.history import JOURNAL, METRICS
+from agentrl.records.journal import SUFFIX
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.rollout.staleness import STALE
+from agentrl.runtime.activity import ACT, EPISODE, PUBLISH, SCORE, TRAIN
+from agentrl.runtime.ownership import read_gzip
 from agentrl.simulate.workload import FILTERED, EpisodePlan, GroupPlan, TurnPlan
 from agentrl.types import Ending, Episode
 

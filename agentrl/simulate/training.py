@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from agentrl.protocols import PublishReport
 from agentrl.rollout.group import GroupOutcome
 from agentrl.simulate.config import SimulateSection
 from agentrl.simulate.engine import SimulatedEngines
 from agentrl.simulate.player import SimulatedGroup
 from agentrl.simulate.virtual_time import now_s
+from agentrl.types.seams import PublishReport
 
 _SLICES = 50
 """Parts of a call of the trainer, each as slow as the engines make it when it begins (count)."""

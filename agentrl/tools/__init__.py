@@ -1,7 +1,6 @@
 """Tools: typed functions with a JSON Schema, and the ones that come with the gym."""
 
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.gate import Gate
 from agentrl.tools.arguments import ArgumentPolicy, ArgumentsRejected
 from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
@@ -19,6 +18,7 @@ from agentrl.tools.shared import Held, Shared, release_shared
 from agentrl.tools.shell import Shell, ShellTool
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 __all__ = [
     "JSON",

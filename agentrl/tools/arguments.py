@@ -18,15 +18,15 @@ from jsonschema.exceptions import ValidationError, best_match
 from pydantic import ConfigDict, TypeAdapter
 from pydantic import ValidationError as BuildError
 
-from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolRejected, did_you_mean
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.clocks import clocks_stopped
+from agentrl.runtime.gate import Gate
 from agentrl.tools.json_text import read_json
 from agentrl.tools.plain import PlainParameters
 from agentrl.tools.running import run
 from agentrl.tools.validator import MAX_STEPS, Check, OutOfStepsError, TooDeepError, Validator
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 ArgumentPolicy = Literal["strict", "coerce"]
 """Whether arguments of a wrong type are refused, or converted where their meaning is clear."""

@@ -23,8 +23,7 @@ from typing import Literal, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ToolDefinitionError, ToolError, ToolRejected
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.gate import Gate
 from agentrl.tools.arguments import Reader
 from agentrl.tools.intake import check_parameters
 from agentrl.tools.json_text import text_of
@@ -32,6 +31,7 @@ from agentrl.tools.running import OverrunError, is_inline, run
 from agentrl.tools.running import inline as inlined
 from agentrl.tools.schema import builders, compile_validator, describe
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 ToolFunction = Callable[..., object]
 """A typed function, sync or async. Its result is text, or a value that becomes JSON."""

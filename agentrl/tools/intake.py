@@ -16,9 +16,9 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
 from agentrl.errors import ToolDefinitionError
-from agentrl.protocols import ToolSchema
 from agentrl.tools.patterns import compiled, pattern_size
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 MAX_SIZE = 10_000
 """Of one schema; see `schema_size`."""

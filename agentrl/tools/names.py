@@ -16,8 +16,9 @@ from types import TracebackType
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from agentrl.authorship import place_of
-from agentrl.errors import AgentRLError, UserError, did_you_mean, summary_of
+from agentrl.errors import AgentRLError, UserError, did_you_mean
+from agentrl.runtime.authorship import place_of
+from agentrl.runtime.stage import summary_of
 
 given: dict[str, object] = {}
 """By path: objects of this process that no module has under their name, such as a class of a function."""

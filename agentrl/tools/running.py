@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from agentrl.errors import AgentRLError, summary_of
+from agentrl.errors import AgentRLError
+from agentrl.runtime.stage import summary_of
 
 MOST_RUNNING_ON = 64
 """The most threads of one name that run on after a cancellation (count): they cannot be ended."""

@@ -37,11 +37,11 @@ from pydantic_core import PydanticSerializationError, SchemaError, to_jsonable_p
 from typing_extensions import is_typeddict
 
 from agentrl.errors import ToolDefinitionError
-from agentrl.protocols import ToolSchema
 from agentrl.tools.intake import ambiguous_union, check_patterns
 from agentrl.tools.json_text import NO_TEXT
 from agentrl.tools.validator import Validator
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 _ALLOWED = (
     "str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, an Enum of such values, a "

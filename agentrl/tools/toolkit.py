@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
-from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
+from agentrl.types.seams import ToolSchema
 
 
 class Toolkit(ABC):

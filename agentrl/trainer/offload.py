@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.collector import freed_bytes
+from agentrl.runtime.collector import freed_bytes
 
 PINNED_BYTES = 64 << 20
 """Pinned memory is allocated in buffers of this size: torch rounds an allocation up to a power of two."""

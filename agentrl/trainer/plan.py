@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from agentrl.losses import Loss, TokenOutputs, explained_variance
-from agentrl.protocols import TensorSpec
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
+from agentrl.types.seams import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,16 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from agentrl.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
-from agentrl.checkpoints.directory import atomic_directory
-from agentrl.checkpoints.export import write_directory
 from agentrl.errors import DivergedError
 from agentrl.losses import extras_used
-from agentrl.protocols import (
+from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
+from agentrl.trainer import saved
+from agentrl.trainer.batch import check_extras, check_sampled
+from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
+from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.snapshots import Ranks, Snapshots
+from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
+from agentrl.types.seams import (
     Bucket,
     PublishReport,
     SnapshotSink,
@@ -23,13 +27,9 @@ from agentrl.protocols import (
     TensorSpec,
     WeightSink,
 )
-from agentrl.trainer import saved
-from agentrl.trainer.batch import check_extras, check_sampled
-from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
-from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.snapshots import Ranks, Snapshots
-from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.weights.codec import non_finite, size_of, views
+from agentrl.weights.hf.directory import atomic_directory
+from agentrl.weights.hf.export import write_directory
 
 R = TypeVar("R")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
-from agentrl.ownership import read_file
+from agentrl.runtime.ownership import read_file
 from agentrl.trainer.plan import Done, Plan
 from agentrl.types import ScoreRole
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from agentrl.protocols import Bucket, Snapshot, TensorSpec
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
 from agentrl.trainer.launch.rank_plan import RankPlan
+from agentrl.types.seams import Bucket, Snapshot, TensorSpec
 
 R = TypeVar("R")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.algorithms.distillation import aligned, check_rows, teachers_row
-from agentrl.protocols import Trainer
 from agentrl.types import FloatArray, Sample, ScoreRole
+from agentrl.types.seams import Trainer
 
 
 @dataclass(frozen=True, slots=True)

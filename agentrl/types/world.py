@@ -184,7 +184,7 @@ class Limits:
     """The limits of an episode. None = no limit of this kind.
 
     Seconds are wall time of the work itself: waits for a slot and pauses of the process do not count, and
-    tool calls have time of their own (`agentrl.clocks`).
+    tool calls have time of their own (`agentrl.runtime.clocks`).
 
     max_turns: assistant messages of each agent (count). max_tokens: prompt, world and policy tokens of one
     trajectory together (count).

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.files import write_text
-from agentrl.observe import Record, read_metrics
-from agentrl.observe.history import METRICS
-from agentrl.ownership import read_file
+from agentrl.records import Record, read_metrics
+from agentrl.records.history import METRICS
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import Panel, overlaid

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.extras import require
-from agentrl.observe import Record
+from agentrl.records import Record
+from agentrl.runtime.extras import require
 from agentrl.view.panels import points_of
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.observe import Record
-from agentrl.observe.diagnoses import Diagnosis
+from agentrl.records import Record
+from agentrl.records.diagnoses import Diagnosis
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import panels_of
 from agentrl.view.report import render_page

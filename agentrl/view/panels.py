@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentrl.observe import Record
+from agentrl.records import Record
 
 Point: TypeAlias = tuple[float, float | None]
 MAX_CURVES = 8

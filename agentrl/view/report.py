@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from agentrl.files import write_text
-from agentrl.observe import Record
-from agentrl.observe.diagnoses import Diagnosis
-from agentrl.observe.timeline import Timeline
+from agentrl.records import Record
+from agentrl.records.diagnoses import Diagnosis
+from agentrl.records.timeline import Timeline
+from agentrl.runtime.files import write_text
 from agentrl.types import JSON, Author, Episode, Verdict
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import panels_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from agentrl.observe import Record
+from agentrl.records import Record
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import panels_of
 from agentrl.view.report import render_page

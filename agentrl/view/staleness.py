@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from markupsafe import Markup
 
-from agentrl.observe import Record
+from agentrl.records import Record
 from agentrl.view.chart import Histogram, draw, draw_histogram, histogram_legend, legend
 from agentrl.view.panels import Panel, Series
 

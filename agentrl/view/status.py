@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from agentrl.activity import ACT, ENDED, EPISODE, LOADS, OF_TRAINER, RESTS, SERVES, WAIT
-from agentrl.observe.status import BETWEEN, InProgress, Oldest, ProcessStatus, RunStatus
+from agentrl.records.status import BETWEEN, InProgress, Oldest, ProcessStatus, RunStatus
+from agentrl.runtime.activity import ACT, ENDED, EPISODE, LOADS, OF_TRAINER, RESTS, SERVES, WAIT
 from agentrl.view.scores import time_text
 
 _STAGES: Final = {

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from agentrl.activity import KINDS
-from agentrl.observe.timeline import Timeline
+from agentrl.records.timeline import Timeline
+from agentrl.runtime.activity import KINDS
 from agentrl.view.chart import ticks
 from agentrl.view.scores import time_text
 

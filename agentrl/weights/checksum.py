@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.codec import NamedTensors, bytes_of, manifest_of, slices
 
 _THREADS = min(os.cpu_count() or 1, 4)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 
 T = TypeVar("T")
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]

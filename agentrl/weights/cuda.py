@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from agentrl.protocols import DeviceHandle
+from agentrl.types.seams import DeviceHandle
 
 _GRANULE = 2 << 20
 """The driver cuts smaller allocations out of one block, and an IPC handle would share all of that block."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from agentrl.protocols import WeightSink
+from agentrl.types.seams import WeightSink
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import manifest_of, pack_buckets
 

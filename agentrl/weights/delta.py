@@ -20,8 +20,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from agentrl.files import SystemErrors
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.runtime.files import SystemErrors
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import slices, torch_dtype
 

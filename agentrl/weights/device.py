@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from agentrl.protocols import DeviceHandle, DevicePart, DeviceWeights, TensorSpec
+from agentrl.types.seams import DeviceHandle, DevicePart, DeviceWeights, TensorSpec
 from agentrl.weights.codec import non_finite, size_of, torch_dtype
 from agentrl.weights.cuda import CudaError, CudaMemory
 

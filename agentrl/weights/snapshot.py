@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from agentrl.protocols import Bucket, TensorSpec, Work
+from agentrl.types.seams import Bucket, TensorSpec, Work
 from agentrl.weights.codec import non_finite, views
 
 R = TypeVar("R")

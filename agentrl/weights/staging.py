@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 
 
 class StagingArea(Protocol):

@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.protocols import TensorSpec
+from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import size_of
 
 FILE_BYTES = 2 << 30

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from agentrl.protocols import Bucket, TensorSpec, WeightSink
+from agentrl.types.seams import Bucket, TensorSpec, WeightSink
 
 
 @dataclass(slots=True)

@@ -126,7 +126,7 @@ async def _reinforce(job: Job) -> str:
 
 def _means(path: Path) -> dict[str, JSON]:
     """The mean of each metric over the iterations that have it."""
-    from agentrl.observe import read_metrics
+    from agentrl.records import read_metrics
 
     by_name: dict[str, list[float]] = {}
     for record in read_metrics(path):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 import agentrl
 from agentrl.assembly.keywords import TrainSettings
-from agentrl.observe import Record, read_metrics
+from agentrl.records import Record, read_metrics
 from agentrl.types import JSON
 from benchmarks.asynchronous.comparisons import ASYNC, HOP_SEARCH, PLAIN, OnEvent
 from benchmarks.asynchronous.runs import timed_run

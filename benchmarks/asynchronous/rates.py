@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, cast
 
 import agentrl
 from agentrl.assembly.keywords import TrainSettings
-from agentrl.observe import read_metrics
-from agentrl.observe.diagnoses import read_diagnoses
+from agentrl.records import read_metrics
+from agentrl.records.diagnoses import read_diagnoses
 from agentrl.types import JSON
 from benchmarks.asynchronous.comparisons import OnEvent
 from benchmarks.asynchronous.learning import Budget, held_out

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, cast
 
 import agentrl
 from agentrl.assembly.keywords import TrainSettings
-from agentrl.observe import Record, read_metrics
+from agentrl.records import Record, read_metrics
 from agentrl.run.stages import process_tree, tree_cpu_time
 from agentrl.types import JSON
 

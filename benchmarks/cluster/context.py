@@ -12,10 +12,10 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import RankNeeds, layout_of
-from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, connected
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.placement import RankNeeds, layout_of
+from agentrl.processes.ray.placement import RayPlacement, placed
+from agentrl.processes.ray.session import RaySession, connected
 from agentrl.types import JSON
 from benchmarks.megatron.settings import small_even
 

@@ -25,18 +25,18 @@ import agentrl
 from agentrl.assembly import cluster as assembly_of_clusters
 from agentrl.assembly import trainer as assembly_of_trainers
 from agentrl.assembly.keywords import TrainSettings
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.placement import Layout
-from agentrl.cluster.ray.placement import RayPlacement, placed
-from agentrl.cluster.ray.session import RaySession, connected
 from agentrl.errors import TrainerError
-from agentrl.observe import read_metrics, reconcile
-from agentrl.observe.history import METRICS
-from agentrl.protocols import StepReport
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.placement import Layout
+from agentrl.processes.ray.placement import RayPlacement, placed
+from agentrl.processes.ray.session import RaySession, connected
+from agentrl.records import read_metrics, reconcile
+from agentrl.records.history import METRICS
 from agentrl.trainer.plan import Plan
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
 from agentrl.types import JSON, TrainBatch
+from agentrl.types.seams import StepReport
 from benchmarks.cluster.machines import kill_far, two_machines
 
 PARTS = ("noticed", "ended", "placed", "started", "loaded", "trained")

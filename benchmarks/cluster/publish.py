@@ -26,14 +26,14 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
-from agentrl.processes import Child
-from agentrl.protocols import WeightSink
+from agentrl.processes.child import Child
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON
+from agentrl.types.seams import WeightSink
 from agentrl.weights import named_weights
 from agentrl.weights.codec import bytes_of
 from benchmarks.cluster.context import Cluster, RayBench

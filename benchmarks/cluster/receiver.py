@@ -27,9 +27,9 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGro
 
 from agentrl.engine.sglang.transports.group_sender import Communicator
 from agentrl.engine.sglang.transports.inside import LOADER
-from agentrl.processes import SendFailure, follow_driver
-from agentrl.protocols import TensorSpec
-from agentrl.serving import bound, serve
+from agentrl.http.serving import bound, serve
+from agentrl.processes.child import SendFailure, follow_driver
+from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import size_of
 
 _TIMEOUT = timedelta(seconds=120)

@@ -16,8 +16,8 @@ import numpy as np
 
 from agentrl.engine.sglang import SGLangPolicy, wire
 from agentrl.errors import EngineError
-from agentrl.protocols import Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import Sampling
 from benchmarks.compare import Duration, rates_of, timed
 from benchmarks.engine import tiny_model
 from benchmarks.engines.context import (

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from agentrl.checkpoints.saving import save_model
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.types import JSON
+from agentrl.weights.hf.saving import save_model
 from benchmarks.engines import canned
 from benchmarks.engines.settings import EngineSettings
 from benchmarks.machine import interpreter_versions

@@ -23,13 +23,13 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from agentrl.assembly.policy import EngineSetup, build_engine
-from agentrl.checkpoints.source import open_source
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import Sampling
 from agentrl.types import JSON, Limits
+from agentrl.types.seams import Sampling
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
+from agentrl.weights.hf.source import open_source
 from benchmarks.engine import tiny_model
 from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, vocab_size
 from benchmarks.engines.settings import KillLoad

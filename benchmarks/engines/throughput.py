@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.errors import EngineError
-from agentrl.protocols import RunningPolicy, Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import RunningPolicy, Sampling
 from benchmarks.compare import Side, rates
 from benchmarks.engine import tiny_model
 from benchmarks.engines.context import (

@@ -16,8 +16,8 @@ import numpy as np
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
-from agentrl.protocols import Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import Sampling
 from benchmarks.compare import Side, rates
 from benchmarks.engine import tiny_model
 from benchmarks.engines.context import EngineContext, ResultRow, at_once, listed, save, seeded, vocab_size

@@ -27,8 +27,8 @@ from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket
 from agentrl.types import JSON
+from agentrl.types.seams import Bucket
 from agentrl.weights import named_weights, pack_buckets
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import torch_dtype

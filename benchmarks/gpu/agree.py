@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.protocols import Sampling
 from agentrl.types import JSON, Completion, FloatArray, RolloutId, Sample
+from agentrl.types.seams import Sampling
 from benchmarks.gpu import card
 from benchmarks.gpu.job import Bench
 from benchmarks.gpu.ranks import Ranks

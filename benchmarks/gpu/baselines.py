@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from agentrl.errors import UserError
-from agentrl.files import write_text
+from agentrl.runtime.files import write_text
 from agentrl.types import JSON
 
 FOLDER: Final = Path(__file__).parents[1] / "baselines"

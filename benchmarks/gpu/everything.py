@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.errors import UserError
-from agentrl.interrupts import run_until_signal
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.types import JSON
 from benchmarks.gpu import baselines
 from benchmarks.gpu.child import Child
@@ -252,7 +252,7 @@ def _where() -> Path | None:
 
 
 def _check_card(options: Options) -> None:
-    from agentrl.gpus import num_gpus
+    from agentrl.processes.gpus import num_gpus
 
     if not options.tiny and not num_gpus():
         raise UserError(

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.activity import Activities
-from agentrl.collector import rare_collections
 from agentrl.data.source import Prompt
 from agentrl.engine.sglang.clients import Clients
 from agentrl.errors import EngineError
@@ -26,6 +24,8 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.rollout.players.players import Players
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON, Ending
 from benchmarks.compare import figures_of
 from benchmarks.gpu import playing

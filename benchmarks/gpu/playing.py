@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentrl.clocks import Waits
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import Scorer
 from agentrl.envs.dialect import Tags
-from agentrl.protocols import Policy, Sampling
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players.hosted import HostedPlayer, main
+from agentrl.runtime.clocks import Waits
 from agentrl.types import Completion, Finish
+from agentrl.types.seams import Policy, Sampling
 from benchmarks.gpu.shapes import tokenizer
 from benchmarks.instant import texts_of
 from benchmarks.library import Library

@@ -10,7 +10,7 @@ from agentrl.assembly.fleet import FleetPlan
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch import LocalLauncher
 from agentrl.errors import ConfigError
-from agentrl.gpus import own_gpus
+from agentrl.processes.gpus import own_gpus
 from agentrl.types import JSON
 from benchmarks.gpu.job import Bench, Turn
 from benchmarks.gpu.shapes import model_folder, shape_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.errors import UserError, did_you_mean
-from agentrl.extras import require
+from agentrl.runtime.extras import require
 from agentrl.types import JSON
 from benchmarks.engines.context import ResultRow
 from benchmarks.machine import machine

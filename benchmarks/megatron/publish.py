@@ -14,8 +14,8 @@ import statistics
 import numpy as np
 
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.protocols import Trainer, WeightSink
 from agentrl.types import JSON
+from agentrl.types.seams import Trainer, WeightSink
 from agentrl.weights import named_weights
 from agentrl.weights.codec import bytes_of
 from benchmarks.compare import Side, timed

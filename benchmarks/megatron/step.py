@@ -7,8 +7,8 @@ with the same loss. Everything runs on the CPU, also where there are GPUs: these
 
 from __future__ import annotations
 
-from agentrl.protocols import Trainer
 from agentrl.types import JSON, TrainBatch
+from agentrl.types.seams import Trainer
 from benchmarks.compare import Side, rates
 from benchmarks.engines.context import ResultRow
 from benchmarks.megatron.context import (

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl import guard
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.errors import UserError
+from agentrl.processes import guard
 from agentrl.run.stages import process_tree, tree_cpu_time
 from agentrl.types import JSON
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal, cast, get_args
 
 from agentrl import Limits, Message, Script, Tags, Task, Text, ToolEnv, ToolRejected, UserError, call, say
-from agentrl.graders import last_boxed, make_grader
+from agentrl.envs.graders import last_boxed, make_grader
 from agentrl.tools import JSON, PythonTool, Tool, Toolkit, ToolSchema, make_tool
 from envs_contrib.retool.problem import LEVELS, Level, Problem
 from envs_contrib.retool.problems import NUM_PROBLEMS, problems

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from agentrl import Task, UserError, exact_match
-from agentrl.graders import f1 as f1_of_task
+from agentrl.envs.graders import f1 as f1_of_task
 from agentrl.tools import JSON
 
 Metric = Literal["em", "f1", "qa_em"]

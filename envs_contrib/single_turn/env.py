@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl import Script, SingleTurnEnv, Task, UserError
-from agentrl.graders import exact_match, expert_answers
+from agentrl.envs.graders import exact_match, expert_answers
 
 Grade = float | Mapping[str, float]
 Reward = Callable[[Task, str], Grade | Awaitable[Grade]]

@@ -9,7 +9,7 @@ from agentrl.assembly import cluster
 from agentrl.assembly.cards import CONTEXT_BYTES, server_memory, shared_card
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
-from tests.observe.test_gpu_memory import GIB, driver
+from tests.records.test_gpu_memory import GIB, driver
 
 SMALL = Qwen3Config(
     vocab_size=151_936,

@@ -16,13 +16,13 @@ from agentrl.assembly.algorithm import build_algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import listed_inactive, load_config
 from agentrl.assembly.trainer import TrainerFactory, check_auxiliary_models
-from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
 from agentrl.rollout.cadence import moving_reference
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
+from agentrl.weights.hf.source import ModelSource, open_source
 from tests.algorithms.batches import EpisodeSpec, batch
 from tests.assembly.algorithm_settings import ALGORITHM, OF_STALENESS, SPELLED
 from tests.trainer.tiny import qwen3, tokenizer

@@ -12,11 +12,11 @@ from agentrl.assembly.cluster import POLICY, fleet_of_model
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers
-from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
-from agentrl.gpus import Gpu, num_gpus, own_gpus, present_gpus
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.torch.plan import WORKER
 from tests.cards import H200_MIB, uuid_of, with_cards

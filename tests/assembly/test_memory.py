@@ -19,13 +19,13 @@ from agentrl.assembly.memory import (
 from agentrl.assembly.model import fresh_parameters, fresh_source
 from agentrl.assembly.policy import check_cache
 from agentrl.assembly.sections import ModelSection
-from agentrl.checkpoints.tensors import num_parameters
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Chat
 from agentrl.errors import ConfigError
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels
 from agentrl.trainer.torch.worker import TorchWorker
+from agentrl.weights.hf.tensors import num_parameters
 from tests.trainer.test_roles import critic_of, with_returns
 from tests.trainer.tiny import POLICY_LOSS, batch, llama, qwen3, settings
 

@@ -16,9 +16,9 @@ import agentrl
 from agentrl.assembly.addresses import with_addresses
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.places import local_servers
-from agentrl.cluster.config import ClusterConfig
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError, UserError
+from agentrl.processes.config import ClusterConfig
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import TINY
 from tests.flow.test_bad_input import torn

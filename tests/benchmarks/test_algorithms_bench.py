@@ -17,7 +17,7 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.recipes import RECIPES
 from agentrl.assembly.load import load_config
 from agentrl.errors import EngineError, RunExistsError, UserError
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.view.console import RunConsole
 from benchmarks.algorithms.delayed import DelayedSink
 from benchmarks.algorithms.everything import bench_algorithms, compare, gain

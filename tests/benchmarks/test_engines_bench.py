@@ -24,8 +24,8 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError, UserError
-from agentrl.protocols import Sampling
-from agentrl.serving import RequestChecks
+from agentrl.http.serving import RequestChecks
+from agentrl.types.seams import Sampling
 from agentrl.weights import checksum, pack_buckets, unpack
 from benchmarks.compare import Duration, rates_of
 from benchmarks.engine import tiny_model

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.engine.chat.wire import read_reply
 from agentrl.errors import UserError
-from agentrl.rollout.chat.wire import read_reply
 from benchmarks.compare import interleaved
 from benchmarks.engines.canned import Connection
 from benchmarks.peers.endpoint import Replies

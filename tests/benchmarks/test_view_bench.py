@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl.observe import read_journal
+from agentrl.records import read_journal
 from benchmarks.browser import browsers
 from benchmarks.view import ViewLoad, bench_view, write_journal
 

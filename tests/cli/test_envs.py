@@ -13,7 +13,7 @@ from agentrl.envs import registry
 from agentrl.envs.base import FACILITIES, GROUPS
 from agentrl.envs.catalog import by_family, catalog
 from agentrl.envs.registry import families
-from agentrl.extras import EXTRAS
+from agentrl.runtime.extras import EXTRAS
 from tests.worlds import Parrot
 
 

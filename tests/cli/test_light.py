@@ -31,7 +31,7 @@ import gymnasium
 import agentrl
 from agentrl import *
 from agentrl.envs import tasks_of
-from agentrl.observe import read_journal, read_metrics
+from agentrl.records import read_journal, read_metrics
 import agentrl.view.report, agentrl.view.console, agentrl.algorithms.estimators, agentrl.rollout.producer
 
 for env_id in ("HopSearch-v0", "Calculator-v0", "Taxi-v0"):

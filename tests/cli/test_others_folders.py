@@ -15,8 +15,8 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.config import write_toml
-from agentrl.observe import Journal, Outcome
-from agentrl.observe.history import begin_attempt
+from agentrl.records import Journal, Outcome
+from agentrl.records.history import begin_attempt
 from agentrl.run.checkpoints import Checkpoints
 from tests.cli.test_replay import entry
 from tests.cli.test_runs import config_of

@@ -13,7 +13,7 @@ from agentrl.cli import main
 from agentrl.config import parse, write_toml
 from agentrl.envs import Scorer
 from agentrl.evaluation.config import EvalConfig
-from agentrl.observe import Entry, Journal, Outcome
+from agentrl.records import Entry, Journal, Outcome
 from tests.cli.light import run_light
 
 TASK = Task.ask("t", "What is 2 + 3?", answer="5")

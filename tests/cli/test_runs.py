@@ -13,7 +13,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.cli import cli, main
 from agentrl.cli.runs_watch import watch
 from agentrl.config import by_section, parse, write_toml
-from agentrl.observe.history import begin_attempt, end_attempt, locked
+from agentrl.records.history import begin_attempt, end_attempt, locked
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.view.status import status_lines
 from tests.run.test_checkpoints import Saver, names, state

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from agentrl.cli import main
-from agentrl.observe import read_journal, reconcile
-from tests.benchmark.worlds import Signalled
+from agentrl.records import read_journal, reconcile
+from tests.evaluation.benchmark.worlds import Signalled
 
-WORLD = "tests.benchmark.worlds:Signalled"
+WORLD = "tests.evaluation.benchmark.worlds:Signalled"
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 PLAYED = 6
 
@@ -47,7 +47,7 @@ def interrupted(words, number, at=1):
 def test_a_signal_ends_a_command_in_mid_work(cell, capsys, command, number, code):
     words = {
         "replay": ["replay", f"{next((cell / 'trajectories').iterdir())}:e0"],
-        "rescore": ["rescore", cell, "--reward", "tests.benchmark.worlds:hanging"],
+        "rescore": ["rescore", cell, "--reward", "tests.evaluation.benchmark.worlds:hanging"],
         "check": ["envs", "check", WORLD],
     }[command]
     ended, seconds = interrupted(words, number, at=1)

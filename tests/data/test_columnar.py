@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import extras
 from agentrl.data import Columns, FileSource, PromptStream
 from agentrl.data.order import PIECES_PER_WINDOW
 from agentrl.data.rows import open_rows, parquet
 from agentrl.errors import ConfigError, DataError, MissingExtraError
+from agentrl.runtime import extras
 from tests.data.files import ROWS, write_arrow, write_lines, write_parquet
 
 COLUMNS = Columns("question", "answer", "facts")

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.data.conversations import Dialogues
 from agentrl.errors import DataError
-from agentrl.protocols import ToolSchema
+from agentrl.types.seams import ToolSchema
 from tests.data.files import write_arrow, write_lines, write_parquet
 
 USER, ANSWER = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Three."}

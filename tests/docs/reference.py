@@ -38,13 +38,13 @@ FOLDER = ROOT / "docs" / "reference"
 PAGES = {
     "agentrl": "what environments and programs are made of",
     "agentrl.tools": "tools, and what they are made of",
-    "agentrl.graders": "graders of answers",
+    "agentrl.envs.graders": "graders of answers",
     "agentrl.envs": "more of environments: their base class, their registry, scoring",
     "agentrl.envs.check": "the check of an environment",
     "agentrl.types": "episodes token by token, and what a step of training consists of",
-    "agentrl.observe": "the records of a run: its journal and its metrics",
+    "agentrl.records": "the records of a run: its journal and its metrics",
     "agentrl.errors": "what is raised",
-    "agentrl.protocols": "the interfaces of environments, agents, engines and trainers",
+    "agentrl.types.seams": "the interfaces of environments, agents, engines and trainers",
 }
 """The modules with a page, each with what it holds."""
 _MECHANISMS = ("ABC", "NamedTuple", "Protocol")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from agentrl.algorithms.weights import token_mean
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import Engine, Sampling
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import NO_VERSION, Author, Completion, Credit, RolloutId, Sample, Scores, TrainBatch
+from agentrl.types.seams import Engine, Sampling
 from tests.engine.fleets import until
 from tests.engine.subjects import VOCAB, tiny
 

@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.assembly.serve import chat_of, codec_of
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
-from agentrl.serving import RequestChecks
+from agentrl.http.serving import RequestChecks
 from agentrl.types import Completion, Finish
 from tests.engine.serving import CONTROL, KEY
 from tests.engine.subjects import tiny

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import torch
 
-from agentrl.protocols import DeviceHandle, SnapshotSink, TensorSpec
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
+from agentrl.types.seams import DeviceHandle, SnapshotSink, TensorSpec
 from agentrl.weights import checksum, pack_buckets
 from agentrl.weights.codec import size_of
 from agentrl.weights.device import Packed, layout_of, packed, views_in

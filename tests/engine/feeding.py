@@ -19,7 +19,7 @@ from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, Snapshot
+from agentrl.types.seams import Bucket, Snapshot
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from agentrl.weights.snapshot import LocalSnapshot
 from tests.engine import devices

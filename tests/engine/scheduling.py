@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.inside import LOADER
-from agentrl.protocols import TensorSpec
+from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import size_of, torch_dtype
 from tests.listening import listening
 

@@ -16,12 +16,12 @@ import httpx2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from agentrl import guard
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.requests import TextCodec
 from agentrl.engine.sglang.launch.process import CPU_DEFAULTS
-from agentrl.serving import RequestChecks
+from agentrl.http.serving import RequestChecks
+from agentrl.processes import guard
 from tests.engine.subjects import VOCAB, text_of, tiny
 from tests.listening import listening
 

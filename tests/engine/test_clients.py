@@ -8,9 +8,9 @@ import pytest
 
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
-from agentrl.protocols import Sampling
 from agentrl.rollout.players import direct, messages
 from agentrl.rollout.players.direct import DirectClient, DirectRequests
+from agentrl.types.seams import Sampling
 from tests.engine.serving import embedded_server
 from tests.engine.subjects import VOCAB, text_of
 

@@ -19,8 +19,8 @@ from agentrl.engine.conformance import (
     run_conformance,
 )
 from agentrl.engine.fake import FakeEngine, _Running
-from agentrl.protocols import Sampling
 from agentrl.types import Completion, Finish, FloatArray
+from agentrl.types.seams import Sampling
 from tests.engine.subjects import VOCAB, embedded_subject, fake_subject, text_of
 
 SUBJECTS = {

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.engine.conformance import CHECKS, Check, EngineCaps, lack
 from agentrl.engine.sglang import wire
-from agentrl.protocols import Sampling
+from agentrl.types.seams import Sampling
 from tests.engine.serving import (
     embedded_server,
     free_port,

@@ -13,8 +13,8 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.decoder import Batch, Decoder
 from agentrl.engine.embedded.parameters import Parameters
-from agentrl.protocols import Sampling
 from agentrl.types import Completion
+from agentrl.types.seams import Sampling
 from agentrl.weights import named_weights
 from tests.engine.subjects import VOCAB, tiny
 

@@ -15,8 +15,8 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.decoder import Decoder
 from agentrl.errors import EngineError, ModelLoadError, RequestTooLargeError
-from agentrl.protocols import Sampling
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 from tests.engine.subjects import VOCAB, text_of, tiny
 
 MODEL = tiny("qwen3")

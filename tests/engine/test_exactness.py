@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
-from agentrl.protocols import Sampling
 from agentrl.types import Completion
+from agentrl.types.seams import Sampling
 from agentrl.weights import named_weights
 from tests.engine.subjects import VOCAB, logits_of, tiny
 

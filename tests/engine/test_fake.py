@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from agentrl.engine.fake import FakeEngine
-from agentrl.protocols import Sampling
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 
 
 async def test_a_script_is_recited_and_ends() -> None:

@@ -8,15 +8,15 @@ import signal
 import numpy as np
 import pytest
 
-from agentrl.activity import ENDED, LOADS, OUT, SERVES, STARTS, Activities
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineUnavailableError
-from agentrl.observe.status import processes_in
-from agentrl.protocols import Sampling
+from agentrl.records.status import processes_in
+from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, Activities
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from tests.engine.fleets import pids_at, send_signal, served_fleet, sglang_fleet, until
 from tests.engine.scheduling import Scheduler, checkpoint

@@ -12,7 +12,7 @@ import torch
 
 from agentrl.engine.embedded import EmbeddedEngine, step
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
+from agentrl.types.seams import Sampling
 from tests.engine.serving import embedded_server
 from tests.engine.subjects import VOCAB, text_of, tiny
 

@@ -17,9 +17,9 @@ import pytest
 from agentrl.cli import main
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.wire import ROUTING_KEY
-from agentrl.protocols import Sampling
-from agentrl.serving import bound
+from agentrl.http.serving import bound
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 from tests.engine.serving import CONTROL, embedded_server, save_tiny, session_of
 from tests.engine.subjects import delivery_of, text_of, tiny
 

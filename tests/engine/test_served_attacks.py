@@ -16,8 +16,8 @@ from agentrl.engine.served.requests import TextCodec
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import ConfigError, EngineError
-from agentrl.protocols import Sampling
-from agentrl.serving import RequestChecks
+from agentrl.http.serving import RequestChecks
+from agentrl.types.seams import Sampling
 from tests.engine.serving import CODEC, CONTROL, KEY, embedded_server
 from tests.engine.subjects import VOCAB, text_of
 

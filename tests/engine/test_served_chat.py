@@ -10,11 +10,11 @@ import openai
 import pytest
 
 from agentrl import Task, play
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings
 from agentrl.engine.served import chat_wire
 from agentrl.engine.served.chat_replies import Deltas, Turn
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.types import Ending
 from tests.engine.chatting import (
     ADD,

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
-from agentrl.gate import Gate
-from agentrl.protocols import Sampling
+from agentrl.runtime.gate import Gate
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 from tests.engine.serving import ScriptedServer, embedded_server, free_port, generated
 
 ABORTED = generated([1, 2], {"type": "abort", "message": "Aborted"})

@@ -19,8 +19,8 @@ from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
 from agentrl.engine.sglang.transports.bucket_files import in_memory, write_bucket
 from agentrl.engine.sglang.transports.cuda_ipc import request_of
-from agentrl.protocols import Bucket
 from agentrl.types import JSON
+from agentrl.types.seams import Bucket
 from agentrl.weights import pack_buckets
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.device import Packed

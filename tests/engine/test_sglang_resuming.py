@@ -14,8 +14,8 @@ from agentrl.engine.sglang import SGLangPolicy, request, wire
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
-from agentrl.protocols import Sampling
 from agentrl.types import Finish
+from agentrl.types.seams import Sampling
 from tests.engine.serving import CONTROL, ScriptedServer, embedded_server, generated
 from tests.engine.subjects import logits_of, text_of, tiny
 from tests.engine.test_fleet import publish

@@ -17,8 +17,8 @@ from agentrl.engine.sglang.transports import bucket_files, shared_memory
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.protocols import Bucket, Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import Bucket, Sampling
 from tests.engine.feeding import TIMEOUT_S, Rig, block_first, open_rig, transports
 from tests.engine.scheduling import Layered, Scheduler, checkpoint
 from tests.engine.serving import CONTROL, embedded_server, save_tiny

@@ -23,7 +23,7 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import Sampling
+from agentrl.types.seams import Sampling
 from agentrl.weights import named_weights
 from tests.engine import devices
 from tests.engine.feeding import Damaging

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import ConfigError, EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
-from agentrl.retrying import num_values
+from agentrl.http.requests import num_values
 from agentrl.types import KEPT_IDS, Finish
+from agentrl.types.seams import Sampling
 from tests.engine.serving import generated
 from tests.engine.subjects import text_of
 

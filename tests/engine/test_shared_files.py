@@ -13,7 +13,7 @@ import pytest
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
 from agentrl.errors import EngineError
-from agentrl.temporary import sweep
+from agentrl.runtime.temporary import sweep
 
 ALLOWED = {
     ("torch._utils", "_rebuild_tensor_v2"),

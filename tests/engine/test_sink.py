@@ -15,8 +15,8 @@ from agentrl.engine.embedded import EmbeddedEngine, sink
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.errors import EngineError
-from agentrl.protocols import Sampling
 from agentrl.types import Completion
+from agentrl.types.seams import Sampling
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
 from tests.engine.subjects import logits_of, tiny
 

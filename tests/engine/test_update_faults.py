@@ -18,7 +18,7 @@ from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.errors import EngineError
-from agentrl.serving import RequestChecks
+from agentrl.http.serving import RequestChecks
 from tests.engine.fleets import EAGER, pids_at, send_signal, sglang_fleet, until
 from tests.engine.serving import CODEC, CONTROL, KEY, save_tiny
 from tests.engine.subjects import VOCAB, text_of, tiny

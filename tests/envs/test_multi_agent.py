@@ -14,8 +14,8 @@ from agentrl.algorithms.samples import samples_of
 from agentrl.envs import AgentView, Scorer
 from agentrl.envs.opponents import agents_of, check_opponents, scripted
 from agentrl.envs.play import Frozen
-from agentrl.protocols import Act
 from agentrl.types import Ending, Finish, History, Restart, TurnTokens
+from agentrl.types.seams import Act
 from tests.worlds import completion
 
 TASK = Task.ask("t", "Begin.")

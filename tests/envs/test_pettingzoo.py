@@ -124,7 +124,7 @@ def test_what_cannot_be_played_is_a_one_sentence_error(game, kwargs, sentence):
 
 
 def test_without_pettingzoo_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("agentrl.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("agentrl.runtime.extras.find_spec", lambda module: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agentrl\[pettingzoo\]'"):
         _ = make("TicTacToe-v0").possible_agents
 

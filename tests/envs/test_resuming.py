@@ -16,9 +16,9 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs.boundary import STATE_CHARS, as_multi_agent, call_save_state
 from agentrl.envs.resuming import PLAYED_AGAIN, EpisodeInProgress, StoppableEpisodes
 from agentrl.errors import StageError, UserError
-from agentrl.protocols import Act, Stops
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Episode, Finish
+from agentrl.types.seams import Act, Stops
 from tests.laws.test_on_policy import Bytes, model_of
 from tests.worlds import FOREVER_S, Parrot
 

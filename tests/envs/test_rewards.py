@@ -19,7 +19,7 @@ from agentrl import GroupReward, Limits, Reward, Task, UserError
 from agentrl.envs import Scorer, score
 from agentrl.envs.scoring import Marked
 from agentrl.errors import StageError
-from agentrl.observe import Entry, Journal, Outcome, read_journal
+from agentrl.records import Entry, Journal, Outcome, read_journal
 from agentrl.tools import inline
 from agentrl.types import Ending, Episode, Failure, RewardParts, Verdict
 from tests.worlds import FOREVER_S

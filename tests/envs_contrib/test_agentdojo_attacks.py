@@ -8,8 +8,8 @@ from agentrl import Message, ScriptedAgent, UserError, call, make
 from agentrl.envs import Scorer
 from agentrl.evaluation.episodes import Evaluator
 from agentrl.evaluation.report import EvalSetting
-from agentrl.observe import Entry, Outcome, members, read_journal
-from agentrl.observe.journal import to_line
+from agentrl.records import Entry, Outcome, members, read_journal
+from agentrl.records.journal import to_line
 from envs_contrib.agentdojo import library
 from tests.envs_contrib.dojo import (
     FREE,

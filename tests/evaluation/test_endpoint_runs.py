@@ -15,7 +15,7 @@ import pytest
 import agentrl
 from agentrl.cli import main
 from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
-from agentrl.observe import Outcome, read_journal
+from agentrl.records import Outcome, read_journal
 from agentrl.types import Ending
 from tests.flow.runs import HEARING
 from tests.rollout.chat.chat_server import ChatServer, assistant, expert_of, refusal, reply

@@ -13,8 +13,8 @@ from agentrl import GroupReward, Reward
 from agentrl.errors import ConfigError, DiskError
 from agentrl.evaluation import episodes
 from agentrl.evaluation.record import EpisodeRecord
-from agentrl.interrupts import run_until_signal
-from agentrl.observe import members, read_journal, reconcile
+from agentrl.records import members, read_journal, reconcile
+from agentrl.runtime.interrupts import run_until_signal
 from tests.disks import file_size_limit
 from tests.evaluation.test_episodes import TASKS, evaluator
 

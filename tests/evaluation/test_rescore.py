@@ -13,11 +13,11 @@ from agentrl.cli import main
 from agentrl.errors import ConfigError, RunBusyError
 from agentrl.evaluation.recorded import recorded_env
 from agentrl.evaluation.rescore import NewRewards, Rescorer
-from agentrl.observe import members, read_journal
-from agentrl.observe.history import locked
-from tests.benchmark.test_run import W, play, suite_of
-from tests.benchmark.worlds import Guess
-from tests.observe.test_history import contents
+from agentrl.records import members, read_journal
+from agentrl.records.history import locked
+from tests.evaluation.benchmark.test_run import W, play, suite_of
+from tests.evaluation.benchmark.worlds import Guess
+from tests.records.test_history import contents
 
 RANK = GroupReward(lambda siblings: list(range(len(siblings))), weight=0.5, name="rank")
 

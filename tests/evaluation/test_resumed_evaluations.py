@@ -19,10 +19,10 @@ import pytest
 import agentrl
 from agentrl.cli import main
 from agentrl.errors import ConfigError, RunBusyError, RunExistsError
-from agentrl.observe import members, read_journal, reconcile
-from agentrl.observe.history import locked
+from agentrl.records import members, read_journal, reconcile
+from agentrl.records.history import locked
 from tests.disks import file_size_limit
-from tests.observe.test_history import contents
+from tests.records.test_history import contents
 from tests.rollout.chat.chat_server import ChatServer, expert_of
 
 ENV, N = "Calculator-v0", 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import agentrl
-from agentrl.observe import members
+from agentrl.records import members
 
 SHAPE = {
     "num_layers": 1,

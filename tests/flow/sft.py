@@ -9,9 +9,9 @@ import agentrl
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.sections import SftSection
-from agentrl.checkpoints.source import open_source
 from agentrl.rendering.config import RenderingConfig
 from agentrl.run.sft_data import SftReader
+from agentrl.weights.hf.source import open_source
 from tests.data.files import write_lines
 from tests.flow.runs import SHAPE
 

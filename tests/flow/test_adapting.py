@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.observe import read_journal, reconcile
+from agentrl.records import read_journal, reconcile
 from agentrl.run.audit import audit
 from agentrl.run.pretraining import CRITIC
 from tests.flow.runs import WARM, metrics_of, train

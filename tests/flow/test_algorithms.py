@@ -8,7 +8,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import UserError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, metrics_of, train
 from tests.flow.worlds import Bandit
 

@@ -11,9 +11,9 @@ import pytest
 
 import agentrl
 from agentrl.errors import UserError
-from agentrl.observe import Outcome, read_journal, reconcile
-from agentrl.observe.history import attempts
-from agentrl.observe.status import read_status
+from agentrl.records import Outcome, read_journal, reconcile
+from agentrl.records.history import attempts
+from agentrl.records.status import read_status
 from agentrl.rollout.saved import read_lines
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import WARM, journal_of, metrics_of, train
 
 pytestmark = pytest.mark.learning

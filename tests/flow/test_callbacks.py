@@ -8,7 +8,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, metrics_of, options_of, train
 
 QUICK = {"eval_episodes": 4, "eval_interval": 100, "rollout_max_response_len": 4, "use_tensorboard": False}

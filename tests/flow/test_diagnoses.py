@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from agentrl.errors import NoSignalError
-from agentrl.observe import reconcile
-from agentrl.observe.diagnoses import read_diagnoses
+from agentrl.records import reconcile
+from agentrl.records.diagnoses import read_diagnoses
 from tests.flow.runs import metrics_of, train
 
 SILENT = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import agentrl
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import TINY, WARM, journal_of, metrics_of, tokens_of, train
 
 # JSON takes a small model longer to write than tags, and larger steps make it forget how.

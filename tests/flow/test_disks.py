@@ -9,7 +9,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import DiskError
-from agentrl.observe import members, reconcile
+from agentrl.records import members, reconcile
 from agentrl.trainer.ranks import RankTrainer
 from tests.disks import file_size_limit, on_small_disk
 from tests.flow.runs import TINY, train
@@ -49,7 +49,15 @@ def test_a_training_that_fills_its_disk(tmp_path):
 def test_a_benchmark_whose_folder_becomes_read_only(tmp_path, monkeypatch):
     disk = tmp_path / "disk"
     monkeypatch.setenv("FROZEN", str(disk))
-    words = ("benchmark", "tests.benchmark.worlds:Frozen", "--model", "expert", "--n", "2000", "--json")
+    words = (
+        "benchmark",
+        "tests.evaluation.benchmark.worlds:Frozen",
+        "--model",
+        "expert",
+        "--n",
+        "2000",
+        "--json",
+    )
     process = on_small_disk(disk, 20_000, MAIN, *words, "--output-dir", str(disk / "b"))
     check_sentence(process, rf"{disk}/b.* cannot be written \(Read-only file system\); make room.*")
     (cell,) = (tmp_path / "disk.copy" / "b" / "cells").iterdir()

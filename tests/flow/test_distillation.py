@@ -13,7 +13,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, TeacherError, UserError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.engine.fleets import Served
 from tests.flow.runs import TINY, WARM, journal_of, metrics_of, train
 from tests.flow.test_replay import learned, replay_of, weights_of

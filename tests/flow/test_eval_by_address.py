@@ -13,11 +13,11 @@ from agentrl import UserError, evaluate, make
 from agentrl.assembly.model import fresh_source
 from agentrl.assembly.sections import ModelSection
 from agentrl.assembly.serve import codec_of
-from agentrl.checkpoints.fresh import draw_weights
-from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
-from agentrl.serving import address_of, bound, server_of
+from agentrl.http.serving import address_of, bound, server_of
+from agentrl.weights.hf.fresh import draw_weights
+from agentrl.weights.hf.source import open_source
 from tests.engine.serving import free_port
 
 SMALL = ModelSection(num_layers=1, hidden_size=32, ffn_hidden_size=32, kv_channels=16, vocab_size=320)

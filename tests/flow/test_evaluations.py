@@ -11,7 +11,7 @@ import pytest
 import agentrl
 from agentrl.cli.runs import facts_of
 from agentrl.errors import WorldBrokenError
-from agentrl.observe import read_journal
+from agentrl.records import read_journal
 from agentrl.run.checkpoints import Checkpoints
 from tests.flow.runs import metrics_of, options_of, train
 from tests.flow.test_asynchronous import LATE, accounted_for, served_versions

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.errors import ConfigError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.engine.serving import free_port, running
 from tests.flow.runs import WARM, metrics_of, train
 

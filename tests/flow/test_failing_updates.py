@@ -14,8 +14,8 @@ import agentrl
 from agentrl.engine.embedded.messages import Begin, Commit, Put
 from agentrl.engine.embedded.process import EngineProcess
 from agentrl.errors import EngineDiedError, EngineError
-from agentrl.observe import reconcile
-from agentrl.observe.history import attempts
+from agentrl.records import reconcile
+from agentrl.records.history import attempts
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.weights.staging import Transaction
 from tests.flow.runs import train

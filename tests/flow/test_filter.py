@@ -6,7 +6,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, UserError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from agentrl.run.audit import audit
 from tests.flow.runs import TINY, journal_of, metrics_of, train
 

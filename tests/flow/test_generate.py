@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import agentrl
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import TINY, journal_of, train
 from tests.flow.worlds import HINT
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Task, say
 from agentrl.errors import UserError
-from agentrl.observe import read_journal, reconcile
+from agentrl.records import read_journal, reconcile
 from tests.flow.runs import EPISODES_PER_STEP, WARM, metrics_of, train
 
 SEARCHERS = ("searcher_0", "searcher_1")

@@ -9,13 +9,13 @@ import zlib
 import pytest
 
 from agentrl import Image, Message, SingleTurnEnv, Task, Text, UserError, play
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings
 from agentrl.envs.dialect import Tags
-from agentrl.observe import Entry, Journal, Outcome, read_journal
+from agentrl.records import Entry, Journal, Outcome, read_journal
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.view.report import ReportEpisode, render_report
 from agentrl.view.transcript import transcript_entries
 from tests.rendering.subjects import CHATML, renderer, tokenizer

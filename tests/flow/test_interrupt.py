@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.observe import members, read_journal, reconcile
-from agentrl.observe.history import attempts
+from agentrl.records import members, read_journal, reconcile
+from agentrl.records.history import attempts
 from tests.flow.runs import HEARING, TINY, WARM, journal_of, metrics_of
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.observe.history import attempts
-from agentrl.observe.status import read_status
+from agentrl.records.history import attempts
+from agentrl.records.status import read_status
 from agentrl.rollout.saved import read_lines
 from agentrl.run.checkpoints import Checkpoints
 from tests.flow.runs import WARM

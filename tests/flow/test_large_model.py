@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.assembly.model import fresh_source
 from agentrl.assembly.sections import ModelSection
-from agentrl.checkpoints.fresh import draw_weights
+from agentrl.weights.hf.fresh import draw_weights
 from tests.engine.serving import ROOT, sglang_python
 from tests.flow.runs import HEARING
 from tests.flow.worlds import Bandit

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import agentrl
-from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ConfigError, UserError
-from agentrl.gpus import check_gpus
-from agentrl.observe import reconcile
+from agentrl.processes.gpus import check_gpus
+from agentrl.records import reconcile
+from agentrl.weights.hf.saving import save_model
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.tiny import tokenizer

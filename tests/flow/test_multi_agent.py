@@ -11,7 +11,7 @@ from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Tokens
 from agentrl.errors import UserError
-from agentrl.observe import Outcome, read_journal, reconcile
+from agentrl.records import Outcome, read_journal, reconcile
 from agentrl.types import Group, Scores
 from tests.flow.runs import EPISODES_PER_STEP, TINY, metrics_of
 

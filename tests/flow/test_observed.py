@@ -13,12 +13,12 @@ import wandb
 from transformers import AutoModelForCausalLM
 
 import agentrl
-from agentrl import extras
 from agentrl.cli import main
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.errors import MissingExtraError
-from agentrl.observe import reconcile
-from agentrl.observe.status import read_status
+from agentrl.records import reconcile
+from agentrl.records.status import read_status
+from agentrl.runtime import extras
 from tests.flow.runs import SHAPE, journal_of, metrics_of
 
 KEY = "0123456789abcdef" * 3

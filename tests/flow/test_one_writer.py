@@ -7,11 +7,11 @@ import os
 import pytest
 
 from agentrl.errors import RunBusyError, RunExistsError
-from agentrl.observe.history import attempts, locked
+from agentrl.records.history import attempts, locked
 from agentrl.run.resuming import attempt_at, start_of
 from agentrl.view.console import RunConsole
 from tests.flow.runs import options_of, train
-from tests.observe.test_history import contents
+from tests.records.test_history import contents
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.observe.history import attempts
-from agentrl.observe.status import read_status
+from agentrl.records.history import attempts
+from agentrl.records.status import read_status
 from tests.flow.runs import HEARING, journal_of, options_of, train
 from tests.flow.test_resume import accounted
 from tests.flow.test_settings_act import without_times

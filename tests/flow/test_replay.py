@@ -10,7 +10,7 @@ import pytest
 import agentrl
 from agentrl.cli import main
 from agentrl.errors import ConfigError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from agentrl.run.audit import audit
 from tests.flow.runs import TINY, WARM, journal_of, metrics_of, tokens_of, train
 from tests.flow.worlds import Patchy

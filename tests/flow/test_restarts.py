@@ -12,10 +12,10 @@ from itertools import count
 import pytest
 
 import agentrl
-from agentrl.activity import LOADS_STATE, READS, STARTS_ENGINE, STARTS_RANKS
 from agentrl.errors import EngineDiedError, TrainerError, UserError
-from agentrl.observe.history import attempts
-from agentrl.observe.status import read_status
+from agentrl.records.history import attempts
+from agentrl.records.status import read_status
+from agentrl.runtime.activity import LOADS_STATE, READS, STARTS_ENGINE, STARTS_RANKS
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import train
 from tests.flow.sft import conversations, sft

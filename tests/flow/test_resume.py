@@ -19,8 +19,8 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, DiskError, UserError
-from agentrl.observe import members, reconcile
-from agentrl.observe.history import attempts
+from agentrl.records import members, reconcile
+from agentrl.records.history import attempts
 from agentrl.run.audit import Audit, audit
 from tests.disks import file_size_limit
 from tests.flow.runs import HEARING, TINY, metrics_of, options_of, train

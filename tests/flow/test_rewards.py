@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from agentrl.envs import score
-from agentrl.observe import Outcome, read_journal, reconcile
+from agentrl.records import Outcome, read_journal, reconcile
 from tests.flow.runs import EPISODES_PER_STEP, metrics_of, train
 from tests.flow.worlds import Judged
 

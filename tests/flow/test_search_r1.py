@@ -15,9 +15,9 @@ import pytest
 from transformers import AutoConfig
 
 import agentrl
-from agentrl.checkpoints.tensors import tensor_shapes
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.run.dry_run import dry_run
+from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.__main__ import main
 from envs_contrib.search_r1.protocol import PROMPT
 

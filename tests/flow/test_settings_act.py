@@ -178,7 +178,7 @@ CHANGES = {
 
 # Act on a run that hangs or fails: `tests/run/test_monitor.py`, `tests/flow/test_restarts.py`.
 FAULTS = {"hang_warning_s", "max_restarts"}
-# What others read while a run goes on: `tests/observe/test_prometheus.py`, `tests/flow/test_callbacks.py`.
+# What others read while a run goes on: `tests/records/test_prometheus.py`, `tests/flow/test_callbacks.py`.
 SERVED = {"use_prometheus", "callback"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
 # shows it.

@@ -21,14 +21,14 @@ from transformers import AutoModelForCausalLM
 import agentrl
 from agentrl.cli import main
 from agentrl.errors import ConfigError, RunBusyError, RunExistsError
-from agentrl.observe.diagnoses import read_diagnoses
-from agentrl.observe.history import attempts, locked
-from agentrl.observe.status import read_status
+from agentrl.records.diagnoses import read_diagnoses
+from agentrl.records.history import attempts, locked
+from agentrl.records.status import read_status
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import HEARING, metrics_of, train
 from tests.flow.sft import SMALL, conversations, reader_of, settings_of, sft
-from tests.observe.test_history import contents
+from tests.records.test_history import contents
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import agentrl
-from agentrl.checkpoints.source import open_source
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.observe import Entry, Journal, Outcome, read_journal
+from agentrl.records import Entry, Journal, Outcome, read_journal
 from agentrl.types import Author, Ending
+from agentrl.weights.hf.source import open_source
 from tests.data.files import write_lines
 from tests.flow.runs import SHAPE, train
 from tests.flow.sft import conversation, conversations, reader_of, settings_of, sft

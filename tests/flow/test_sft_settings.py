@@ -12,9 +12,9 @@ import pytest
 import agentrl
 from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
 from agentrl.assembly.load import listed_inactive, load_config
-from agentrl.cluster.config import ClusterConfig
 from agentrl.config import effective_values, leaves, parse, read_toml, write_toml
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.processes.config import ClusterConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from tests.assembly.test_every_setting import INACTIVE, file_with
 from tests.data.files import write_lines

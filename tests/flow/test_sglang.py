@@ -13,7 +13,7 @@ from collections import defaultdict
 import pytest
 
 import agentrl
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.engine.fleets import pids_at, send_signal
 from tests.engine.serving import ROOT, sglang_python
 from tests.flow.runs import HEARING, journal_of, metrics_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import agentrl
-from agentrl.observe.diagnoses import read_diagnoses
+from agentrl.records.diagnoses import read_diagnoses
 from benchmarks.asynchronous.rates import SIDES, WORLDS
 
 LAMPS = WORLDS["Lamps"]

@@ -13,7 +13,7 @@ from agentrl import call, say
 from agentrl.assembly.config import RunConfig
 from agentrl.config import effective_values, parse, read_toml
 from agentrl.errors import WorldBrokenError
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, journal_of, metrics_of, tokens_of, train
 from tests.flow.worlds import Bandit
 

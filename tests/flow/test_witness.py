@@ -20,8 +20,8 @@ import torch
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import UserError
 from agentrl.losses import LossOutput, PolicyLoss
-from agentrl.observe import read_outcomes, reconcile
-from agentrl.observe.history import attempts
+from agentrl.records import read_outcomes, reconcile
+from agentrl.records.history import attempts
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.trainer.torch.optimizers import Optimizer

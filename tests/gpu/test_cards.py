@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from agentrl.gpus import num_gpus, present_gpus
+from agentrl.processes.gpus import num_gpus, present_gpus
 from tests.cards import free_memory
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ print(json.dumps([(card.name, card.total_memory) for card in cards]))
 ALONE = """
 import agentrl, agentrl.run.dry_run
 from agentrl.tools.search import Bm25Index
-from agentrl.gpus import present_gpus
+from agentrl.processes.gpus import present_gpus
 Bm25Index(["a card", "a host"]).search("host")
 print(len(present_gpus()), flush=True)
 input()

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import agentrl
-from agentrl.checkpoints.saving import save_model
-from agentrl.gpus import present_gpus
-from agentrl.observe.gpu_memory import holders
+from agentrl.processes.gpus import present_gpus
+from agentrl.records.gpu_memory import holders
 from agentrl.run.dry_run import dry_run
+from agentrl.weights.hf.saving import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.tiny import tokenizer
 

@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray.session import connected
-from tests.cluster.test_servers_on_ray import over_megatron, serves_the_weights_of_a_rank
-from tests.cluster.test_train_on_ray import trains_on_sglang
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.ray.session import connected
 from tests.gpu.test_sglang import FURTHEST, GIVEN, ON_GPU
+from tests.processes.test_servers_on_ray import over_megatron, serves_the_weights_of_a_rank
+from tests.processes.test_train_on_ray import trains_on_sglang
 
 pytestmark = pytest.mark.gpu
 NUM_GPUS = torch.cuda.device_count()

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.engine.conformance import CHECKS
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.protocols import Sampling
+from agentrl.types.seams import Sampling
 from tests.cards import free_memory
 from tests.engine.fleets import sglang_fleet
 from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of

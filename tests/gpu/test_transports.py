@@ -16,10 +16,10 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import Sampling
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
+from agentrl.types.seams import Sampling
 from tests.engine.fleets import sglang_fleet
 from tests.engine.serving import save_tiny
 from tests.trainer.megatron.launching import megatron_trainer

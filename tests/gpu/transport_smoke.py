@@ -121,7 +121,7 @@ class Sender:
     """What a rank does. source: its parameters, in memory of torch."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
-        from agentrl.protocols import TensorSpec
+        from agentrl.types.seams import TensorSpec
 
         self.device = device
         self.source = Model(rows_of(num_bytes), device)

@@ -127,17 +127,14 @@ def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree_of(path)):
-        if id(node) in hidden:
-            continue
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if inner in modules:
-                    yield inner
-                elif node.module in modules:
-                    yield node.module
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules else node.module for name in inner]
+        if id(node) not in hidden:
+            yield from (name for name in names if name in modules)
 
 
 def circles() -> list[str]:

@@ -11,7 +11,6 @@ from typing import Literal, get_args, get_origin
 import click
 import pytest
 
-from agentrl import extras
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.cli import cli
 from agentrl.cli.lazy import LazyGroup
@@ -20,6 +19,7 @@ from agentrl.engine.config import ServedModel, ServerGroup
 from agentrl.errors import MissingExtraError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.run.resuming import MAY_CHANGE
+from agentrl.runtime import extras
 from agentrl.simulate.request import SimulationFlags
 from agentrl.types import JSON
 from tests.house.source import name_of, python_files, requirements, tree_of

@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from agentrl import Env, Limits, Message, Step, Tags, Task, call, play, say
-from agentrl.protocols import Renderer, ToolSchema
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.tools import Tool
 from agentrl.types import Completion, Episode, Finish, History, Restart
+from agentrl.types.seams import Renderer, ToolSchema
 from tests.rendering.subjects import CHATML, FORMATS, GLM, KINDS, LLAMA, renderer, tokenizer
 from tests.worlds import add, echo
 

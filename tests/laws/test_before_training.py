@@ -14,7 +14,7 @@ from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.samples import samples_of
 from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import TokenLawError, UserError
-from agentrl.observe import Outcome
+from agentrl.records import Outcome
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.journal_entries import leftover_entries

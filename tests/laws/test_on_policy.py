@@ -22,12 +22,12 @@ from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.weights import token_mean
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import Stops
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import NO_VERSION, Credit, Scores, TrainBatch
+from agentrl.types.seams import Stops
 from tests.laws.conversations import Oracle
 
 VOCAB = 64

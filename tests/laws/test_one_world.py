@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from agentrl import Task, ToolEnv, call, play, say
 from agentrl.data import Prompt, PromptStream, TaskSource
 from agentrl.envs import Scorer
-from agentrl.protocols import Act
 from agentrl.rollout.group import GroupPlayer
 from agentrl.types import Limits
+from agentrl.types.seams import Act
 
 
 class Weather(ToolEnv):

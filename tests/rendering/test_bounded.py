@@ -7,13 +7,13 @@ from contextlib import suppress
 import pytest
 
 from agentrl import Message, UserError, call
-from agentrl.forking import Workers
-from agentrl.protocols import Seen, ToolSchema
+from agentrl.processes.forking import Workers
 from agentrl.rendering import bounded
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.tools import release_shared
 from agentrl.types import Restart
+from agentrl.types.seams import Seen, ToolSchema
 from tests.rendering.families import FAMILY_TOKENS, family_renderer
 from tests.rendering.subjects import CHATML, TAGGED_CALLS, renderer, tokenizer
 

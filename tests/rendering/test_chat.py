@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from agentrl import Message, ToolCall, UserError, call, say
 from agentrl.errors import RenderingError
-from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.messages import MarkupEscaper, as_chat
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
+from agentrl.types.seams import Seen, ToolSchema
 from tests.rendering.families import family_renderer
 from tests.rendering.subjects import (
     CHATML,

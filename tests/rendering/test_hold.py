@@ -12,11 +12,11 @@ import pytest
 
 from agentrl import Message
 from agentrl.envs import Tags
-from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering import bounded
 from agentrl.rendering.chat import families
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.tools import release_shared
+from agentrl.types.seams import Seen, ToolSchema
 from tests.rendering.families import FAMILY_TOKENS, family_renderer
 from tests.rendering.subjects import CHATML, TAGGED_CALLS, renderer, tokenizer
 

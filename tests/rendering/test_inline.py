@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from agentrl import Message, Tags, ToolCall, call, say, tool
-from agentrl.protocols import Seen
 from agentrl.rendering.fresh_tokenizer import END, train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.tools import Tool
+from agentrl.types.seams import Seen
 
 CORPUS = ["Where was Kalor Mendos born?", "Kalor Mendos was born in Tirak", "12*34 is 408 born"] * 4
 

@@ -16,12 +16,12 @@ import pytest
 from agentrl import Message, ToolCall
 from agentrl.envs import Tags
 from agentrl.errors import RenderingError
-from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
+from agentrl.types.seams import Seen, ToolSchema
 from tests.rendering.real_templates import FAMILIES, IN_PARTS, NAMES, THINKING, real_tokenizer
 
 NUMBER = {"type": "integer", "description": "A number"}

@@ -7,11 +7,11 @@ import pytest
 from agentrl import Message, ToolCall, UserError, call, say
 from agentrl.envs import Tags
 from agentrl.errors import RenderingError
-from agentrl.protocols import Seen
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
+from agentrl.types.seams import Seen
 from tests.rendering.subjects import CHATML, LLAMA, TAGGED_CALLS, UNDELIMITED_CALLS, renderer, tokenizer
 from tests.rendering.test_chat import ANSWER, ASK, TOOLS, seen_before
 

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from agentrl import Task
-from agentrl.activity import Activities
-from agentrl.clocks import clocks_stopped
 from agentrl.data import Prompt
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
@@ -28,6 +26,8 @@ from agentrl.rollout.players import direct
 from agentrl.rollout.players import players as players_module
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.players import Players
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.clocks import clocks_stopped
 from agentrl.types import Completion, Ending, Finish
 from tests.engine.serving import embedded_server
 from tests.engine.subjects import VOCAB

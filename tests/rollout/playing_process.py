@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 
 from agentrl import Env, Limits, Message
 from agentrl.envs import Scorer
-from agentrl.protocols import Act, Sampling
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players.hosted import HostedPlayer, main
 from agentrl.types import TurnTokens
+from agentrl.types.seams import Act, Sampling
 
 
 class World(Env):

@@ -8,9 +8,9 @@ import pytest
 from agentrl import Message, Step, Task, play
 from agentrl.algorithms.samples import samples_of
 from agentrl.errors import ConfigError
-from agentrl.protocols import Seen, Session, Stops, ToolSchema
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Finish, History, Restart
+from agentrl.types.seams import Seen, Session, Stops, ToolSchema
 from tests.worlds import Reciter, Talk
 
 PROMPT = (Message("user", "abc"),)

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from agentrl import Message, say
-from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
-from agentrl.protocols import Act
 from agentrl.rollout.agent import DeadlineAgent
 from agentrl.rollout.group import GroupPlayer
+from agentrl.runtime.clocks import SharedDeadline, Waits
 from agentrl.types import Ending, Finish, Step
+from agentrl.types.seams import Act
 from tests.worlds import ASK, Speaker, Talk, raising, turn_tokens
 
 PROMPT = Prompt(7, ASK, 1234)

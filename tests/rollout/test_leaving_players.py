@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 import torch
 
-from agentrl.activity import Activities
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.local import LocalPlayer
 from agentrl.rollout.players.players import Players
+from agentrl.runtime.activity import Activities
 from tests.envs.test_resuming import logprobs_of, record_of
 from tests.laws.test_on_policy import model_of
 from tests.rollout import noting_process as noting

@@ -9,11 +9,11 @@ import torch
 
 from agentrl.data import Prompt
 from agentrl.losses import LossInputs, TokenOutputs
-from agentrl.protocols import PublishReport, StepReport
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer, ProducerSettings
 from agentrl.trainer.plan import is_without_gradient
 from agentrl.types import Group, Scores, Verdict
+from agentrl.types.seams import PublishReport, StepReport
 from tests.algorithms.episodes import TASK, episode, turn
 
 VOCABULARY = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.observe import Entry, Journal, Outcome
+from agentrl.records import Entry, Journal, Outcome
 from agentrl.run.audit import audit
 from agentrl.types import Verdict
 from tests.run.test_journal_entries import episode

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.observe.history import record_sizes, roll_back
+from agentrl.records.history import record_sizes, roll_back
 from agentrl.run.checkpoints import Checkpoints, RunState
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from agentrl.activity import TRAIN, Activities, requesting, working
-from agentrl.clocks import SharedDeadline
 from agentrl.run.colocation import Colocation
+from agentrl.runtime.activity import TRAIN, Activities, requesting, working
+from agentrl.runtime.clocks import SharedDeadline
 from agentrl.trainer.config import TrainerConfig
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from agentrl import Message, Script, Step, Task, ToolEnv, call, say
 from agentrl.errors import WorldBrokenError
-from agentrl.protocols import ToolSchema
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.run.demonstrations import demonstrate
 from agentrl.types import Author
+from agentrl.types.seams import ToolSchema
 
 TAGS = [f"<{slash}{name}>" for name in ("echo", "result", "answer") for slash in ("", "/")]
 

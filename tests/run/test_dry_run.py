@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl import gpus as gpus_module
 from agentrl.assembly import cluster
 from agentrl.assembly.memory import Memory
 from agentrl.cli import main
 from agentrl.errors import UserError
-from agentrl.gpus import Gpu
+from agentrl.processes import gpus as gpus_module
+from agentrl.processes.gpus import Gpu
 from agentrl.run import dry_run_memory as memory_module
 from agentrl.run.dry_run import MissingPartsError, dry_run
 from tests.cards import with_cards
@@ -24,7 +24,7 @@ from tests.engine.serving import save_tiny
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.flow.runs import SHAPE, TINY
 from tests.flow.worlds import Bandit
-from tests.observe.test_gpu_memory import driver
+from tests.records.test_gpu_memory import driver
 
 PROMPTS = str(Path(__file__).parents[1] / "flow" / "prompts.jsonl")
 BANDIT = {**TINY, "env": "tests.flow.worlds:Bandit"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.observe import Entry, Journal, Outcome, read_journal, reconcile
+from agentrl.records import Entry, Journal, Outcome, read_journal, reconcile
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.journal_entries import iteration_entries, leftover_entries, ordinal_of, outcomes_of
 from agentrl.run.loop import BatchInProgress, Iteration

@@ -7,11 +7,11 @@ import pytest
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import EngineError
-from agentrl.observe import Journal, Outcome, reconcile
-from agentrl.protocols import StepReport
+from agentrl.records import Journal, Outcome, reconcile
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.journal_entries import leftover_entries
 from agentrl.run.loop import Loop
+from agentrl.types.seams import StepReport
 from tests.algorithms.episodes import group
 
 ALGORITHM = build_algorithm(AlgorithmConfig(), max_length=9)

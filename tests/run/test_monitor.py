@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from agentrl import Reward, call, say
-from agentrl.activity import TAKE, TRAIN, Activities, requesting, working
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
-from agentrl.meters import Busy
-from agentrl.observe.status import STATUS, read_status
+from agentrl.records.status import STATUS, read_status
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer, ProducerSettings
 from agentrl.rollout.staleness import Places, Window
 from agentrl.run.loop import PlayLoop
 from agentrl.run.monitor import Monitor, utilisation_metrics
+from agentrl.runtime.activity import TAKE, TRAIN, Activities, requesting, working
+from agentrl.runtime.meters import Busy
 from agentrl.view.console import StageBar
 from tests.worlds import ASK, Parrot, Speaker
 

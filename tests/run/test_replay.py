@@ -9,7 +9,7 @@ import pytest
 from agentrl.assembly.load import load_config
 from agentrl.config import write_toml
 from agentrl.errors import ConfigError
-from agentrl.observe import Entry, Journal, Outcome, members
+from agentrl.records import Entry, Journal, Outcome, members
 from agentrl.run.parts import algorithm_of
 from agentrl.run.replay import Replay
 from agentrl.types import Verdict

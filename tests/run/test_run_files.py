@@ -20,8 +20,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from agentrl.checkpoints.tensors import tensor_shapes
 from agentrl.run.dry_run import dry_run
+from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
 from tests.cards import with_cards
 from tests.engine.sglang_launch.starting import STAND_IN

@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.activity import Activities
 from agentrl.assembly import cluster
 from agentrl.assembly.cards import shared_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.checkpoints.saving import save_model
-from agentrl.checkpoints.source import open_source
 from agentrl.engine.sglang.launch import ServerReplicas, Servers
 from agentrl.errors import EngineUnavailableError, TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.run.starting import builds_at_once, unless_a_rank_ends
+from agentrl.runtime.activity import Activities
+from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.source import open_source
 from tests.engine.sglang_launch.starting import logged_pids, settings
 from tests.tools.mcp.watching import alive, until
 from tests.trainer.tiny import qwen3, tokenizer

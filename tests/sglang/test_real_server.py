@@ -13,11 +13,11 @@ import torch
 from agentrl.engine.sglang.launch.phases import StartLog
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError, TeacherError
-from agentrl.protocols import Sampling
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
+from agentrl.types.seams import Sampling
 from tests.engine.across_updates import play_across_updates
 from tests.engine.fleets import pids_at, send_signal, sglang_fleet, until
 from tests.engine.serving import embedded_server

@@ -12,7 +12,7 @@ import pytest
 from agentrl.assembly.config import RunConfig
 from agentrl.config import parse, read_toml
 from agentrl.errors import ConfigError
-from agentrl.observe.history import METRICS
+from agentrl.records.history import METRICS
 from agentrl.simulate.config import ModelFile, SimulateSection, Spread
 from agentrl.simulate.engine import SimulatedEngine
 from agentrl.simulate.fitting import described, fitted

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.errors import StageError, ToolDefinitionError, ToolError, ToolRejected, stage
+from agentrl.errors import StageError, ToolDefinitionError, ToolError, ToolRejected
+from agentrl.runtime.stage import stage
 from agentrl.tools import Tool, running, tool
 
 

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from agentrl.errors import ToolDefinitionError, ToolRejected
-from agentrl.protocols import ToolSchema
 from agentrl.tools import Tool
+from agentrl.types.seams import ToolSchema
 
 SCHEMAS = {
     "required and unknown": {"required": ["x"]},

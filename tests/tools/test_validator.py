@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import Field
 
-from agentrl.errors import StageError, ToolDefinitionError, stage
-from agentrl.protocols import ToolSchema
+from agentrl.errors import StageError, ToolDefinitionError
+from agentrl.runtime.stage import stage
 from agentrl.tools import ArgumentsRejected, Tool, arguments
 from agentrl.tools.arguments import UNION_LEVELS
 from agentrl.tools.patterns import pattern_size
 from agentrl.tools.validator import MAX_STEPS, OutOfStepsError, Validator
+from agentrl.types.seams import ToolSchema
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 9) | st.sampled_from(["", "a", "ab", "xyz"]),

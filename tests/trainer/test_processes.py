@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.activity import PROCESS, Activities
 from agentrl.assembly.memory import published_memory
-from agentrl.checkpoints.loading import open_directory
-from agentrl.checkpoints.saving import save_model
-from agentrl.checkpoints.source import open_source
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.losses import PolicyLoss, ValueLoss
+from agentrl.runtime.activity import PROCESS, Activities
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
+from agentrl.weights.hf.loading import open_directory
+from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.source import open_source
 from agentrl.weights.shared import BUCKET_NAME
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, qwen3, settings, tokenizer

@@ -10,9 +10,9 @@ from agentrl.errors import EngineError
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.weights.snapshot import LocalSnapshot
-from tests.cluster.test_ray_snapshots import BUCKET_BYTES, Versions, VersionsPlan
 from tests.engine.feeding import block_first, open_rig
 from tests.engine.scheduling import Layered, Scheduler
+from tests.processes.test_ray_snapshots import BUCKET_BYTES, Versions, VersionsPlan
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.observe.diagnoses import Diagnosis
+from agentrl.records.diagnoses import Diagnosis
 from agentrl.types import Author, Ending, ToolStats
 from agentrl.view.report import ReportEpisode, render_report, write_report
 from agentrl.view.scores import ScoreRow, ToolRow

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from agentrl.evaluation.report import EvalSetting, summarize
-from agentrl.observe import MetricLog
+from agentrl.records import MetricLog
 from agentrl.run.results import SftResult, TrainResult
 from agentrl.run.stages import StageTime
 from agentrl.view.result import ShownResult

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.observe.status import (
+from agentrl.records.status import (
     STATUS,
     GroupStaleness,
     InProgress,

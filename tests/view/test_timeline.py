@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from agentrl.activity import KINDS, PROCESS, RUN, Span
-from agentrl.meters import MAX_BUCKETS
-from agentrl.observe.timeline import Course, Timeline
+from agentrl.records.timeline import Course, Timeline
+from agentrl.runtime.activity import KINDS, PROCESS, RUN, Span
+from agentrl.runtime.meters import MAX_BUCKETS
 from agentrl.view.timeline import COLUMNS, pictures
 
 SVG = re.compile(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets, unpack
 from agentrl.weights.codec import non_finite, views
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights import checksum, delta, pack_buckets
 from agentrl.weights.codec import size_of, unpack
 from agentrl.weights.delta import DeltaError

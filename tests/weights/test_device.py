@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.engine.sglang.inside.agentrl_sglang import device as inside
-from agentrl.protocols import DevicePart, TensorSpec
+from agentrl.types.seams import DevicePart, TensorSpec
 from agentrl.weights import cuda, device
 from agentrl.weights.device import allocated, content_hash, device_checksum, layout_of, packed
 from agentrl.weights.host_copy import HostCopy

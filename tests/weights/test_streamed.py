@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from agentrl.protocols import TensorSpec
+from agentrl.types.seams import TensorSpec
 from agentrl.weights import manifest_of
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.streamed import SafetensorsFile, dtype_of_code, write_model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.data.rows.base import Row, Rows
 from agentrl.data.rows.columnar import chosen_columns, fingerprint_of, reading, row_of
-from agentrl.extras import require
+from agentrl.runtime.extras import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

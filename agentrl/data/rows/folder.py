@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.data.rows.packed import PACKED
 from agentrl.errors import DataError, did_you_mean
-from agentrl.files import check_fetched
+from agentrl.runtime.files import check_fetched
 from agentrl.types import JSON
 
 LINES, LISTS, TABLE, PARQUET, ARROW = "lines", "lists", "table", "parquet", "arrow"

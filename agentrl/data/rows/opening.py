@@ -13,8 +13,8 @@ from agentrl.data.rows.jsonl import JsonlRows, JsonRows, is_list
 from agentrl.data.rows.parquet import ParquetRows
 from agentrl.data.rows.table import TableRows
 from agentrl.errors import DataError
-from agentrl.extras import require
-from agentrl.files import check_fetched
+from agentrl.runtime.extras import require
+from agentrl.runtime.files import check_fetched
 
 
 def open_rows(path: str, columns: Sequence[str], *, split: str) -> Rows:

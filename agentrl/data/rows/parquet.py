@@ -21,7 +21,7 @@ from agentrl.data.order import PIECES_PER_WINDOW
 from agentrl.data.rows.base import Row, Rows
 from agentrl.data.rows.columnar import chosen_columns, fingerprint_of, reading, row_of
 from agentrl.errors import DataError
-from agentrl.extras import require
+from agentrl.runtime.extras import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

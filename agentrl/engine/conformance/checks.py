@@ -19,8 +19,8 @@ from agentrl.engine.conformance.subject import (
     in_flight,
 )
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
 from agentrl.types import Completion, Finish
+from agentrl.types.seams import Sampling
 
 
 class Check(NamedTuple):

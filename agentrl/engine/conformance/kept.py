@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engine.conformance.subject import Subject, expect
-from agentrl.protocols import Sampling
 from agentrl.types import KEPT_IDS, Completion, NumberArray
+from agentrl.types.seams import Sampling
 
 _TEMPERATURE = 1.3
 _TOKENS = 12

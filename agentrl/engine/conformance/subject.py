@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import AgentRLError
-from agentrl.protocols import Bucket, RunningPolicy, Sampling, TensorSpec, WeightSink
 from agentrl.types import Completion
+from agentrl.types.seams import Bucket, RunningPolicy, Sampling, TensorSpec, WeightSink
 
 PATIENCE_S = 60.0
 """The timeout of a check for a result that should come at once."""

@@ -18,8 +18,8 @@ from agentrl.engine.conformance.subject import (
     in_flight,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Engine, Sampling, WeightTransaction
 from agentrl.types import Completion, Finish
+from agentrl.types.seams import Engine, Sampling, WeightTransaction
 
 _HELD_S = 0.05
 

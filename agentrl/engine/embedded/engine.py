@@ -14,9 +14,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.checkpoints.loading import open_directory
-from agentrl.clocks import BlockTimer, Waits
-from agentrl.collector import freed_bytes
 from agentrl.engine.embedded.architecture import eos_of, read_architecture
 from agentrl.engine.embedded.decoder import Decoder
 from agentrl.engine.embedded.intake import Intake
@@ -26,9 +23,12 @@ from agentrl.engine.embedded.slots import Request, Slots, no_tokens
 from agentrl.engine.embedded.step import Stepper
 from agentrl.engine.embedded.turns import Turns
 from agentrl.errors import EngineError
-from agentrl.protocols import MemoryTag, Sampling
+from agentrl.runtime.clocks import BlockTimer, Waits
+from agentrl.runtime.collector import freed_bytes
 from agentrl.types import Completion, Finish, FloatArray
+from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights import named_weights
+from agentrl.weights.hf.loading import open_directory
 
 Decode = Callable[[Sequence[int]], str]
 

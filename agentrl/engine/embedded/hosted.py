@@ -20,8 +20,6 @@ from pathlib import Path
 
 import torch
 
-from agentrl.checkpoints.fresh import draw_weights
-from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.engine.embedded.messages import (
     Abort,
@@ -40,9 +38,11 @@ from agentrl.engine.embedded.messages import (
 from agentrl.engine.embedded.sink import EmbeddedSink
 from agentrl.engine.embedded.updates import Updates
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.processes import SendFailure, follow_driver
+from agentrl.processes.child import SendFailure, follow_driver
 from agentrl.types import Completion
 from agentrl.weights.codec import torch_dtype
+from agentrl.weights.hf.fresh import draw_weights
+from agentrl.weights.hf.source import open_source
 
 
 class Host:

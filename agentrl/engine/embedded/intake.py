@@ -11,8 +11,8 @@ import numpy as np
 
 from agentrl.engine.embedded.slots import Request
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
 from agentrl.types import Completion, IntArray
+from agentrl.types.seams import Sampling
 
 
 class Intake(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from agentrl.errors import AgentRLError
-from agentrl.protocols import MemoryTag, Sampling, TensorSpec
+from agentrl.types.seams import MemoryTag, Sampling, TensorSpec
 
 
 class Open(NamedTuple):

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from agentrl.activity import ENDED, LOADS, RESTS, SERVES, current_activities
-from agentrl.clocks import Waits
 from agentrl.engine.embedded import messages
 from agentrl.errors import EngineDiedError, EngineError
-from agentrl.gpus import NO_GPU
-from agentrl.processes import Child, ProcessFailure
-from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
+from agentrl.processes.child import Child, ProcessFailure
+from agentrl.processes.gpus import NO_GPU
+from agentrl.runtime.activity import ENDED, LOADS, RESTS, SERVES, current_activities
+from agentrl.runtime.clocks import Waits
 from agentrl.types import Completion
+from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.weights.shared import BufferPool, SharedBuffer
 
 _MODULE = "agentrl.engine.embedded"

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import Linear
 from agentrl.engine.embedded.norm import RmsNorm
@@ -35,10 +34,11 @@ from agentrl.engine.embedded.parameters import (
     prefix_of,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights import checksum, deliver, named_weights
 from agentrl.weights.checksum import sum_digests
 from agentrl.weights.codec import views
+from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.staging import Transaction
 
 _NamedTensors = Iterable[tuple[str, Tensor]]

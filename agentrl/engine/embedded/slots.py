@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engine.embedded.sampler import Rules
-from agentrl.protocols import Sampling
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, IntArray, NumberArray
+from agentrl.types.seams import Sampling
 
 _NO_TOKEN = -1
 

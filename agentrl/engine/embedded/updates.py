@@ -13,7 +13,7 @@ from weakref import ref
 from agentrl.engine.embedded.messages import Answer, Begin, Commit, EndUpdate, Put, UpdateMessage
 from agentrl.engine.embedded.sink import EmbeddedSink
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.protocols import Bucket
+from agentrl.types.seams import Bucket
 from agentrl.weights.shared import mapped
 from agentrl.weights.staging import Transaction
 

@@ -36,10 +36,10 @@ from agentrl.engine.served.requests import (
     TextCodec,
 )
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
-from agentrl.protocols import EpisodeRenderer, Sampling
-from agentrl.serving import BodyReader, Endpoint, RequestChecks, json_list, unless_disconnected
+from agentrl.http.serving import BodyReader, Endpoint, RequestChecks, json_list, unless_disconnected
 from agentrl.tools import release_shared
 from agentrl.types import JSON
+from agentrl.types.seams import EpisodeRenderer, Sampling
 
 _MAX_BODY_BYTES = 1 << 20
 _BODY_BYTES_OF_TOKEN = 32

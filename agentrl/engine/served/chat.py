@@ -42,10 +42,10 @@ from agentrl.engine.served.requests import (
     TextCodec,
 )
 from agentrl.errors import EngineError, RenderingError, UserError
-from agentrl.protocols import EpisodeRenderer, Sampling
-from agentrl.retrying import off_loop
-from agentrl.serving import BodyReader, unless_disconnected
+from agentrl.http.requests import off_loop
+from agentrl.http.serving import BodyReader, unless_disconnected
 from agentrl.types import JSON, Completion, Finish
+from agentrl.types.seams import EpisodeRenderer, Sampling
 
 _CLIENT_IS_GONE = 499
 _THINK, _THINK_END = "<think>", "</think>"

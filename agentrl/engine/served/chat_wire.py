@@ -25,9 +25,9 @@ from agentrl.engine.served.requests import (
     RefusedError,
     read,
 )
-from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import encodable, read_json, storable
 from agentrl.types import JSON, Message, Observation, ToolCall
+from agentrl.types.seams import ToolSchema
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128

@@ -17,7 +17,7 @@ from agentrl.engine.served.pending import Client, Pending
 from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import CompletionRequest
 from agentrl.errors import EngineError
-from agentrl.serving import cancel
+from agentrl.http.serving import cancel
 from agentrl.types import Finish
 
 _STREAM_EVERY_S = 0.02

@@ -13,8 +13,8 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.engine.sglang.wire import UNSET_VERSION
-from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import JSON
+from agentrl.types.seams import MemoryTag, Sampling
 
 MAX_COMPLETIONS = 1024
 MAX_STOPS = 64

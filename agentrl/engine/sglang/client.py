@@ -21,16 +21,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, Load
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.request import ABORT_RETRY_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.gate import Gate
-from agentrl.protocols import MemoryTag, Sampling, WeightSink
-from agentrl.retrying import Backoff
+from agentrl.http.requests import Backoff
+from agentrl.runtime.clocks import clocks_stopped
+from agentrl.runtime.gate import Gate
 from agentrl.types import Completion, Finish
+from agentrl.types.seams import MemoryTag, Sampling, WeightSink
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0

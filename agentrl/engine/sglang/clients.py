@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from agentrl.engine.sglang.client import SGLangPolicy
-from agentrl.protocols import PolicyClient
+from agentrl.types.seams import PolicyClient
 
 
 class Clients:

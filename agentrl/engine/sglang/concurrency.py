@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Self
 
-from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang.request import PendingRequest
 from agentrl.engine.sglang.wire import RankLoad
+from agentrl.runtime.clocks import clocks_stopped
 
 _FIRST_LIMIT = 16
 # Of a cache, in use by running requests. SGLang takes requests back by itself where nothing is left.

@@ -11,7 +11,7 @@ import httpx2
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.keepalive import BrokenReplyError, Connections, UnreachableError, header_lines
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.retrying import check_values
+from agentrl.http.requests import check_values
 
 _CONTROL_TIMEOUT_S = 10.0
 _MAX_REPLY_BYTES = 256 << 20

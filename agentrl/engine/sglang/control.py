@@ -28,7 +28,7 @@ from pydantic import Field
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import MemoryTag, TensorSpec
+from agentrl.types.seams import MemoryTag, TensorSpec
 
 _FLUSH_RETRY_S = 0.05
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Self
 
-from agentrl.activity import ENDED, LOADS, OUT, RESTS, SERVES, STARTS, current_activities
-from agentrl.cluster.ray.draining import in_words
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.clients import Clients
 from agentrl.engine.sglang.control import Server
@@ -26,8 +24,10 @@ from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.protocols import MemoryTag, Sampling
+from agentrl.processes.ray.draining import in_words
+from agentrl.runtime.activity import ENDED, LOADS, OUT, RESTS, SERVES, STARTS, current_activities
 from agentrl.types import Completion
+from agentrl.types.seams import MemoryTag, Sampling
 
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0

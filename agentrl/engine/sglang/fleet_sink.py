@@ -9,7 +9,7 @@ from functools import partial
 
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.errors import EngineUnavailableError
-from agentrl.protocols import Snapshot, TensorSpec, WeightTransaction
+from agentrl.types.seams import Snapshot, TensorSpec, WeightTransaction
 
 _COMMIT_ATTEMPTS = 3
 

@@ -10,8 +10,8 @@ import numpy as np
 from agentrl.engine.config import MAX_TOP_LOGPROBS
 from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError
-from agentrl.protocols import Sampling
 from agentrl.types import NumberArray
+from agentrl.types.seams import Sampling
 
 Likeliest = Sequence[tuple[float | None, int, str | None]]
 

@@ -16,7 +16,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import Hold, Lost, Servers, SGLangSink
 from agentrl.engine.sglang.transports.base import results_of
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import MemoryTag
+from agentrl.types.seams import MemoryTag
 
 
 class ServerMemory:

@@ -18,8 +18,8 @@ import numpy as np
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.kept import kept_tokens
 from agentrl.errors import EngineError, EngineUnavailableError, RequestTooLargeError
-from agentrl.protocols import Sampling
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray
+from agentrl.types.seams import Sampling
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Transport, results_of
 from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
-from agentrl.protocols import Bucket, Snapshot, TensorSpec
+from agentrl.types.seams import Bucket, Snapshot, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.snapshot import LocalSnapshot

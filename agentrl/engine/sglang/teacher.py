@@ -26,11 +26,12 @@ from pydantic import FailFast, Field
 
 from agentrl.algorithms.distillation import first_sampled, teachers_row
 from agentrl.engine.sglang import wire
-from agentrl.errors import ConfigError, EngineError, TeacherError, ToolError, all_of
-from agentrl.protocols import Trainer
-from agentrl.retrying import BUSY, Backoff, Retrying, StatusError, body_of
-from agentrl.tools.http import AllowedAddresses, bearer
+from agentrl.errors import ConfigError, EngineError, TeacherError, ToolError
+from agentrl.http.guarded import AllowedAddresses, bearer
+from agentrl.http.requests import BUSY, Backoff, Retrying, StatusError, body_of
+from agentrl.runtime.stage import all_of
 from agentrl.types import JSON, FloatArray, IntArray, Sample
+from agentrl.types.seams import Trainer
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 30.0

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, Valida
 
 from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
-from agentrl.retrying import LONG_BYTES, json_of
+from agentrl.http.requests import LONG_BYTES, json_of
+from agentrl.types.seams import Sampling
 
 ROUTING_KEY = "x-smg-routing-key"
 """The header by which sglang-router routes a session to one server."""

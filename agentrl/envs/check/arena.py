@@ -15,9 +15,10 @@ from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import AnyScript, Env
 from agentrl.envs.boundary import call_close, call_reset, call_step
 from agentrl.envs.play import play
-from agentrl.errors import StageError, UserError, stage
-from agentrl.protocols import Act, Session, ToolSchema
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.types import JSON, Episode, Finish, Limits, Message, Observation, Step, Task, ToolStats
+from agentrl.types.seams import Act, Session, ToolSchema
 
 Policy: TypeAlias = Callable[[Env, Task, random.Random], AnyScript]
 """From an instance (which has its tools after reset), a task and a random generator to a script."""

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from agentrl.protocols import ToolSchema
 from agentrl.tools.schema import compile_validator
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 Arguments = dict[str, JSON]
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, cast
 
-from agentrl.authorship import place_of
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
@@ -27,9 +26,11 @@ from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import find, path_of
 from agentrl.envs.resuming import saves_state
-from agentrl.errors import EnvCode, StageError, UserError, stage, summary_of
-from agentrl.event_loop import blocking
-from agentrl.interrupts import run_until_signal
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.authorship import place_of
+from agentrl.runtime.event_loop import blocking
+from agentrl.runtime.interrupts import run_until_signal
+from agentrl.runtime.stage import EnvCode, stage, summary_of
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import Episode, Task
 

@@ -15,7 +15,8 @@ from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
 from agentrl.envs.normal_form import squad_normalize
 from agentrl.envs.scoring import score
 from agentrl.envs.values import OBSERVATION_CHARS
-from agentrl.errors import StageError, UserError, stage
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.types import Episode, Message, Task
 
 

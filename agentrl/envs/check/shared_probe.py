@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agentrl.envs.check.report import ProbeResult, error
 from agentrl.envs.check.traces import Trace, leftovers
-from agentrl.errors import StageError, stage
+from agentrl.errors import StageError
+from agentrl.runtime.stage import stage
 from agentrl.tools import release_shared
 
 _CLOSE_TIMEOUT_S = 30.0

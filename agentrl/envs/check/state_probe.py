@@ -22,9 +22,10 @@ from agentrl.envs.boundary import (
 )
 from agentrl.envs.check.report import ProbeResult, error
 from agentrl.envs.multi_agent import AnyEnv
-from agentrl.errors import StageError, UserError, stage
-from agentrl.protocols import MultiAgentEnvironment
+from agentrl.errors import StageError, UserError
+from agentrl.runtime.stage import stage
 from agentrl.types import JSON, Episode, JointStep, Message
+from agentrl.types.seams import MultiAgentEnvironment
 
 _MOST_STATES = 6
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.temporary import temporary_folder
 
 _SETTLE_S = 1.0
 _POLL_S = 0.02

@@ -25,10 +25,10 @@ from agentrl.envs.base import Env, Script
 from agentrl.envs.gym.spaces import TextSpace
 from agentrl.envs.values import text_of
 from agentrl.errors import UserError
-from agentrl.extras import missing_extra
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.extras import missing_extra
 from agentrl.tools import run
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, ToolCall, call, say
+from agentrl.types.seams import ToolSchema
 
 ACT = "act"
 NUM_TASKS: Mapping[str, int] = {"train": 2000, "test": 500}

@@ -27,7 +27,8 @@ from agentrl.envs.dialect import closing, opening, tags_of
 from agentrl.envs.gym.spaces import TextSpace
 from agentrl.envs.multi_agent import AgentView, AnyEnv
 from agentrl.envs.registry import find
-from agentrl.errors import UserError, did_you_mean, stage
+from agentrl.errors import UserError, did_you_mean
+from agentrl.runtime.stage import stage
 from agentrl.types import JSON, Message, Observation, Step, Task
 
 _T = TypeVar("_T")

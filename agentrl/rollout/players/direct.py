@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from agentrl.protocols import Policy
 from agentrl.rollout.players import messages
+from agentrl.types.seams import Policy
 
 HOLD_S = 60.0
 """How long a player may take to end its requests (seconds)."""

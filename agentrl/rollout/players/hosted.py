@@ -16,18 +16,18 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeAlias, cast
 
-from agentrl.activity import Activities
-from agentrl.authorship import place_of_frame
-from agentrl.clocks import Waits
-from agentrl.collector import rare_collections
 from agentrl.errors import AgentRLError, WorldBrokenError
-from agentrl.observe.mirror import Reporter
-from agentrl.processes import SendFailure, follow_driver
-from agentrl.protocols import Policy, Sampling
+from agentrl.processes.child import SendFailure, follow_driver
+from agentrl.records.mirror import Reporter
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import DirectRequests, HeldPolicy
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.authorship import place_of_frame
+from agentrl.runtime.clocks import Waits
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import Completion
+from agentrl.types.seams import Policy, Sampling
 
 REPORT_S = 0.25
 """Seconds between two reports of what a player does."""

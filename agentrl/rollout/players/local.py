@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import cast
 
 from agentrl.errors import WorldBrokenError
-from agentrl.processes import Child, ProcessFailure
+from agentrl.processes.child import Child, ProcessFailure
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.observe.mirror import Mirror
-from agentrl.protocols import PolicyClients
+from agentrl.records.mirror import Mirror
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import DirectClient
 from agentrl.rollout.players.launcher import PlayerProcess
 from agentrl.rollout.players.requests import Requests
+from agentrl.types.seams import PolicyClients
 
 _LOG_LINES, _LOG_BYTES = 3, 4096
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from agentrl.data import Prompt
-from agentrl.errors import AgentRLError, WorldBrokenError, summary_of
-from agentrl.observe.mirror import ActivityReport
-from agentrl.protocols import Sampling
+from agentrl.errors import AgentRLError, WorldBrokenError
+from agentrl.records.mirror import ActivityReport
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupStep
+from agentrl.runtime.stage import summary_of
 from agentrl.types import Completion
+from agentrl.types.seams import Sampling
 
 
 class Play(NamedTuple):

@@ -9,12 +9,10 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from agentrl.activity import Activities
-from agentrl.cluster.ray.draining import in_words
 from agentrl.data import Prompt
-from agentrl.errors import WorldBrokenError, summary_of
-from agentrl.observe.mirror import Mirror
-from agentrl.protocols import Policy, PolicyClients
+from agentrl.errors import WorldBrokenError
+from agentrl.processes.ray.draining import in_words
+from agentrl.records.mirror import Mirror
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import HOLD_S, DirectClient
@@ -23,6 +21,9 @@ from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, Playe
 from agentrl.rollout.players.member import Absence, Flight, Member, last_lines
 from agentrl.rollout.players.messages import names_of
 from agentrl.rollout.players.requests import Requests
+from agentrl.runtime.activity import Activities
+from agentrl.runtime.stage import summary_of
+from agentrl.types.seams import Policy, PolicyClients
 
 SILENT_S = 60.0
 """A player sends several reports a second: after so long without one (seconds) it hangs, and is replaced."""

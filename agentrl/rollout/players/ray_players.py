@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import RemoteObject, completed, emptied
-from agentrl.cluster.ray.draining import Draining
-from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError, WorldBrokenError
-from agentrl.processes import ProcessFailure
+from agentrl.processes.child import ProcessFailure
+from agentrl.processes.placement import Allocation
+from agentrl.processes.ray.actors import RemoteObject, completed, emptied
+from agentrl.processes.ray.draining import Draining
+from agentrl.processes.ray.session import RaySession
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
 

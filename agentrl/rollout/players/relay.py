@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agentrl.processes import Child
+from agentrl.processes.child import Child
 
 _SECRET = "RAY_AUTH_TOKEN"
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TypeAlias
 
-from agentrl.activity import requesting
-from agentrl.clocks import relayed_to
-from agentrl.errors import AgentRLError, EngineError, summary_of
-from agentrl.protocols import Policy
+from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.players import messages
+from agentrl.runtime.activity import requesting
+from agentrl.runtime.clocks import relayed_to
+from agentrl.runtime.stage import summary_of
 from agentrl.types import Completion
+from agentrl.types.seams import Policy
 
 Send: TypeAlias = Callable[[messages.ToPlayer], None]
 

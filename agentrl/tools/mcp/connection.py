@@ -36,8 +36,8 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError, ToolRejected
-from agentrl.retrying import MAX_VALUES, ValueCounter
-from agentrl.tools.http import AllowedAddresses
+from agentrl.http.guarded import AllowedAddresses
+from agentrl.http.requests import MAX_VALUES, ValueCounter
 from agentrl.tools.intake import schema_size
 from agentrl.tools.mcp.server import Command, Server
 from agentrl.tools.mcp.sieve import MAX_TOOLS, Sieve

@@ -73,7 +73,7 @@ def address(url: str, headers: Mapping[str, str], *, with_session: bool) -> Addr
     Raises:
         ConfigError: it is no http or https address, or holds credentials.
     """
-    from agentrl.tools.http import AllowedAddresses
+    from agentrl.http.guarded import AllowedAddresses
 
     AllowedAddresses(url)
     return Address(url, dict(headers), with_session)

@@ -33,8 +33,8 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from agentrl import guard
-from agentrl.retrying import LONG_BYTES, MAX_VALUES, json_of, num_values, off_loop
+from agentrl.http.requests import LONG_BYTES, MAX_VALUES, json_of, num_values, off_loop
+from agentrl.processes import guard
 from agentrl.tools.json_text import storable
 from agentrl.tools.mcp.server import Command
 from agentrl.types import JSON

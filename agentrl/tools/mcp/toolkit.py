@@ -10,16 +10,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolDefinitionError, ToolError, UserError, did_you_mean
-from agentrl.extras import require
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.clocks import clocks_stopped
+from agentrl.runtime.extras import require
+from agentrl.runtime.gate import Gate
 from agentrl.tools.base import Tool
 from agentrl.tools.mcp.server import Server, address, command, with_variables
 from agentrl.tools.shared import Held, Shared
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 if TYPE_CHECKING:
     from mcp_types import Tool as ServerTool

@@ -18,7 +18,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from agentrl.errors import ToolError
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.tools.python import installation
 from agentrl.tools.python.inside.wire import DEVICES, SandboxPlan, SessionLimits, pack
 from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession

@@ -10,10 +10,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import get_args
 
-from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolError, ToolRejected, UserError
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.clocks import clocks_stopped
+from agentrl.runtime.gate import Gate
 from agentrl.tools.base import Tool
 from agentrl.tools.python.choice import Contents, Sandboxing, backend
 from agentrl.tools.python.inside.wire import SessionLimits
@@ -21,6 +20,7 @@ from agentrl.tools.python.sessions import Backend, PythonResult, PythonSession
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 MOST_CODE_BYTES = 60_000
 MOST_OUTPUT_BYTES = 8 * 2**20  # at worst six times as much in JSON, which is below the bound of a message

@@ -13,8 +13,8 @@ from functools import partial
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.retrying import MAX_VALUES, Backoff, Retrying, StatusError, body_of, failure_kind, off_loop
-from agentrl.tools.http import AllowedAddresses
+from agentrl.http.guarded import AllowedAddresses
+from agentrl.http.requests import MAX_VALUES, Backoff, Retrying, StatusError, body_of, failure_kind, off_loop
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
-from agentrl.files import check_fetched
+from agentrl.runtime.files import check_fetched
 
 _T = TypeVar("_T")
 LINES_FILE = "corpus.jsonl"

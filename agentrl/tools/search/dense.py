@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
-from agentrl.extras import require
+from agentrl.runtime.extras import require
 from agentrl.tools.search import folder as folders
 from agentrl.tools.search.corpus import Corpus, Watch, unwatched
 from agentrl.tools.search.index import Ranked, check_k

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import UserError
-from agentrl.files import check_fetched
+from agentrl.runtime.files import check_fetched
 from agentrl.tools.search.corpus import Corpus
 
 FORMAT = 1

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentrl.errors import ToolError
-from agentrl.serving import BodyReader, RequestChecks, json_list, unless_disconnected
+from agentrl.http.serving import BodyReader, RequestChecks, json_list, unless_disconnected
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import FairQueue
 from agentrl.tools.search.dense import DenseIndex

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from agentrl.errors import ToolRejected
-from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Overrun, Tool
 from agentrl.tools.running import run
 from agentrl.tools.schema import describe
@@ -21,6 +20,7 @@ from agentrl.tools.search.opening import open_index
 from agentrl.tools.search.worker import WorkerThread
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
+from agentrl.types.seams import ToolSchema
 
 Search: TypeAlias = Callable[[str], Awaitable[Sequence[Hit]]]
 NO_HITS = "Nothing was found; try other words."

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.retrying import json_of
+from agentrl.http.requests import json_of
 from agentrl.tools.search.corpus import Passage
 from agentrl.tools.search.index import Hit
 from agentrl.types import JSON

@@ -12,8 +12,7 @@ from typing import get_args
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.errors import ToolRejected, UserError
-from agentrl.gate import Gate
-from agentrl.protocols import ToolSchema
+from agentrl.runtime.gate import Gate
 from agentrl.tools.base import Tool
 from agentrl.tools.python import PythonResult, PythonTool
 from agentrl.tools.python.choice import Sandboxing
@@ -21,6 +20,7 @@ from agentrl.tools.python.installation import program_path
 from agentrl.tools.shell import inside
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
+from agentrl.types.seams import ToolSchema
 
 PROGRAMS = (
     *("bash", "sh", "awk", "basename", "cat", "chmod", "cmp", "comm", "cp", "cut"),

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import NamedTuple, cast
 
-from agentrl.observe.clock import Moment, now
+from agentrl.records.clock import Moment, now
 from agentrl.trainer.launch.phases import reporting
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import send_buckets

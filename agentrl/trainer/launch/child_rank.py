@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.gpus import variables_of
-from agentrl.processes import Child, ProcessFailure
+from agentrl.processes.child import Child, ProcessFailure
+from agentrl.processes.gpus import variables_of
 
 _RANK = "agentrl.trainer.launch.rank"
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Final
 
-from agentrl.activity import ENDED, PROCESS, Doing, Span, current_activities
-from agentrl.observe.clock import PeerClock
+from agentrl.records.clock import PeerClock
+from agentrl.runtime.activity import ENDED, PROCESS, Doing, Span, current_activities
 from agentrl.trainer.launch.calls import BEGIN, IMPORT, Reply
 
 _TITLES: Final = {

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from agentrl.protocols import Bucket, DeviceWeights, Snapshot, TensorSpec, Work
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import PINNED_BYTES
+from agentrl.types.seams import Bucket, DeviceWeights, Snapshot, TensorSpec, Work
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.device import Packed, device_checksum

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import TypeVar
 from weakref import ref
 
-from agentrl.protocols import Bucket
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import bucket_of
+from agentrl.types.seams import Bucket
 from agentrl.weights.snapshot import LocalSnapshot
 
 R = TypeVar("R")

@@ -6,7 +6,8 @@ import io
 import pickle
 from types import FunctionType
 
-from agentrl.errors import ConfigError, summary_of
+from agentrl.errors import ConfigError
+from agentrl.runtime.stage import summary_of
 
 _PROTOCOL = 5
 

@@ -16,9 +16,8 @@ from typing import NoReturn, TypeVar
 from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
-from agentrl.gpus import check_gpus
-from agentrl.processes import ProcessFailure
-from agentrl.protocols import Bucket
+from agentrl.processes.child import ProcessFailure
+from agentrl.processes.gpus import check_gpus
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN, IMPORT
 from agentrl.trainer.launch.child_rank import ChildRank
@@ -28,6 +27,7 @@ from agentrl.trainer.launch.phases import Entered
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.rendezvous import LOOPBACK, RankStore
 from agentrl.trainer.launch.shared_buffers import Bytes, receive
+from agentrl.types.seams import Bucket
 from agentrl.weights.snapshot import LocalSnapshot
 
 _FAILURE_WAIT_S = 1.0

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from agentrl.errors import TrainerError
-from agentrl.observe.gpu_memory import held_text, is_out_of_memory
-from agentrl.processes import SendFailure, follow_driver
+from agentrl.processes.child import SendFailure, follow_driver
+from agentrl.records.gpu_memory import held_text, is_out_of_memory
 from agentrl.trainer.launch.calls import serve
 
 _REMEDY = "lower max_tokens_per_gpu or the servers' mem_fraction_static, or set recompute_granularity = full."

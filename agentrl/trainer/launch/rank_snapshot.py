@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from agentrl.cluster.ray.actors import RemoteObject
 from agentrl.errors import AgentRLError, ClusterError, TrainerError
-from agentrl.protocols import Bucket, TensorSpec, Work
+from agentrl.processes.ray.actors import RemoteObject
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.launch.shared_buffers import Bytes
+from agentrl.types.seams import Bucket, TensorSpec, Work
 
 R = TypeVar("R")
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
-from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed, emptied, put
-from agentrl.cluster.ray.placement import RayPlacement
-from agentrl.cluster.ray.session import RaySession
 from agentrl.errors import ClusterError, TrainerError
-from agentrl.protocols import Bucket
+from agentrl.processes.placement import Allocation
+from agentrl.processes.ray.actors import PendingCall, RemoteObject, completed, emptied, put
+from agentrl.processes.ray.placement import RayPlacement
+from agentrl.processes.ray.session import RaySession
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
 from agentrl.trainer.launch.course import RankCourse
@@ -28,6 +27,7 @@ from agentrl.trainer.launch.rank_snapshot import RankSnapshot, SnapshotFacts
 from agentrl.trainer.launch.remote_rank import SentBucket, StreamEnd
 from agentrl.trainer.launch.rendezvous import LOOPBACK, RankStore
 from agentrl.trainer.launch.shared_buffers import AHEAD
+from agentrl.types.seams import Bucket
 
 _RANK = "agentrl.trainer.launch.remote_rank:RemoteRank"
 _FAILURE_WAIT_S = 2.0

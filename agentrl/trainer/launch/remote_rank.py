@@ -11,15 +11,15 @@ from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
-from agentrl.cluster.interfaces import use_interface_to
 from agentrl.errors import AgentRLError
-from agentrl.files import compiler_caches
-from agentrl.observe.clock import now
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.processes.interfaces import use_interface_to
+from agentrl.records.clock import now
+from agentrl.runtime.files import compiler_caches
 from agentrl.trainer.launch.calls import BEGIN, RankCalls, Reply
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import Refused, SnapshotFacts
 from agentrl.trainer.launch.shared_buffers import Bytes, Filled, bucket_of
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.shared import IDLE_BYTES
 from agentrl.weights.snapshot import LocalSnapshot, parts_of
 

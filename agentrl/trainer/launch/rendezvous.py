@@ -19,9 +19,9 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from agentrl.cluster.interfaces import is_loopback
 from agentrl.errors import ConfigError, UserError
-from agentrl.serving import WAITING_CONNECTIONS, bound
+from agentrl.http.serving import WAITING_CONNECTIONS, bound
+from agentrl.processes.interfaces import is_loopback
 from agentrl.weights.shared import SharedFile
 
 LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.codec import size_of
 from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, SharedFile, mapped
 

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.local_ranks import LocalRanks, from_first
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import grouped, size_of, torch_dtype
 from agentrl.weights.device import Packed, allocated, layout_of, packed

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.cluster.interfaces import is_loopback
+from agentrl.processes.interfaces import is_loopback
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig

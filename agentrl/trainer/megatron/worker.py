@@ -11,7 +11,6 @@ import torch
 from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
-from agentrl.protocols import TensorSpec
 from agentrl.trainer.attention import fastest, kernels_in_words
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
@@ -35,6 +34,7 @@ from agentrl.trainer.plan import Done, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
+from agentrl.types.seams import TensorSpec
 
 _log = logging.getLogger(__name__)
 

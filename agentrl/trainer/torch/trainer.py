@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.checkpoints.saving import save_model
 from agentrl.losses import Loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
@@ -13,6 +12,7 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.worker import AuxiliaryModels, TorchWorker
 from agentrl.types import ScoreRole
+from agentrl.weights.hf.saving import save_model
 
 _NONE = AuxiliaryModels()
 

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.checkpoints.loading import open_directory
 from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
-from agentrl.protocols import TensorSpec
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
@@ -31,10 +29,12 @@ from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
+from agentrl.types.seams import TensorSpec
 from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import grouped, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
+from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.host_copy import HostCopy
 from agentrl.weights.shared import BufferPool
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from agentrl.observe.lines import to_line
+from agentrl.records.lines import to_line
 from agentrl.types import JSON
 from agentrl.view.episodes.line import Row
 from agentrl.view.episodes.shards import write_script

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from agentrl.errors import ConfigError
-from agentrl.observe.history import JOURNAL, ROLLED_BACK
-from agentrl.observe.journal import SUFFIX
+from agentrl.records.history import JOURNAL, ROLLED_BACK
+from agentrl.records.journal import SUFFIX
 
 PAGES, INDEX = "view", "index.html"
 """The folder of the pages below that of the journals, unless another is named; and the page to open."""

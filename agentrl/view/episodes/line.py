@@ -14,7 +14,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from agentrl.observe.lines import to_line
+from agentrl.records.lines import to_line
 from agentrl.types import AGENT, JSON
 
 _DIGITS = 4

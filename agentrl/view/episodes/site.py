@@ -25,11 +25,11 @@ from typing import NamedTuple, TypeAlias, cast
 from markupsafe import Markup
 
 from agentrl.errors import ConfigError, RunExistsError
-from agentrl.files import write_text
-from agentrl.observe import members, read_metrics
-from agentrl.observe.history import METRICS
-from agentrl.observe.lines import from_line, to_line
-from agentrl.observe.writer import file_name
+from agentrl.records import members, read_metrics
+from agentrl.records.history import METRICS
+from agentrl.records.lines import from_line, to_line
+from agentrl.records.writer import file_name
+from agentrl.runtime.files import write_text
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.episodes.index import Index

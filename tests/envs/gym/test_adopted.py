@@ -13,7 +13,7 @@ from agentrl import GymEnv, ScriptedAgent, UserError, call, make, play, register
 from agentrl.envs import registry
 from agentrl.envs.gym import TextSpace
 from agentrl.errors import MissingExtraError
-from agentrl.extras import EXTRAS
+from agentrl.runtime.extras import EXTRAS
 from agentrl.types import Ending, Message, ToolCall
 
 NAMES = ("left", "down", "right", "up")
@@ -334,7 +334,7 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     assert GymEnv("counting_worlds:Counting-v3").tool_schemas[0].name == "act"
     with pytest.raises(UserError, match=r"no environment `no_such_module:Counting-v3`: No module named"):
         assert GymEnv("no_such_module:Counting-v3").tool_schemas
-    monkeypatch.setattr("agentrl.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("agentrl.runtime.extras.find_spec", lambda module: None)
     monkeypatch.setitem(EXTRAS, "grids", {"no_such_module": "some-grids"})
     with pytest.raises(
         MissingExtraError, match=r"the environment Counting-v3 needs some-grids: pip install .agentrl"

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl import Limits, Message, Task, ToolCall, play
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings, Prices
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings, Prices
 from agentrl.types import Ending, History, Restart, Step, Usage
 from tests.rollout.chat.chat_server import ChatServer, assistant, refusal, reply
 from tests.worlds import Parrot, Talk

@@ -11,10 +11,10 @@ import traceback
 import pytest
 
 from agentrl import Task, play
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings
 from agentrl.errors import ConfigError, EndpointError
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.types import Ending
 from tests.rollout.chat.chat_server import ChatServer, assistant, refusal, reply
 from tests.worlds import Parrot
@@ -26,7 +26,7 @@ NOW = "Retry-After: 0\r\n"
 @pytest.fixture
 def quick(monkeypatch):
     """Short waits between retries, except those of Retry-After."""
-    monkeypatch.setattr("agentrl.rollout.chat.endpoint._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("agentrl.engine.chat.endpoint._FIRST_WAIT_S", 0.001)
 
 
 async def turn(server, settings=None, **options):
@@ -136,7 +136,7 @@ async def test_retry_after_is_respected(how):
 
 
 async def test_an_endless_reply_is_cut_off(monkeypatch):
-    monkeypatch.setattr("agentrl.rollout.chat.endpoint._MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr("agentrl.engine.chat.endpoint._MAX_REPLY_BYTES", 1000)
     async with ChatServer(None, b"[" * 2000).serving() as server:
         with pytest.raises(EndpointError, match="longer than 1,000 bytes"):
             await turn(server)

@@ -11,13 +11,13 @@ import agentrl
 from agentrl import Limits, Message, Step, Task, ToolCall, play
 from agentrl.assembly.model import fresh_source
 from agentrl.assembly.sections import ModelSection
-from agentrl.checkpoints.fresh import draw_weights
+from agentrl.engine.chat.agent import ChatAgent
+from agentrl.engine.chat.endpoint import ChatEndpoint
+from agentrl.engine.chat.settings import ChatSettings
 from agentrl.envs import Chat
 from agentrl.errors import ConfigError
-from agentrl.rollout.chat.agent import ChatAgent
-from agentrl.rollout.chat.endpoint import ChatEndpoint
-from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.types import Ending, Restart
+from agentrl.weights.hf.fresh import draw_weights
 from tests.engine.serving import free_port, running, sglang_command
 from tests.worlds import Parrot, Talk
 

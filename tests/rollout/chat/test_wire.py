@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.chat.transcript import Transcript
-from agentrl.rollout.chat.wire import error_code, error_text, is_context_overflow, read_reply
+from agentrl.engine.chat.transcript import Transcript
+from agentrl.engine.chat.wire import error_code, error_text, is_context_overflow, read_reply
 from agentrl.types import Message, Usage
 from tests.rollout.chat.chat_server import USAGE, assistant, reply
 

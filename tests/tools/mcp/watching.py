@@ -10,7 +10,7 @@ from pathlib import Path
 from agentrl import Limits, Task, ToolEnv
 from agentrl.tools import Tool
 from agentrl.tools.mcp import McpTools
-from tests.processes import is_pythons_own
+from tests.processes.pythons_own import is_pythons_own
 from tests.worlds import ASK
 
 FOLDER = Path(__file__).parent

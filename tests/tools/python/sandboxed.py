@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.tools import Tool, release_shared
 from agentrl.tools.python import PythonTool
-from tests.processes import is_pythons_own
+from tests.processes.pythons_own import is_pythons_own
 
 QUICK = {"wall_s": 5.0, "cpu_s": 3.0, "memory_mb": 128, "files_mb": 8, "processes": 16}
 

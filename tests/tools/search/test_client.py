@@ -12,7 +12,7 @@ from agentrl import Limits, ScriptedAgent, Task, ToolEnv, call, play, say
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
 from agentrl.errors import ConfigError, ToolError
-from agentrl.observe import Entry, Journal, Outcome, read_journal
+from agentrl.records import Entry, Journal, Outcome, read_journal
 from agentrl.rollout.group import GroupPlayer
 from agentrl.tools import RemoteSearchTool, release_shared
 from agentrl.tools.search.client import SearchClient

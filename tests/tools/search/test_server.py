@@ -18,7 +18,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.errors import UserError
-from agentrl.serving import bound
+from agentrl.http.serving import bound
 from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
 from agentrl.tools.search import Corpus, wire
 from agentrl.tools.search.client import SearchClient

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 
-from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.types.seams import Bucket
 from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of

@@ -14,14 +14,14 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import agentrl
-from agentrl.checkpoints.saving import save_model
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
-from agentrl.observe import reconcile
+from agentrl.records import reconcile
 from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
+from agentrl.weights.hf.saving import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.megatron.launching import (
     END_S,

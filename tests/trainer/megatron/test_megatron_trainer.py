@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.checkpoints.saving import save_model
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
@@ -23,6 +22,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, TorchTrainer, critic_over
+from agentrl.weights.hf.saving import save_model
 from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import model_of
 from tests.trainer.test_roles import with_returns

@@ -21,12 +21,12 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import PolicyLoss
-from agentrl.protocols import Policy, Sampling
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.types import RolloutId, Sample
+from agentrl.types.seams import Policy, Sampling
 from agentrl.weights import checksum, named_weights, unpack
 from agentrl.weights.delta import checksum_of
 from tests.engine.serving import save_tiny

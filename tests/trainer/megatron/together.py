@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 from torch.distributed import FileStore
 
-from agentrl.temporary import temporary_folder
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.trainer.megatron.config import MegatronConfig
 
 

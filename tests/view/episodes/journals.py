@@ -9,10 +9,10 @@ import zlib
 
 import numpy as np
 
-from agentrl.benchmark.report import Benchmark
-from agentrl.observe import Entry, Outcome, members
-from agentrl.observe.journal import SUFFIX, to_line
-from agentrl.observe.writer import file_name
+from agentrl.evaluation.benchmark.report import Benchmark
+from agentrl.records import Entry, Outcome, members
+from agentrl.records.journal import SUFFIX, to_line
+from agentrl.records.writer import file_name
 from agentrl.types import (
     Completion,
     Ending,

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from agentrl.cli import main
-from agentrl.observe import Outcome, lines
+from agentrl.records import Outcome, lines
 from agentrl.types import Ending, Episode, Limits, Message, Task, ToolStats, Trajectory, Turn, say
 from agentrl.view.episodes import write_site
 from tests.view.episodes.journals import WORDS, entry, failed, opened, searched, write, write_benchmark

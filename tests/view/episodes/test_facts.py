@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agentrl.observe import Outcome
+from agentrl.records import Outcome
 from agentrl.types import Task
 from agentrl.view.episodes import write_site
 from tests.view.episodes.journals import entry, manifest, payloads, rows, searched, write

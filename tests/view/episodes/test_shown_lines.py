@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.observe import members
+from agentrl.records import members
 from agentrl.view.episodes.line import _rounded
 from tests.view.episodes.journals import (
     entry,

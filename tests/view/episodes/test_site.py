@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, RunExistsError
-from agentrl.observe import Outcome, lines, members, read_journal
-from agentrl.observe.journal import to_line
+from agentrl.records import Outcome, lines, members, read_journal
+from agentrl.records.journal import to_line
 from agentrl.types import Episode, Extra, Limits, Trajectory, Verdict
 from agentrl.view.episodes import shards as shards_module
 from agentrl.view.episodes import write_site
@@ -23,7 +23,7 @@ from agentrl.view.episodes.index import Codes
 from agentrl.view.episodes.journals import JournalFile
 from agentrl.view.episodes.shards import SIGNATURE_BITS, signature
 from agentrl.view.episodes.site import _behind
-from tests.observe.episodes import episodes
+from tests.records.episodes import episodes
 from tests.view.episodes.journals import (
     HOSTILE,
     WORDS,

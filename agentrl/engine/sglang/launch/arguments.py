@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.engine.sglang.launch import probe
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.files import private_cache
+from agentrl.runtime.files import private_cache
 
 Value = bool | int | float | str | Sequence[int | float | str]
 """True: a switch that is on. False: one that is off. A sequence: several values."""

@@ -15,9 +15,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl import guard
 from agentrl.engine.sglang.control import Server
 from agentrl.errors import EngineUnavailableError
+from agentrl.processes import guard
 
 HOST = "127.0.0.1"
 PORT_OFFSET = 10_000

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from agentrl.cluster.interfaces import interface_variables
 from agentrl.engine.config import CPU_DTYPE, GPU_DTYPE, HALF_ONLY, Role, is_too_wide
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
 from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
-from agentrl.files import compiler_caches
-from agentrl.gpus import NO_GPU, VARIABLE
-from agentrl.observe.gpu_memory import held_text, is_out_of_memory
+from agentrl.processes.gpus import NO_GPU, VARIABLE
+from agentrl.processes.interfaces import interface_variables
+from agentrl.records.gpu_memory import held_text, is_out_of_memory
+from agentrl.runtime.files import compiler_caches
 
 # On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0

@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentrl.cluster.placement import Allocation
-from agentrl.cluster.ray.actors import PendingCall, RemoteObject, completed
-from agentrl.cluster.ray.session import RaySession
 from agentrl.engine.config import Role
 from agentrl.engine.sglang.launch.hosted import Opened
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.engine.sglang.launch.listener import HOST, tail_of, url_of
 from agentrl.engine.sglang.launch.process import ServerSettings
 from agentrl.errors import ClusterError, ConfigError, EngineUnavailableError
+from agentrl.processes.placement import Allocation
+from agentrl.processes.ray.actors import PendingCall, RemoteObject, completed
+from agentrl.processes.ray.session import RaySession
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

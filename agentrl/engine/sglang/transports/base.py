@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from agentrl.engine.sglang.control import Server
-from agentrl.protocols import Snapshot, TensorSpec
+from agentrl.types.seams import Snapshot, TensorSpec
 from agentrl.weights.snapshot import LocalSnapshot
 
 T = TypeVar("T")

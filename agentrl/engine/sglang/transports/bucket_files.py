@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, TensorSpec
 from agentrl.types import JSON
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums, digest, digests_of
 from agentrl.weights.codec import size_of, slices, torch_dtype
 

@@ -12,8 +12,8 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, NoAccessError, call_loader
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import DeviceWeights, Snapshot
 from agentrl.types import JSON
+from agentrl.types.seams import DeviceWeights, Snapshot
 from agentrl.weights.codec import size_of
 
 

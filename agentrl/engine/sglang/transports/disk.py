@@ -18,8 +18,8 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
-from agentrl.files import SystemErrors
-from agentrl.protocols import Bucket, Snapshot
+from agentrl.runtime.files import SystemErrors
+from agentrl.types.seams import Bucket, Snapshot
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
 

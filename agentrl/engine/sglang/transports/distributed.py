@@ -18,8 +18,8 @@ from agentrl.engine.sglang.transports import group_sender
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
-from agentrl.protocols import Snapshot, TensorSpec, Work
-from agentrl.serving import bound
+from agentrl.http.serving import bound
+from agentrl.types.seams import Snapshot, TensorSpec, Work
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
 
 _UNBLOCKING_S = 10.0

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
 
-from agentrl.cluster.interfaces import use_interface_to
 from agentrl.engine.sglang.control import UpdateGroup
 from agentrl.errors import EngineUnavailableError
-from agentrl.protocols import Bucket, TensorSpec
+from agentrl.processes.interfaces import use_interface_to
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.codec import slices, torch_dtype
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}

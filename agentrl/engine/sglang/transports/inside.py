@@ -20,9 +20,9 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, TensorSpec
-from agentrl.temporary import temporary_file
+from agentrl.runtime.temporary import temporary_file
 from agentrl.types import JSON
+from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import BucketChecksums
 from agentrl.weights.codec import slices, torch_dtype
 

@@ -32,9 +32,9 @@ from agentrl.engine.sglang.transports.inside import (
     shared_file,
 )
 from agentrl.errors import EngineError
-from agentrl.protocols import Snapshot
-from agentrl.temporary import sweep
+from agentrl.runtime.temporary import sweep
 from agentrl.types import JSON
+from agentrl.types.seams import Snapshot
 from agentrl.weights.checksum import BucketChecksums, sum_digests
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from agentrl.checkpoints.tensors import TensorFiles, config_errors, tensor_shapes
 from agentrl.errors import ModelLoadError
-from agentrl.protocols import TensorSpec
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.types.seams import TensorSpec
+from agentrl.weights.hf.tensors import TensorFiles, config_errors, tensor_shapes
 
 
 class CheckpointReader(TensorFiles):

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from agentrl.checkpoints.tensors import open_tensors
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.learner import MegatronLearner
 from agentrl.trainer.megatron.model.families import Placed
@@ -30,6 +29,7 @@ from agentrl.trainer.megatron.state import Part
 from agentrl.trainer.plan import Done
 from agentrl.weights import manifest_of
 from agentrl.weights.codec import bytes_of
+from agentrl.weights.hf.tensors import open_tensors
 from agentrl.weights.streamed import SafetensorsFile
 
 

@@ -1,0 +1,128 @@
+r"""The answer in a box, `\boxed{...}`, and its comparison with the label by math-verify."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from agentrl.envs.graders.answer import after_thinking, answers_of, labels_of, last_boxed
+from agentrl.envs.graders.notation import are_distinct, readable
+from agentrl.envs.graders.pool import MathPool, Outcome, started
+from agentrl.errors import GradingError, UserError
+from agentrl.runtime.extras import require
+from agentrl.tools import Shared
+from agentrl.types import RewardParts, Task
+
+_MAX_BOX_CHARS = 2000
+_MAX_PROCESSES = 8
+_INTEGER = re.compile(r"[+-]?\d{1,1000}", re.ASCII)
+
+
+def _opened() -> AbstractAsyncContextManager[MathPool]:
+    return started(min(os.cpu_count() or 1, _MAX_PROCESSES))
+
+
+_pool = Shared(_opened, "math-verify")
+
+
+async def is_math_equal(answer: str, gold: str, *, timeout_s: float = 5.0) -> bool:
+    r"""Whether the last box of an answer equals the label by math-verify; False without a box.
+
+        await is_math_equal(r"It is \boxed{\frac{1}{2}}.", "0.5")
+
+    gold: an expression, or a text with a box. timeout_s: CPU seconds of the comparison; its process is killed
+    after that, and the answer counts as different.
+
+    Waits for: a free process of the pool, which all callers of an event loop share, then the comparison. On
+    cancellation: the comparison goes on to its end or its limit.
+
+    Raises:
+        MissingExtraError: math-verify is not installed.
+        GradingError: the pool died twice.
+    """
+    return await compared(last_boxed(answer), gold, timeout_s) == "equal"
+
+
+async def compared(boxed: str | None, gold: str, timeout_s: float) -> Outcome:
+    """The comparison of a box's content with a label; `different` without a box."""
+    expected = last_boxed(gold)
+    expected = gold.strip() if expected is None else expected.strip()
+    boxed = "" if boxed is None else boxed.strip()
+    if boxed and boxed == expected:
+        return "equal"
+    if _INTEGER.fullmatch(boxed) and _INTEGER.fullmatch(expected):  # most answers
+        return "equal" if int(boxed) == int(expected) else "different"
+    is_long = max(len(boxed), len(expected)) > _MAX_BOX_CHARS
+    if not (boxed and expected) or is_long or are_distinct(boxed, expected):
+        return "different"
+    require("grading math", "math_verify")
+    pair = readable(boxed, expected), readable(expected, boxed)
+    pool = await _pool.get()
+    try:
+        return await pool.compare(*pair, timeout_s)
+    except GradingError:
+        await _pool.drop(pool)
+        return await (await _pool.get()).compare(*pair, timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathGrader:
+    r"""1.0 where the answer's last `\boxed{...}` equals the label by math-verify, else 0.0.
+
+    The part `grader_timeout` is 1 where the comparison was killed at its limit, or crashed: such an answer
+    gets 0.0.
+
+    timeout_s: CPU seconds of one comparison.
+    after_think: whether only a box after the last `</think>` counts, and an answer without one gets 0.0.
+
+    Raises:
+        MissingExtraError: math-verify is not installed.
+        UserError: the timeout is not above 0.
+    """
+
+    timeout_s: float = 5.0
+    after_think: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 3600:
+            raise UserError(f"a math grader needs a timeout_s above 0, at most 3600, got {self.timeout_s}.")
+        require("grading math", "math_verify")
+
+    def expert_answer(self, task: Task) -> str | None:
+        """A label in a box, for which the grade is 1.0; None where no label can be in one."""
+        begin = "</think>\n" if self.after_think else ""
+        for gold in answers_of(task):
+            boxed = last_boxed(gold)
+            expected = (gold if boxed is None else boxed).strip()
+            if expected and last_boxed(rf"\boxed{{{expected}}}") == expected:
+                return rf"{begin}\boxed{{{expected}}}"
+        return None
+
+    async def grade(self, task: Task, answer: str) -> RewardParts:
+        """The grade of an answer.
+
+        Raises:
+            GradingError: the task has no label, or the pool of processes died twice.
+        """
+        final = after_thinking(answer) if self.after_think else answer
+        boxed = None if final is None else last_boxed(final)
+        outcomes: list[Outcome] = []
+        for gold in labels_of(task):
+            outcomes.append(await compared(boxed, gold, self.timeout_s))
+            if outcomes[-1] == "equal":
+                break
+        killed = "equal" not in outcomes and bool({"timeout", "crashed"} & {*outcomes})
+        return RewardParts({"grader_timeout": float(killed)}, total=float("equal" in outcomes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepScalerGrader(MathGrader):
+    r"""1.0 where the last `\boxed{...}` after the last `</think>` equals the label by math-verify, else 0.0.
+
+    An answer without `</think>` gets 0.0. Where the chat dialect parses the reasoning out of the answer, take
+    the grader `math`. The settings are those of the grader `math`.
+    """
+
+    after_think: bool = True

@@ -1,0 +1,236 @@
+"""Playing a suite: policy by policy, cell by cell; what is finished in the folder is not played again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentrl.assembly.data import num_prompts
+from agentrl.assembly.opponents import OpponentSetup, opened_opponents
+from agentrl.envs import find
+from agentrl.errors import DiskError, StageError, UserError
+from agentrl.evaluation.benchmark.cell import Cell
+from agentrl.evaluation.benchmark.policies import PlayingOf, opened
+from agentrl.evaluation.benchmark.report import Benchmark
+from agentrl.evaluation.benchmark.results import CellResult, rows_by_env, unplayed_row
+from agentrl.evaluation.benchmark.suite import SUITE, EnvChoice, PolicyChoice, Suite
+from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.episodes import planned
+from agentrl.evaluation.identity import (
+    EvalIdentity,
+    code_version,
+    data_fingerprint,
+    model_version,
+    settings_of,
+)
+from agentrl.evaluation.world import EvalWorld
+from agentrl.records.history import locked
+from agentrl.runtime.collector import rare_collections
+from agentrl.runtime.files import disk_errors
+from agentrl.runtime.interrupts import run_until_signal
+from agentrl.runtime.stage import stage
+from agentrl.types import JSON, Limits
+from agentrl.view.console import RunConsole
+
+
+def run_benchmark(
+    suite: Suite, folder: Path, console: RunConsole, *, retry_failed: bool = False
+) -> Benchmark:
+    """Play what the folder lacks of a suite; write its table and its page after every cell.
+
+    Any interruption leaves the folder such that the same call goes on from the last episode that has ended.
+
+    retry_failed: play episodes again that have failed.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+        RunBusyError: another process works on it; nothing is written.
+        DiskError: the disk is full, or the folder is read-only: now, or in mid-play.
+    """
+    with locked(folder), disk_errors(folder, _remedy(folder)):
+        suite.write(folder / SUITE)
+        try:
+            with rare_collections():
+                return run_until_signal(_Run(suite, folder, console, retry_failed).play())
+        except (KeyboardInterrupt, SystemExit):
+            console.line(f"Stopped. Go on with `agentrl benchmark {folder} --resume`.")
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """An environment and a policy: its settings, its cells; or why there are none. world: None = likewise."""
+
+    env: EnvChoice
+    policy: PolicyChoice
+    config: EvalConfig
+    world: EvalWorld | None = None
+    cells: Sequence[Cell] = ()
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attempt. rows: by the names of row and policy, in the order of the table."""
+
+    suite: Suite
+    folder: Path
+    console: RunConsole
+    retry_failed: bool
+    rows: dict[tuple[str, str], dict[str, JSON]] = field(default_factory=dict)
+    worlds: dict[tuple[str, bool], EvalWorld | str] = field(default_factory=dict)
+
+    async def play(self) -> Benchmark:
+        """Play all cells that have no result."""
+        by_policy = [await self._pairs(policy) for policy in self.suite.policies]
+        for of_env in zip(*by_policy, strict=True):
+            for pair in of_env:
+                self._list(pair)
+        cells = [cell for pairs in by_policy for pair in pairs for cell in pair.cells]
+        with self.console.stage("benchmark", len(cells)) as bar:
+            bar.advance(sum(map(self._is_done, cells)))
+            for pairs in by_policy:
+                pending = [pair for pair in pairs if not all(map(self._is_done, pair.cells))]
+                if pending:
+                    await self._play_policy(pairs, pending, bar.advance)
+        return self._write()
+
+    async def _pairs(self, policy: PolicyChoice) -> list[_Pair]:
+        """The pairs of a policy with every environment, and the cells of each."""
+        model = model_version(policy.target) if policy.kind == "directory" else policy.target
+        pairs = []
+        for env in self.suite.envs:
+            # A long list of tasks takes a second, after which a cancellation takes effect.
+            await asyncio.sleep(0)
+            pairs.append(await self._pair(env, policy, model))
+        return pairs
+
+    async def _pair(self, env: EnvChoice, policy: PolicyChoice, model: str) -> _Pair:
+        config = self.suite.config(env, policy)
+        key = env.name, policy.kind != "endpoint"
+        if key not in self.worlds:
+            self.worlds[key] = await _built(env, config, counts_tokens=key[1])
+        world = self.worlds[key]
+        if isinstance(world, str):
+            return _Pair(env, policy, config, error=world)
+        settings, code = settings_of(config), code_version(find(env.id))
+        cells = []
+        for name, tasks in world.sets.items():
+            n, section = num_prompts(name, tasks, config.eval.n), config.eval
+            plan = planned(
+                tasks, n, samples=section.n_samples_per_eval_prompt, seed=section.seed, prompts=name
+            )
+            data = data_fingerprint([tasks[index] for index in range(min(n, len(tasks)))])
+            identity = EvalIdentity(env.id, name, policy.kind, settings, code, data, model)
+            row = f"{env.name}/{name}" if name else env.name
+            cell = Cell.of(row, policy.name, identity, plan, self.folder / "cells")
+            if self.retry_failed:
+                await cell.drop_failed()
+            cells.append(cell)
+        return _Pair(env, policy, config, world, cells)
+
+    def _list(self, pair: _Pair) -> None:
+        """Add the rows of a pair to the table."""
+        names = pair.env.name, pair.policy.name
+        if pair.error:
+            self.rows[names] = unplayed_row(*names, pair.error)
+        for cell in pair.cells:
+            result = cell.result()
+            if result is None:
+                self.rows[cell.row, cell.policy] = unplayed_row(cell.row, cell.policy, None)
+            else:
+                self._add(cell, result)
+
+    async def _play_policy(
+        self, pairs: Sequence[_Pair], pending: Sequence[_Pair], advance: Callable[[int], None]
+    ) -> None:
+        """Open a policy and play its pending cells; where it cannot be opened, their rows have the reason.
+
+        pairs: all of the policy, whose longest episodes the engine has to hold.
+        """
+        policy = pending[0].policy
+        worlds = [pair.world for pair in pairs if pair.world is not None]
+        limits = _longest([world.env.limits for world in worlds])
+        async with AsyncExitStack() as stack:
+            try:
+                opening = opened(policy, pending[0].config, limits, worlds[0].env, on_event=self.console.line)
+                playing_of = await stack.enter_async_context(opening)
+            except UserError as error:
+                for cell in (cell for pair in pending for cell in pair.cells):
+                    self._fail(cell, str(error))
+                return
+            for pair in pending:
+                for cell in pair.cells:
+                    if not self._is_done(cell):
+                        await self._play_cell(pair, cell, playing_of)
+                        advance(1)
+                        self._write()
+
+    async def _play_cell(self, pair: _Pair, cell: Cell, playing_of: PlayingOf) -> None:
+        assert pair.world is not None, "a pair with cells has a world"
+        world, config, env = pair.world, pair.config, pair.world.env
+        opening = opened_opponents(config.eval.opponents, env, {}, OpponentSetup(config.rendering))
+        try:
+            # An error of an environment's own code is the row's sentence, too.
+            async with stage("act", None), opening as opponents:
+                playing = playing_of(config, env, opponents)
+                with self.console.stage(f"{cell.row}, {cell.policy}", len(cell.plan)) as bar:
+                    evaluator = world.evaluator(
+                        playing.agents_of,
+                        config,
+                        prompts=cell.identity.prompts,
+                        concurrency=playing.concurrency,
+                        progress=bar.advance,
+                    )
+                    directory = pair.policy.target if pair.policy.kind == "directory" else None
+                    with disk_errors(cell.path, _remedy(self.folder)):
+                        self._add(cell, await cell.play(evaluator, config, directory))
+        except DiskError:
+            # The other cells need the disk, too.
+            raise
+        except (UserError, StageError) as error:
+            self._fail(cell, str(error))
+
+    def _is_done(self, cell: Cell) -> bool:
+        return self.rows[cell.row, cell.policy]["state"] == "done"
+
+    def _add(self, cell: Cell, result: CellResult) -> None:
+        prices = self.suite.prices.get(cell.policy)
+        folder = str(cell.path.relative_to(self.folder))
+        row = result.row(None if prices is None else prices.as_prices(), folder)
+        self.rows[cell.row, cell.policy] = row
+
+    def _fail(self, cell: Cell, error: str) -> None:
+        self.rows[cell.row, cell.policy] = unplayed_row(cell.row, cell.policy, error)
+
+    def _write(self) -> Benchmark:
+        by_env = rows_by_env(list(self.rows.values()))
+        benchmark = Benchmark(self.folder, tuple(row for rows in by_env.values() for row in rows))
+        benchmark.write()
+        return benchmark
+
+
+def _remedy(folder: Path) -> str:
+    return f"make room there, then go on with `agentrl benchmark {folder} --resume`"
+
+
+async def _built(env: EnvChoice, config: EvalConfig, *, counts_tokens: bool) -> EvalWorld | str:
+    """The environment with its prompts, or why it cannot be built, in one sentence."""
+    try:
+        async with stage("build", None):
+            world = await EvalWorld.build(env.id, config, {}, counts_tokens=counts_tokens)
+            empty = [name for name, tasks in world.sets.items() if not tasks]
+    except (UserError, StageError) as error:
+        return str(error)
+    if empty:
+        return f"{env.id} has no tasks in split `{config.eval.split}`."
+    return world
+
+
+def _longest(limits: Sequence[Limits]) -> Limits:
+    """Limits with the most tokens of an episode."""
+    bounds = [each.max_tokens for each in limits]
+    return replace(limits[0], max_tokens=None if None in bounds else max(b for b in bounds if b is not None))

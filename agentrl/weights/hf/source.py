@@ -1,0 +1,114 @@
+"""The parts of a model that a run's driver loads: its config and its tokenizer, never its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from agentrl.errors import ModelLoadError
+from agentrl.runtime.files import check_fetched
+from agentrl.weights.hf.folders import check_has_config, model_remedy
+from agentrl.weights.hf.tensors import config_errors
+from agentrl.weights.quiet import quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model directory with its config and tokenizer; the processes that compute load its weights.
+
+    seed: for weights that the first process to open them initializes; None = the directory holds weights.
+    """
+
+    directory: Path
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    seed: int | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding (tokens)."""
+        return int(self.config.get_text_config().to_dict()["vocab_size"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text; nothing is added at its ends."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
+)
+
+
+def open_source(directory: str | Path) -> ModelSource:
+    """Read config and tokenizer of a Hugging Face model directory; no weight is read.
+
+    Raises:
+        ModelLoadError: the directory is missing, or holds no config or no tokenizer.
+    """
+    path = Path(directory)
+    return ModelSource(path, open_config(path), open_tokenizer(path))
+
+
+def open_config(directory: Path) -> PreTrainedConfig:
+    """The config of a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: it holds none, or an invalid one.
+    """
+    check_has_config(directory)
+    check_fetched([directory / "config.json"], ModelLoadError)
+    try:
+        with config_errors(directory), quiet_transformers():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+    except OSError as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"the model in {directory} cannot be loaded: {reason}") from error
+    return config
+
+
+def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: it holds none.
+    """
+    # transformers would look for a model of that name on the network.
+    if not Path(directory).is_dir():
+        raise ModelLoadError(f"there is no folder {directory}; {model_remedy(Path(directory))}.")
+    check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
+    with _Broken(directory):
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    # Without its files transformers makes an empty one of the model's type.
+    if not tokenizer.encode("a", add_special_tokens=False):
+        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json into it.")
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded
+
+
+class _Broken:
+    """Replaces any error by one sentence: libraries raise whatever the contents of a file lead them to, and
+    `tokenizers` a bare Exception."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What panics in Rust is no Exception.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelLoadError(f"the tokenizer in {self._directory} cannot be loaded: {reason}") from error

@@ -1,0 +1,217 @@
+"""The tensors of a Hugging Face directory, read one at a time, never all in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from textwrap import shorten
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from agentrl.errors import ModelLoadError
+from agentrl.runtime.files import check_fetched
+from agentrl.types.seams import TensorSpec
+from agentrl.weights.codec import NamedTensors, non_finite
+from agentrl.weights.quiet import quiet_transformers
+from agentrl.weights.streamed import dtype_of_code
+
+_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+CONFIG_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+
+
+class _Index(BaseModel):
+    """The file of each tensor."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weight_map: dict[str, str]
+
+
+class _StoredTensor(NamedTuple):
+    """A tensor in a file."""
+
+    path: Path
+    opened: safe_open
+    stored: TensorSpec
+
+
+class TensorFiles:
+    """Tensors by their names. Close it, or use it in a `with`.
+
+    Raises:
+        ModelLoadError: the directory holds no safetensors, or damaged ones.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self._files = ExitStack()
+        self._stored: dict[str, _StoredTensor] = {}
+        for name in sorted(set(self._file_names().values())):
+            path = self.directory / name
+            opened = self._files.enter_context(open_tensors(path))
+            self._stored |= {
+                name: _StoredTensor(path, opened, stored) for name, stored in specs_in(opened).items()
+            }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All tensors of its files."""
+        return frozenset(self._stored)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor.
+
+        Raises:
+            ModelLoadError: there is none of that name, or it holds a number that is not finite.
+        """
+        path, opened, _ = self._lookup(name)
+        tensor: Tensor = opened.get_tensor(name)
+        check_finite(path, [(name, tensor)])
+        return tensor
+
+    def spec(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> TensorSpec:
+        """The spec of a tensor in its file. shape: by the config. dtype: in place of the file's.
+
+        Raises:
+            ModelLoadError: there is no tensor of that name, or it has another shape.
+        """
+        path, _, stored = self._lookup(name)
+        if stored.shape != shape:
+            raise ModelLoadError(
+                f"{path} holds {name} as {list(stored.shape)}, its config.json says "
+                f"{list(shape)}; copy both from one place again."
+            )
+        return stored._replace(dtype=dtype or stored.dtype)
+
+    def _lookup(self, name: str) -> _StoredTensor:
+        if name not in self._stored:
+            raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
+        return self._stored[name]
+
+    def _file_names(self) -> dict[str, str]:
+        """The file of every tensor; {"": file} where one file holds all."""
+        index = self.directory / _INDEX
+        if index.exists():
+            check_fetched([index], ModelLoadError)
+            try:
+                return _Index.model_validate_json(index.read_bytes()).weight_map
+            except OSError as error:
+                raise ModelLoadError(f"{index} cannot be read ({error}); copy it again.") from None
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise ModelLoadError(f"{index} is no index of tensors ({reason}); copy it again.") from None
+        if not (self.directory / _SINGLE).exists():
+            raise ModelLoadError(
+                f"{self.directory} holds no {_SINGLE} and no {_INDEX}; save the model with safetensors."
+            )
+        return {"": _SINGLE}
+
+
+def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model with this config, by its Hugging Face name.
+
+    Raises:
+        ModelLoadError: there is no model of such sizes.
+    """
+    return {name: tuple(parameter.shape) for name, parameter in meta_model(config).named_parameters()}
+
+
+def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with this config in fp32, without memory: its parameters are on torch's device `meta`.
+
+    Raises:
+        ModelLoadError: there is no model of such sizes.
+    """
+    with config_errors(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    return model
+
+
+def num_parameters(config: PreTrainedConfig) -> int:
+    """The parameters of a model with this config (count); tied ones count once.
+
+    Raises:
+        ModelLoadError: there is no model of such sizes.
+    """
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+@contextmanager
+def config_errors(directory: Path) -> Iterator[None]:
+    """Replace the errors of an invalid config, by transformers, torch or `shape_of`, with one sentence."""
+    try:
+        yield
+    except CONFIG_ERRORS as error:
+        reason = shorten(f"{type(error).__name__}: {error}", 200)
+        raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
+
+
+def check_finite(path: Path, tensors: NamedTensors) -> None:
+    """Check that all weights of the model at `path` are finite: sampling from any other is meaningless.
+
+    Raises:
+        ModelLoadError: one is NaN or infinite.
+    """
+    name = non_finite(tensors)
+    if name is not None:
+        raise ModelLoadError(
+            f"{path} holds weights that are not finite numbers, in {name}: the training that wrote it has "
+            "diverged, or the copy is damaged; take an earlier checkpoint, or copy it again."
+        )
+
+
+def open_tensors(path: Path) -> safe_open:
+    """A safetensors file.
+
+    Raises:
+        ModelLoadError: it is missing, or its header is truncated or damaged.
+    """
+    check_fetched([path], ModelLoadError)
+    try:
+        return safe_open(path, framework="pt")
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again.") from None
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path} is cut short or damaged ({error}); copy it again.") from None
+
+
+def specs_in(opened: safe_open) -> dict[str, TensorSpec]:
+    """The tensors of a file, by name."""
+    names: list[str] = opened.keys()
+    slices = {name: opened.get_slice(name) for name in names}
+    return {
+        name: TensorSpec(name, tuple(tensor.get_shape()), dtype_of_code(tensor.get_dtype()))
+        for name, tensor in slices.items()
+    }
