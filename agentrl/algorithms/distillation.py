@@ -5,7 +5,9 @@ The teacher scores the policy's own tokens, verbatim, after a first prompt that 
     policy's row    w1 w2          p1 p2 w3 p3
     teacher's row   w1 v1 v2 w2    p1 p2 w3 p3
 
-So the tokens from the first sampled one on correspond one to one, whatever the prompts' lengths are.
+So the tokens from the first sampled one on correspond one to one, whatever the prompts' lengths are. The
+agent renders the teacher's prompt beside its own, so that tools and rewritten histories are those of the
+episode.
 
 Sources: on-policy self-distillation, where the prompt holds a reference solution,
 https://arxiv.org/abs/2601.18734; self-distillation fine-tuning, where it holds a demonstration,

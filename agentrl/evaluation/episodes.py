@@ -212,7 +212,10 @@ class Evaluator:
             return await self.scorer.mark(played)
 
     async def _work(self, episodes: Iterator[PlannedEpisode], marked: dict[str, Marked], add: Record) -> None:
-        """Play one episode after another, until none is left; other workers take from the same."""
+        """Play one episode after another, until none is left; other workers take from the same.
+
+        So an interruption has as few tasks to cancel as episodes run, however many are left.
+        """
         for episode in episodes:
             played = marked[episode.id] = await self.play(episode)
             await add(played)

@@ -10,6 +10,8 @@ descriptor is one end of a socket, and is served by a supervisor: it forks a wor
 whenever one dies, reports its signal and forks the next. All processes end when the process HOST dies, or
 when their sockets are closed; a worker that is busy then ends at its limit.
 
+The limit is the kernel's, since a computation in C runs no handler of a signal.
+
 It imports nothing of agentrl, so that a program of few imports starts without that delay.
 """
 

@@ -20,7 +20,8 @@ defaults left out. One entry, shortened:
 
 Author and mask need no arrays of their own: `world_ids` are the world's and have mask 0, a completion's
 `token_ids` are the policy's. A logprob has just the digits that restore the same float32. An entry that was
-credited has `"advantages": {"agent": [0.7]}`.
+credited has `"advantages": {"agent": [0.7]}`, since only the run knew them: critics and whitening leave no
+other trace.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@
 A `call` that runs in a thread of its own is interrupted from outside: Ctrl-C, or the "interrupt" of a
 notebook, in `blocking`; a cancellation in `awaited`. `run_coroutine` then cancels its coroutine, waits until
 it has cleaned up, and raises KeyboardInterrupt, as `asyncio.run` does in the main thread.
+
+Such a call has an event loop of its own, since shared resources belong to a loop (`agentrl.tools.shared`),
+and so that what a notebook's loop does neither counts for deadlines nor as lag.
 """
 
 from __future__ import annotations

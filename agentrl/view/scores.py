@@ -1,4 +1,7 @@
-"""The tables of a run: how good the policy was at each of its stages, and the calls of each tool."""
+"""The tables of a run: how good the policy was at each of its stages, and the calls of each tool.
+
+Stages are columns, since there are few; scores and tools are lines, of which there may be many.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Dispatch:
     """Each group is at one player, the least loaded one when it starts, until it has ended.
 
     A player that is not open yet, or whose machine is going away, is away: it gets groups only where all
-    are. size: players (count).
+    are. So one that is slow to start, or hangs there, holds none. size: players (count).
     """
 
     def __init__(self, size: int) -> None:

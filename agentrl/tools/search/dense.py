@@ -1,4 +1,7 @@
-"""Search by meaning: vectors of an encoder, ranked by `faiss`."""
+"""Search by meaning: vectors of an encoder, ranked by `faiss`.
+
+The encoder is an argument, since encoders need torch, and tools do without it.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class Refused(NamedTuple):
 
 
 class RankSnapshot:
-    """A snapshot in a rank; see `Snapshot`. Its calls run beside those of the rank's worker.
+    """A snapshot in a rank; see `Snapshot`. Its calls run beside those of the rank's worker, so that a server
+    that is restarted in the middle of a training step gets its weights at once.
 
     is_here: whether the rank, which is rank 0, is on this machine. course: of all ranks. failure: the error
     of the rank, from one of Ray.
