@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -119,8 +120,11 @@ class Plan(ABC):
     models: the Hugging Face directory of each role; `old` is the policy. critic: initialized with the
     policy's trunk. critic_warmup: optimizer steps of the critic before the first of the policy (count).
     moves_reference: the reference changes (`Worker.move_reference`), so that a saved state holds it, too.
+    worker_module: what a rank imports first, since that takes seconds. Its `worker(plan, place)` is a context
+    manager, whose value is the `Worker`; a plan knows it by name, for the driver never imports it.
     """
 
+    worker_module: ClassVar[str]
     policy: Learning
     models: Mapping[ScoreRole, str]
     critic: Learning | None = None
@@ -147,9 +151,11 @@ class Plan(ABC):
     def publishes_bf16(self) -> bool:
         """Whether weights are published, and saved, in bfloat16; otherwise in float32."""
 
-    @abstractmethod
     def worker(self, place: RankPlace) -> AbstractContextManager[Worker]:
         """The worker of one rank, in the process of that rank."""
+        opened: Callable[[Plan, RankPlace], AbstractContextManager[Worker]]
+        opened = import_module(self.worker_module).worker
+        return opened(self, place)
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ import pytest
 
 import agentrl
 from tests.cli.light import core, missing, run_light
-from tests.rollout.chat.chat_server import ChatServer, expert_of
+from tests.engine.chat.chat_server import ChatServer, expert_of
 
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard", "mcp", "faiss"}
 RUN = ["--env", "Calculator-v0", "--num-rollout", "1"]

@@ -17,8 +17,8 @@ from agentrl.cli import main
 from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
 from agentrl.records import Outcome, read_journal
 from agentrl.types import Ending
+from tests.engine.chat.chat_server import ChatServer, assistant, expert_of, refusal, reply
 from tests.flow.runs import HEARING
-from tests.rollout.chat.chat_server import ChatServer, assistant, expert_of, refusal, reply
 
 KEY = "sk-very-secret-0123456789"
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")

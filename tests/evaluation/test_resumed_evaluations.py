@@ -22,8 +22,8 @@ from agentrl.errors import ConfigError, RunBusyError, RunExistsError
 from agentrl.records import members, read_journal, reconcile
 from agentrl.records.history import locked
 from tests.disks import file_size_limit
+from tests.engine.chat.chat_server import ChatServer, expert_of
 from tests.records.test_history import contents
-from tests.rollout.chat.chat_server import ChatServer, expert_of
 
 ENV, N = "Calculator-v0", 24
 CONCURRENCY = 4

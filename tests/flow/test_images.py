@@ -18,8 +18,8 @@ from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.view.report import ReportEpisode, render_report
 from agentrl.view.transcript import transcript_entries
+from tests.engine.chat.chat_server import ChatServer, assistant
 from tests.rendering.subjects import CHATML, renderer, tokenizer
-from tests.rollout.chat.chat_server import ChatServer, assistant
 from tests.view.synthetic import Page, report
 from tests.worlds import Reciter
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +13,12 @@ import torch
 from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
+from agentrl.processes.interfaces import is_loopback
 from agentrl.trainer.attention import fastest, kernels_in_words
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
+from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
@@ -26,6 +30,7 @@ from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import padded
+from agentrl.trainer.megatron.parallel import joined
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.sharing import shares_of
@@ -214,6 +219,24 @@ class MegatronWorker(Recorder, DeviceStore):
         own_masks = shares_of(masks, layout.data_parallel_size, width)[replica]
         rows = micro_batches(samples, own_masks, self._plan.config.max_tokens_per_gpu)
         return padded(rows, layout.row_count_multiple)
+
+
+@contextmanager
+def worker(plan: MegatronPlan, place: RankPlace) -> Iterator[MegatronWorker]:
+    """The worker of one rank, in its process groups."""
+    assert place.rendezvous is not None, "Megatron's ranks are processes of their own"
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    # Rows differ in length: without it the allocator keeps pieces of every size.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if is_loopback(place.rendezvous.host):
+        # Otherwise gloo binds to the address of the machine's name, and NCCL to any but the loopback.
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    store = place.rendezvous.store()
+    report_phase("joining the other ranks")
+    with joined(plan.layout, place.rank, store=store, local_rank=place.local_rank):
+        yield MegatronWorker(plan)
 
 
 def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from agentrl.trainer.launch.phases import report_phase
-from agentrl.trainer.launch.rank_plan import RankPlace
-from agentrl.trainer.plan import Plan, Worker
+from agentrl.trainer.plan import Plan
 
 WORKER = "agentrl.trainer.torch.worker"
-"""The module that the rank imports first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchPlan(Plan):
     """Any causal language model, unsharded on one rank. num_threads: of torch (count)."""
 
+    worker_module: ClassVar[str] = WORKER
     num_threads: int = 1
 
     @property
@@ -34,15 +32,3 @@ class TorchPlan(Plan):
     def layout_facts(self) -> Mapping[str, int]:
         """The optimizer: each has a state of its own for the weights."""
         return {"muon": int(self.config.optimizer == "muon")}
-
-    @contextmanager
-    def worker(self, place: RankPlace) -> Iterator[Worker]:
-        """The worker, with the models of the plan's directories."""
-        import torch
-
-        from agentrl.trainer.torch.worker import load_worker
-
-        del place
-        torch.set_num_threads(self.num_threads)
-        report_phase("loading weights")
-        yield load_worker(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
+from agentrl.trainer.launch.phases import report_phase
+from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
@@ -285,12 +287,16 @@ class TorchWorker(Recorder, DeviceStore):
         return scores
 
 
-def load_worker(plan: TorchPlan) -> TorchWorker:
+@contextmanager
+def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     """The worker, with the models of the plan's directories.
 
     Raises:
         ModelLoadError: a directory holds no model, or one that cannot be trained in packed rows.
     """
+    del place
+    torch.set_num_threads(plan.num_threads)
+    report_phase("loading weights")
     model = open_directory(plan.models["old"], torch.float32)
     critic = None
     if plan.critic is not None:
@@ -299,7 +305,7 @@ def load_worker(plan: TorchPlan) -> TorchWorker:
         role: open_directory(plan.models[role], torch.float32) for role in plan.models.keys() - {"old"}
     }
     auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
-    return TorchWorker(model, plan.policy, auxiliary)
+    yield TorchWorker(model, plan.policy, auxiliary)
 
 
 def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[tuple[TensorSpec, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.rollout.chat.chat_server import assistant, refusal, reply
+from tests.engine.chat.chat_server import assistant, refusal, reply
 
 _IN_JSON = re.compile(r'"key": "(\w+)", "(\w+)": N}')
 _IN_WORDS = re.compile(r"^(\w+) (\w+): N$", re.MULTILINE)

@@ -16,6 +16,7 @@ from agentrl.envs.contract import check_group_reward
 from agentrl.envs.graders import make_grader, make_group_grader
 from agentrl.envs.graders.judge import JudgeGrader
 from agentrl.errors import ConfigError, GradingError, StageError
+from tests.engine.chat.chat_server import ChatServer, assistant
 from tests.envs.graders.judges import (
     blocks,
     ignoring_schemas,
@@ -25,7 +26,6 @@ from tests.envs.graders.judges import (
     with_schemas,
 )
 from tests.envs.graders.test_text import HOSTILE
-from tests.rollout.chat.chat_server import ChatServer, assistant
 
 pytestmark = pytest.mark.usefixtures("released")
 TASK = Task.ask("t", "Why is {answer} the sky blue?", "Rayleigh scattering")

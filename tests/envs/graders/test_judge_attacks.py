@@ -11,10 +11,10 @@ from agentrl import Task
 from agentrl.envs.graders import make_grader, make_group_grader
 from agentrl.envs.graders.verdict import quoted
 from agentrl.errors import GradingError
+from tests.engine.chat.chat_server import ChatServer, assistant, reply
 from tests.envs.graders.judges import as_json, blocks, in_words, prompt
 from tests.envs.graders.test_judge import QUICK, Siblings
 from tests.rendering.real_templates import real_tokenizer
-from tests.rollout.chat.chat_server import ChatServer, assistant, reply
 
 pytestmark = pytest.mark.usefixtures("released")
 TASK = Task.ask("t", "Why is the sky blue?", "Rayleigh scattering")

@@ -18,10 +18,10 @@ from agentrl.envs.graders.registry import find_grader
 from agentrl.envs.scoring import graded
 from agentrl.errors import ConfigError, StageError
 from agentrl.types import RewardParts
+from tests.engine.chat.chat_server import ChatServer
 from tests.envs.graders.judges import with_schemas
 from tests.envs.graders.test_remote import RewardServer
 from tests.envs.graders.test_text import iter_once
-from tests.rollout.chat.chat_server import ChatServer
 
 pytestmark = pytest.mark.usefixtures("released")
 NO_COMMA = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}

@@ -11,8 +11,8 @@ from agentrl import ScriptedAgent, Task, UserError, make, play
 from agentrl.envs.graders import make_grader
 from agentrl.errors import ConfigError, GradingError
 from agentrl.types import Ending
+from tests.engine.chat.chat_server import ChatServer
 from tests.envs.graders.test_text import iter_once
-from tests.rollout.chat.chat_server import ChatServer
 
 pytestmark = pytest.mark.usefixtures("released")
 TASK = Task.ask("t", "How long is it? ", "long")

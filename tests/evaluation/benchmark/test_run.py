@@ -34,9 +34,9 @@ from agentrl.records.journal import to_line
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.types import Episode, Limits, Task, Trajectory, Turn, Usage, say
 from agentrl.view.console import RunConsole
+from tests.engine.chat.chat_server import ChatServer, assistant
 from tests.evaluation.benchmark import worlds
 from tests.flow.runs import HEARING
-from tests.rollout.chat.chat_server import ChatServer, assistant
 from tests.trainer.tiny import SHAPE
 from tests.worlds import turn_tokens
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.engine.chat.transcript import Transcript
 from agentrl.engine.chat.wire import error_code, error_text, is_context_overflow, read_reply
 from agentrl.types import Message, Usage
-from tests.rollout.chat.chat_server import USAGE, assistant, reply
+from tests.engine.chat.chat_server import USAGE, assistant, reply
 
 WORDS = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(['{"a": 1}', "{", "stop", "length"])
 ANYTHING = st.recursive(

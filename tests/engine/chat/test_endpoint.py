@@ -16,7 +16,7 @@ from agentrl.engine.chat.endpoint import ChatEndpoint
 from agentrl.engine.chat.settings import ChatSettings
 from agentrl.errors import ConfigError, EndpointError
 from agentrl.types import Ending
-from tests.rollout.chat.chat_server import ChatServer, assistant, refusal, reply
+from tests.engine.chat.chat_server import ChatServer, assistant, refusal, reply
 from tests.worlds import Parrot
 
 KEY = "sk-very-secret-0123456789"

@@ -13,7 +13,7 @@ from agentrl.engine.chat.agent import ChatAgent
 from agentrl.engine.chat.endpoint import ChatEndpoint
 from agentrl.engine.chat.settings import ChatSettings, Prices
 from agentrl.types import Ending, History, Restart, Step, Usage
-from tests.rollout.chat.chat_server import ChatServer, assistant, refusal, reply
+from tests.engine.chat.chat_server import ChatServer, assistant, refusal, reply
 from tests.worlds import Parrot, Talk
 
 ASK = Task.ask("t", "How many are 2 and 1?", "3")
