@@ -34,7 +34,7 @@ from agentrl.tools import tool
 from agentrl.types import JSON, Completion, ToolStats
 from agentrl.types.seams import Policy, Sampling
 from agentrl.types.statistics import LATENCY_BINS_MS
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from benchmarks.compare import figures_of, interleaved, quantile
 from benchmarks.engine import tiny_model
 from benchmarks.instant import InstantEngine, Player, texts_of

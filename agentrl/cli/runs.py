@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -18,21 +19,61 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
-from agentrl.cli.runs_watch import PAGE, watch
 from agentrl.errors import ConfigError
 from agentrl.records import read_metrics
 from agentrl.records.diagnoses import read_diagnoses
 from agentrl.records.history import METRICS, attempts, command_of, is_locked
-from agentrl.records.status import read_status
+from agentrl.records.status import STATUS, read_status
 from agentrl.runtime.extras import TRAINING, require
+from agentrl.runtime.files import write_text
+from agentrl.runtime.ownership import check_own
 from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
+from agentrl.view.live import LivePage
 from agentrl.view.scores import figure_text, size_text
 from agentrl.view.status import status_lines
 from agentrl.view.transcript import visible
 
 if TYPE_CHECKING:
     from agentrl.run.audit import Audit
+
+
+# `agentrl runs watch`.
+PAGE = "live.html"
+
+
+def watch(
+    folder: Path,
+    page: Path,
+    *,
+    every_s: int,
+    state_of: Callable[[Path], str],
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Write a page of a run again and again, until the run is no longer running.
+
+    state_of: of the run. pause: waits for so many seconds between two pages.
+
+    Raises:
+        ConfigError: the page cannot be written; or see `check_own`, where it belongs into the folder.
+    """
+    if page.parent == folder:
+        check_own(folder)
+    while True:
+        state = state_of(folder)
+        is_running = state == "running"
+        lines = [*status_lines(read_status(folder), state)] if (folder / STATUS).exists() else [state]
+        records = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
+        shown = LivePage(folder.name, lines, records, read_diagnoses(folder), every_s if is_running else 0)
+        try:
+            write_text(page, shown.html(), errors="replace")
+        except OSError as error:
+            raise ConfigError(f"{page} cannot be written ({error.strerror}); choose another --out.") from None
+        if not is_running:
+            click.echo(f"{folder} is {state}: {page} is its last page.")
+            return
+        pause(every_s)
+
 
 _FOLDER = click.option("--output-dir", default="runs", show_default=True, help="Folder of the runs.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -275,13 +275,13 @@ class _StagedTable:
         self._table: Tensor | None = None
 
     async def add(self, bucket: Bucket) -> None:
-        from agentrl.weights import unpack
+        from agentrl.weights.codec import unpack
 
         for _, self._table in unpack(bucket):
             pass
 
     async def checksum(self) -> int:
-        from agentrl.weights import checksum
+        from agentrl.weights.checksum import checksum
 
         return checksum([] if self._table is None else [("table", self._table)])
 

@@ -1,4 +1,4 @@
-"""The machines of a run: where its ranks and servers are placed, and Ray, which starts them there.
+"""Processes that a run starts, here or on other machines: children, guards, their places, and Ray.
 
 Only the package `ray` in here imports Ray, and only when a run uses it.
 """

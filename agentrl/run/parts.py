@@ -25,14 +25,17 @@ from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
 from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer
 from agentrl.assembly.rollout import Filters, build_filters, build_play
+from agentrl.config import effective_values
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.records import Earlier, Journal, MetricLog
+from agentrl.records import Earlier, Journal, MetricLog, Tracker, WandbTracker
 from agentrl.records.callback import Callback
+from agentrl.records.config import ObserveConfig
 from agentrl.records.diagnoses import Diagnoses
+from agentrl.records.prometheus import PrometheusTracker
 from agentrl.records.trends import RunFacts
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
@@ -43,7 +46,6 @@ from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, Sa
 from agentrl.run.folder import RunFolder
 from agentrl.run.monitor import Monitor
 from agentrl.run.stages import Stopwatch
-from agentrl.run.trackers import opened_metrics
 from agentrl.runtime.activity import STARTS_ENGINE, Activities, working
 from agentrl.runtime.clocks import Waits
 from agentrl.types import Limits, Task
@@ -51,6 +53,38 @@ from agentrl.types.seams import Engine, Policy, Renderer, Trainer
 from agentrl.view.console import RunConsole
 from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights
 from agentrl.weights.hf.source import ModelSource, open_source
+
+
+# Where the metrics of a run go, besides metrics.jsonl.
+def opened_metrics(
+    config: RunConfig, folder: Path, console: RunConsole, callback: Callback | None, earlier: Earlier | None
+) -> MetricLog:
+    """The metrics of a run, with the trackers of its settings.
+
+    folder: of the run. earlier: see `MetricLog`.
+    """
+    observe = config.observe
+    trackers: dict[str, Callable[[], Tracker]] = {}
+    if callback is not None:
+        trackers["callback"] = lambda: callback
+    if observe.use_wandb:
+        settings = effective_values(config)
+        trackers["wandb"] = lambda: WandbTracker(folder.resolve(), observe, settings)
+    if observe.use_prometheus:
+        trackers["prometheus"] = lambda: _prometheus(folder, observe, console)
+    return MetricLog(
+        folder,
+        use_tensorboard=config.run.use_tensorboard,
+        trackers=trackers,
+        earlier=earlier,
+        on_event=lambda sentence: console.line(f"Warning: {sentence}"),
+    )
+
+
+def _prometheus(run_dir: Path, observe: ObserveConfig, console: RunConsole) -> Tracker:
+    tracker = PrometheusTracker(run_dir, observe.prometheus_host, observe.prometheus_port)
+    console.line(f"Prometheus: http://{observe.prometheus_host}:{tracker.port}/metrics")
+    return tracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -28,7 +29,6 @@ from agentrl.rollout.cadence import Publishing, moving_reference
 from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
-from agentrl.run.best import save_models
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.drift import drift_metrics
@@ -57,7 +57,40 @@ from agentrl.run.starting import ranks_begun, unless_a_rank_ends
 from agentrl.run.teaching import check_served
 from agentrl.run.warm_start import warm_started
 from agentrl.runtime.event_loop import to_its_end
-from agentrl.types.seams import Engine, WeightSink
+from agentrl.types.seams import Engine, Trainer, WeightSink
+
+
+# The models of a run that ends: the last one, and the one that scored best, where the last one is worse.
+async def save_models(
+    trainer: Trainer, records: Records, scores: Mapping[int, float], config: RunConfig
+) -> None:
+    """Write the models. The trainer has the weights of the best one then.
+
+    scores: `best_metric` of evaluated weights, by their iteration. Of weights that were better and have no
+    checkpoint any more, nothing is written.
+
+    Raises:
+        TrainerError: a process of the trainer failed.
+        OSError: a model could not be written.
+    """
+    folder = records.folder
+    await trainer.save(str(folder.checkpoint))
+    shutil.rmtree(folder.best, ignore_errors=True)
+    if not scores or max(scores.values()) <= (last := scores[max(scores)]):
+        return
+    # It reads every byte of the checkpoint.
+    checkpoint = await asyncio.to_thread(records.checkpoints.best_of, scores)
+    if checkpoint is None or checkpoint.state.step >= max(scores):
+        return
+    if config.trainer.offloads_train:
+        await trainer.onload()
+    await trainer.load_state(checkpoint.trainer)
+    await trainer.save(str(folder.best))
+    records.console.line(
+        f"Best:   {folder.best} (step {checkpoint.state.step}: {config.best_metric} "
+        f"{max(scores.values()):.3f}; the last weights: {last:.3f})"
+    )
+
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, TRAINER, RL, ROLLOUT = "building the world", "starting the trainer", "RL", "rollout"

@@ -34,8 +34,7 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON
 from agentrl.types.seams import WeightSink
-from agentrl.weights import named_weights
-from agentrl.weights.codec import bytes_of
+from agentrl.weights.codec import bytes_of, named_weights
 from benchmarks.cluster.context import Cluster, RayBench
 from benchmarks.compare import Side, figures_of, timed
 from benchmarks.engines.context import save, seeded

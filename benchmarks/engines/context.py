@@ -20,7 +20,7 @@ from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.types import JSON
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from benchmarks.engines import canned
 from benchmarks.engines.settings import EngineSettings
 from benchmarks.machine import interpreter_versions

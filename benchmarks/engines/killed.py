@@ -28,7 +28,8 @@ from agentrl.engine.sglang.fleet import Fleet
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.types import JSON, Limits
 from agentrl.types.seams import Sampling
-from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, named_weights, pack_buckets
 from agentrl.weights.hf.source import open_source
 from benchmarks.engine import tiny_model
 from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, vocab_size

@@ -29,9 +29,8 @@ from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.types import JSON
 from agentrl.types.seams import Bucket
-from agentrl.weights import named_weights, pack_buckets
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import torch_dtype
+from agentrl.weights.codec import named_weights, pack_buckets, torch_dtype
 from benchmarks.compare import Side, timed
 from benchmarks.engine import small_model
 from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, spread

@@ -16,8 +16,7 @@ import numpy as np
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.types import JSON
 from agentrl.types.seams import Trainer, WeightSink
-from agentrl.weights import named_weights
-from agentrl.weights.codec import bytes_of
+from agentrl.weights.codec import bytes_of, named_weights
 from benchmarks.compare import Side, timed
 from benchmarks.engines.context import ResultRow, listed, seeded, spread
 from benchmarks.megatron.context import TWO_RANK_LAYOUTS, MegatronContext, TrainerSetup, torch_trainer

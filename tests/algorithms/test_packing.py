@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.packing import pack
+from agentrl.trainer.batch import pack
 
 lengths = st.lists(st.integers(1, 40), max_size=30)
 

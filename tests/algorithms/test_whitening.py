@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.whitening import whiten
+from agentrl.algorithms.estimators import whiten
 
 values = st.lists(st.floats(-50, 50).map(lambda v: round(v, 2)), min_size=1, max_size=20)
 

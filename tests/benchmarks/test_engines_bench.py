@@ -26,7 +26,8 @@ from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError, UserError
 from agentrl.http.serving import RequestChecks
 from agentrl.types.seams import Sampling
-from agentrl.weights import checksum, pack_buckets, unpack
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import pack_buckets, unpack
 from benchmarks.compare import Duration, rates_of
 from benchmarks.engine import tiny_model
 from benchmarks.engines import client, killed, throughput, turns, weights

@@ -75,7 +75,9 @@ def test_worlds_are_played_in_python(tmp_path):
 )
 def test_what_needs_no_model_works(tmp_path, arguments):
     done = run_light(tmp_path, *arguments)
-    assert (done.returncode, done.stderr) == (0, ""), done
+    # On a busy machine a check says what it does.
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("checking: ")]
+    assert (done.returncode, errors) == (0, []), done
 
 
 def test_every_environment_and_tool_is_listed(tmp_path):

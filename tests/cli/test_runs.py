@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from agentrl.assembly.config import RunConfig
 from agentrl.cli import cli, main
-from agentrl.cli.runs_watch import watch
+from agentrl.cli.runs import watch
 from agentrl.config import by_section, parse, write_toml
 from agentrl.records.history import begin_attempt, end_attempt, locked
 from agentrl.run.checkpoints import Checkpoints

@@ -11,8 +11,8 @@ import torch
 
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
 from agentrl.types.seams import DeviceHandle, SnapshotSink, TensorSpec
-from agentrl.weights import checksum, pack_buckets
-from agentrl.weights.codec import size_of
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import pack_buckets, size_of
 from agentrl.weights.device import Packed, layout_of, packed, views_in
 from agentrl.weights.shared import SharedBuffer
 from agentrl.weights.snapshot import LocalSnapshot

@@ -20,7 +20,8 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.types.seams import Bucket, Snapshot
-from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, pack_buckets
 from agentrl.weights.snapshot import LocalSnapshot
 from tests.engine import devices
 from tests.engine.scheduling import Scheduler, checkpoint

@@ -23,7 +23,8 @@ from agentrl.engine.conformance import EngineCaps, Subject, WeightVersion
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.fake import FakeEngine, seeded_table
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, named_weights, pack_buckets
 
 torch.set_num_threads(1)
 

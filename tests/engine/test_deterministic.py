@@ -15,7 +15,7 @@ from agentrl.engine.embedded.decoder import Batch, Decoder
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.types import Completion
 from agentrl.types.seams import Sampling
-from agentrl.weights import named_weights
+from agentrl.weights.codec import named_weights
 from tests.engine.subjects import VOCAB, tiny
 
 NUM_SLOTS = 5

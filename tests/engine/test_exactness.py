@@ -17,7 +17,7 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.types import Completion
 from agentrl.types.seams import Sampling
-from agentrl.weights import named_weights
+from agentrl.weights.codec import named_weights
 from tests.engine.subjects import VOCAB, logits_of, tiny
 
 CLOSE = 1e-5

@@ -17,7 +17,8 @@ from agentrl.records.status import processes_in
 from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, Activities
 from agentrl.types import Finish
 from agentrl.types.seams import Sampling
-from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, pack_buckets
 from tests.engine.fleets import pids_at, send_signal, served_fleet, sglang_fleet, until
 from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import CONTROL, embedded_server, save_tiny

@@ -23,8 +23,9 @@ from agentrl.engine.embedded.messages import Begin, Open, Put
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.types.seams import Sampling
-from agentrl.weights import deliver, named_weights
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.codec import named_weights
+from agentrl.weights.delivery import deliver
+from agentrl.weights.hf.export import save_model
 from tests.engine.across_updates import play_across_updates
 from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, logits_of, text_of, tiny

@@ -21,8 +21,7 @@ from agentrl.engine.sglang.transports.bucket_files import in_memory, write_bucke
 from agentrl.engine.sglang.transports.cuda_ipc import request_of
 from agentrl.types import JSON
 from agentrl.types.seams import Bucket
-from agentrl.weights import pack_buckets
-from agentrl.weights.codec import bytes_of
+from agentrl.weights.codec import bytes_of, pack_buckets
 from agentrl.weights.device import Packed
 from agentrl.weights.shared import SharedBuffer
 from tests.engine.devices import packed_of

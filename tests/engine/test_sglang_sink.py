@@ -15,7 +15,8 @@ from agentrl.engine.sglang.transports.inside import LOADER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.types.seams import Bucket
-from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, pack_buckets
 from tests.engine.feeding import TIMEOUT_S, Damaging, block_first, open_rig, transports
 from tests.engine.scheduling import Scheduler, checkpoint
 

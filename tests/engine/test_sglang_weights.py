@@ -24,7 +24,7 @@ from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.types.seams import Sampling
-from agentrl.weights import named_weights
+from agentrl.weights.codec import named_weights
 from tests.engine import devices
 from tests.engine.feeding import Damaging
 from tests.engine.serving import free_port, running, save_tiny, sglang_command

@@ -17,7 +17,8 @@ from agentrl.engine.embedded.parameters import Parameters
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 from agentrl.types.seams import Sampling
-from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, named_weights, pack_buckets
 from tests.engine.subjects import logits_of, tiny
 
 OLD = tiny("qwen3", seed=0)

@@ -13,7 +13,7 @@ import agentrl
 from agentrl.errors import ConfigError, UserError
 from agentrl.processes.gpus import check_gpus
 from agentrl.records import reconcile
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.tiny import tokenizer

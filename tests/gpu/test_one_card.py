@@ -16,7 +16,7 @@ import agentrl
 from agentrl.processes.gpus import present_gpus
 from agentrl.records.gpu_memory import holders
 from agentrl.run.dry_run import dry_run
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.tiny import tokenizer
 

@@ -131,10 +131,21 @@ def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in modules else node.module for name in inner]
+            names = [_home(node.module, alias.name, modules) for alias in node.names]
         if id(node) not in hidden:
             yield from (name for name in names if name in modules)
+
+
+def _home(module: str, name: str, modules: dict[str, Path]) -> str:
+    """The module that `from module import name` reads, also where a package has taken the name from one."""
+    inner = f"{module}.{name}"
+    if inner in modules or module not in modules:
+        return inner if inner in modules else module
+    is_package = modules[module].name == "__init__.py"
+    for node in tree_of(modules[module]).body if is_package else ():
+        if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
+            return node.module if node.module in modules else module
+    return module
 
 
 def circles() -> list[str]:
@@ -153,7 +164,10 @@ def circles() -> list[str]:
 
 
 def doors() -> list[str]:
-    """Modules under 100 lines that one module alone imports; a package that re-exports one is no importer."""
+    """Modules under 100 lines that one module alone imports.
+
+    Whoever imports a name that a package takes from a module imports that module; the package does not.
+    """
     importers: dict[str, set[str]] = defaultdict(set)
     for module, targets in _imports().items():
         for target in targets:

@@ -25,7 +25,7 @@ def plan_of(folder: Path, loss=None):
     from agentrl.trainer.megatron.config import MegatronConfig
     from agentrl.trainer.megatron.plan import MegatronPlan
     from agentrl.trainer.plan import Learning
-    from agentrl.weights.hf.saving import save_model
+    from agentrl.weights.hf.export import save_model
     from tests.trainer.tiny import qwen3, settings, tokenizer
 
     model = folder / "model"

@@ -16,7 +16,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import WORKER, MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.processes.test_ray_ranks import await_end
 from tests.trainer.test_processes import RecordingSink, learned
 from tests.trainer.tiny import qwen3, settings, tokenizer

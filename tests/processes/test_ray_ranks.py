@@ -16,7 +16,7 @@ from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.trainer.test_processes import RecordingSink, Waits, learned, plan_over, takes_two_versions
 from tests.trainer.tiny import batch, qwen3, tokenizer
 

@@ -24,7 +24,8 @@ from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.types.seams import SnapshotSink
-from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, pack_buckets
 from agentrl.weights.shared import BufferPool
 from tests.engine.feeding import TIMEOUT_S, open_rig, transports
 from tests.engine.scheduling import Layered, Scheduler, checkpoint

@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from agentrl.records.diagnoses import Diagnoses
-from agentrl.records.sft_conditions import MIN_FLAT_STEPS, SFT_CONDITIONS
+from agentrl.records.diagnoses import MIN_FLAT_STEPS, SFT_CONDITIONS, Diagnoses
 from agentrl.records.trends import History, RunFacts
 from tests.records.test_diagnoses import diagnosed, sentences_of
 

@@ -19,7 +19,7 @@ from agentrl.envs import Scorer
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer, ProducerSettings
 from agentrl.tools import arguments
-from agentrl.tools.plain import PlainParameters
+from agentrl.tools.arguments import PlainParameters
 from agentrl.types import Ending
 from tests.worlds import ASK, FOREVER_S
 

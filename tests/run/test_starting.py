@@ -18,7 +18,7 @@ from agentrl.errors import EngineUnavailableError, TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.run.starting import builds_at_once, unless_a_rank_ends
 from agentrl.runtime.activity import Activities
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.source import open_source
 from tests.engine.sglang_launch.starting import logged_pids, settings
 from tests.tools.mcp.watching import alive, until

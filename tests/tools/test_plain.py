@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agentrl.tools import Tool
-from agentrl.tools.plain import PlainParameters
+from agentrl.tools.arguments import PlainParameters
 
 KINDS = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -9,7 +9,8 @@ import torch
 
 from agentrl.errors import DivergedError, EngineError
 from agentrl.trainer.launch import device_weights
-from agentrl.weights import checksum, named_weights, unpack
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import named_weights, unpack
 from tests.engine.devices import MappingSink, mapped, of_device
 from tests.trainer.tiny import POLICY_LOSS, qwen3, trainer
 

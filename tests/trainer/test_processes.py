@@ -24,8 +24,8 @@ from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
+from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.loading import open_directory
-from agentrl.weights.hf.saving import save_model
 from agentrl.weights.hf.source import open_source
 from agentrl.weights.shared import BUCKET_NAME
 from tests.trainer.test_roles import with_returns
@@ -58,7 +58,7 @@ class RecordingSink:
         return None
 
     async def put(self, bucket):
-        from agentrl.weights import unpack
+        from agentrl.weights.codec import unpack
 
         self.tensors |= {name: tensor.numpy().tobytes() for name, tensor in unpack(bucket)}
 

@@ -20,8 +20,9 @@ from agentrl.algorithms.weights import token_mean
 from agentrl.errors import DivergedError, ModelLoadError
 from agentrl.losses import sft_loss
 from agentrl.types import Credit, Scores, TrainBatch
-from agentrl.weights import checksum, named_weights, unpack
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import named_weights, unpack
+from agentrl.weights.hf.export import save_model
 from tests.trainer.tiny import (
     MASKS,
     SHAPE,

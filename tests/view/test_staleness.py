@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from agentrl.view.report import render_report, write_report
-from agentrl.view.staleness import figures_of
+from agentrl.view.report import figures_of, render_report, write_report
 from tests.view.synthetic import RECORDS, Page, report
 
 BAR = re.compile(

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from agentrl.records.timeline import Course, Timeline
 from agentrl.runtime.activity import KINDS, PROCESS, RUN, Span
 from agentrl.runtime.meters import MAX_BUCKETS
-from agentrl.view.timeline import COLUMNS, pictures
+from agentrl.view.report import COLUMNS, pictures
 
 SVG = re.compile(
     r'<rect class="strip s(\d)" x="(\d+)" y="(\d+)" width="(\d+)" height="14" opacity="([\d.]+)"/>'

@@ -6,8 +6,8 @@ import pytest
 import torch
 import xxhash
 
-from agentrl.weights import checksum, manifest_of, pack_buckets
-from agentrl.weights.checksum import bucket_checksums, digest, sum_digests
+from agentrl.weights.checksum import bucket_checksums, checksum, digest, sum_digests
+from agentrl.weights.codec import manifest_of, pack_buckets
 from agentrl.weights.delta import checksum_of
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)

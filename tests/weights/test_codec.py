@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from agentrl.types.seams import Bucket, TensorSpec
-from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets, unpack
-from agentrl.weights.codec import non_finite, views
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import manifest_of, named_weights, non_finite, pack_buckets, unpack, views
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 

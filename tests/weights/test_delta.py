@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from agentrl.types.seams import Bucket, TensorSpec
-from agentrl.weights import checksum, delta, pack_buckets
-from agentrl.weights.codec import size_of, unpack
+from agentrl.weights import delta
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import pack_buckets, size_of, unpack
 from agentrl.weights.delta import DeltaError
 
 DTYPES = ("float32", "bfloat16", "float16", "int64", "int8", "bool", "float64", "complex64")

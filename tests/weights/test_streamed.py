@@ -13,8 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from agentrl.types.seams import TensorSpec
-from agentrl.weights import manifest_of
-from agentrl.weights.codec import bytes_of
+from agentrl.weights.codec import bytes_of, manifest_of
 from agentrl.weights.streamed import SafetensorsFile, dtype_of_code, write_model
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)

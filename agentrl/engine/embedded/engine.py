@@ -27,7 +27,7 @@ from agentrl.runtime.clocks import BlockTimer, Waits
 from agentrl.runtime.collector import freed_bytes
 from agentrl.types import Completion, Finish, FloatArray
 from agentrl.types.seams import MemoryTag, Sampling
-from agentrl.weights import named_weights
+from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
 
 Decode = Callable[[Sequence[int]], str]

@@ -35,9 +35,9 @@ from agentrl.engine.embedded.parameters import (
 )
 from agentrl.errors import EngineError
 from agentrl.types.seams import Bucket, TensorSpec
-from agentrl.weights import checksum, deliver, named_weights
-from agentrl.weights.checksum import sum_digests
-from agentrl.weights.codec import views
+from agentrl.weights.checksum import checksum, sum_digests
+from agentrl.weights.codec import named_weights, views
+from agentrl.weights.delivery import deliver
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.staging import Transaction
 

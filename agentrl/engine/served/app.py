@@ -13,10 +13,11 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -26,13 +27,13 @@ from agentrl.engine.embedded.sink import update_from_disk
 from agentrl.engine.served import replies, requests
 from agentrl.engine.served.chat import ChatCompletions
 from agentrl.engine.served.completions import Completions
-from agentrl.engine.served.failures import HANDLERS
 from agentrl.engine.served.pending import Client
 from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import (
     CompletionBatch,
     CompletionRequest,
     Limits,
+    RefusedError,
     TextCodec,
 )
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
@@ -40,6 +41,33 @@ from agentrl.http.serving import BodyReader, Endpoint, RequestChecks, json_list,
 from agentrl.tools import release_shared
 from agentrl.types import JSON
 from agentrl.types.seams import EpisodeRenderer, Sampling
+
+
+# The replies to requests that were refused, or that failed.
+async def _refused(request: Request, error: Exception) -> Response:
+    # An error with a cause is a failure of the engine; without one, the request was invalid.
+    status = 500 if error.__cause__ is not None else 400
+    return _reply(request, str(error), status, error.code if isinstance(error, RefusedError) else None)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
+    return _reply(request, error.detail, error.status_code)
+
+
+def _reply(request: Request, sentence: str, status: int, code: str | None = None) -> Response:
+    if request.url.path.startswith("/v1/"):
+        return JSONResponse(replies.openai_error(sentence, status, code), status)
+    return JSONResponse(replies.refusal(sentence), status)
+
+
+HANDLERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    HTTPException: _http,
+    RefusedError: _refused,
+    EngineError: _refused,
+}
+"""Of an application: by the error that an endpoint raised."""
+
 
 _MAX_BODY_BYTES = 1 << 20
 _BODY_BYTES_OF_TOKEN = 32

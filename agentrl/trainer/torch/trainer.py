@@ -12,7 +12,7 @@ from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.worker import AuxiliaryModels, TorchWorker
 from agentrl.types import ScoreRole
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 
 _NONE = AuxiliaryModels()
 

@@ -32,9 +32,8 @@ from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
-from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import grouped, size_of
+from agentrl.weights.codec import grouped, manifest_of, named_weights, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.host_copy import HostCopy

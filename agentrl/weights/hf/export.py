@@ -10,11 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.runtime.files import SystemErrors
 from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.codec import slices
 from agentrl.weights.hf.directory import atomic_directory
+from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import FILE_BYTES, write_model
+
+
+# A trained model as a Hugging Face directory.
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
+    """Write model and tokenizer as a Hugging Face directory, atomically.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    with atomic_directory(Path(directory)) as partial, SystemErrors(Path(directory)):
+        with quiet_transformers():
+            model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
 
 _IGNORED_FILES = shutil.ignore_patterns(
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf"),

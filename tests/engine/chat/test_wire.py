@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.chat.transcript import Transcript
+from agentrl.engine.chat.agent import Transcript
 from agentrl.engine.chat.wire import error_code, error_text, is_context_overflow, read_reply
 from agentrl.types import Message, Usage
 from tests.engine.chat.chat_server import USAGE, assistant, reply

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl.cli import envs_check, main
+from agentrl.cli import envs, main
 from tests.envs.check.broken import Good
 
 
@@ -74,7 +74,7 @@ def test_arguments_of_the_constructor_reach_every_instance(capsys):
 def test_without_a_terminal_a_long_check_says_what_it_does_and_a_short_one_does_not(capsys, monkeypatch):
     main(["envs", "check", "tests.envs.check.broken:Good", "--n", "2"])
     assert "checking" not in capsys.readouterr().err
-    monkeypatch.setattr(envs_check, "LONG_S", 0.0)
+    monkeypatch.setattr(envs, "LONG_S", 0.0)
     main(["envs", "check", "tests.envs.check.broken:Good", "--n", "2"])
     printed = capsys.readouterr()
     lines = [line for line in printed.err.splitlines() if line.startswith("checking: ")]

@@ -18,7 +18,8 @@ from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
-from agentrl.weights import checksum, named_weights, unpack
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import named_weights, unpack
 from agentrl.weights.device import device_checksum
 from tests.engine.devices import MappingSink, mapped, of_device
 from tests.trainer.megatron.launching import megatron_trainer

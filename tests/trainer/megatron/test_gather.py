@@ -12,9 +12,8 @@ import torch
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.types.seams import Bucket
-from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import digests_of, sum_digests
-from agentrl.weights.codec import size_of
+from agentrl.weights.codec import manifest_of, size_of, unpack
 from agentrl.weights.shared import BufferPool, SharedBuffer
 from tests.trainer.megatron.models import model_of
 

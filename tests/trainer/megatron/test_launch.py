@@ -21,7 +21,7 @@ from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.megatron.launching import (
     END_S,

@@ -22,7 +22,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, TorchTrainer, critic_over
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import model_of
 from tests.trainer.test_roles import with_returns
@@ -116,7 +116,7 @@ class RecordingSink:
         return None
 
     async def put(self, bucket):
-        from agentrl.weights import unpack
+        from agentrl.weights.codec import unpack
 
         if self.breaks:
             raise EngineError("no room")

@@ -27,7 +27,8 @@ from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.types import RolloutId, Sample
 from agentrl.types.seams import Policy, Sampling
-from agentrl.weights import checksum, named_weights, unpack
+from agentrl.weights.checksum import checksum
+from agentrl.weights.codec import named_weights, unpack
 from agentrl.weights.delta import checksum_of
 from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, text_of

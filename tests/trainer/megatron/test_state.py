@@ -19,7 +19,7 @@ from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Done, Learning
 from agentrl.weights.codec import bytes_of
-from agentrl.weights.hf.saving import save_model
+from agentrl.weights.hf.export import save_model
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, RecordingSink, learns, trainer_on

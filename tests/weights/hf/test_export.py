@@ -10,11 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.runtime.files import is_refused_write
-from agentrl.weights import manifest_of, named_weights, pack_buckets
-from agentrl.weights.codec import slices
-from agentrl.weights.hf.export import write_directory, write_tensors
+from agentrl.weights.codec import manifest_of, named_weights, pack_buckets, slices
+from agentrl.weights.hf.export import save_model, write_directory, write_tensors
 from agentrl.weights.hf.fresh import write_untrained
-from agentrl.weights.hf.saving import save_model
 from tests.disks import file_size_limit
 from tests.trainer.megatron.models import model_of
 from tests.trainer.tiny import tokenizer

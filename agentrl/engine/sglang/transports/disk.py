@@ -20,8 +20,9 @@ from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, r
 from agentrl.errors import ConfigError, EngineError
 from agentrl.runtime.files import SystemErrors
 from agentrl.types.seams import Bucket, Snapshot
-from agentrl.weights import checksum, delta, unpack
-from agentrl.weights.checksum import BucketChecksums, bucket_checksums
+from agentrl.weights import delta
+from agentrl.weights.checksum import BucketChecksums, bucket_checksums, checksum
+from agentrl.weights.codec import unpack
 
 
 class _StagedFolder(NamedTuple):

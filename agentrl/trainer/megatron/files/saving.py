@@ -27,8 +27,7 @@ from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.state import Part
 from agentrl.trainer.plan import Done
-from agentrl.weights import manifest_of
-from agentrl.weights.codec import bytes_of
+from agentrl.weights.codec import bytes_of, manifest_of
 from agentrl.weights.hf.tensors import open_tensors
 from agentrl.weights.streamed import SafetensorsFile
 
