@@ -20,14 +20,14 @@ Over = Literal["token", "mean", "sum", "max"]
 
 
 class Gated(NamedTuple):
-    """is_open_N: the tokens that are kept. metrics: see `Gate`."""
+    """is_open_N: the tokens that are kept. metrics: see `TokenGate`."""
 
     is_open_N: npt.NDArray[np.bool_]
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class TokenGate:
     """Masks tokens, or all tokens of a sequence, whose statistic is outside lower .. upper (nats).
 
     With d = proximal - behaviour logprob of a token, clipped to -20 .. 20:
@@ -109,7 +109,7 @@ class InStages:
     """
 
     weight: Correction | None = None
-    gate: Gate | None = None
+    gate: TokenGate | None = None
     self_normalized: Literal["token", "sequence"] | None = None
 
     @property

@@ -17,7 +17,7 @@ from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.entropy import ClipCov, EntropyControl, KlCov, TopEntropy
 from agentrl.algorithms.estimators import Adjusted, Gae, ReinforcePlusPlus, RoleConditioned
 from agentrl.algorithms.filters import has_signal
-from agentrl.algorithms.gates import Gate, InStages
+from agentrl.algorithms.gates import InStages, TokenGate
 from agentrl.algorithms.group_relative import (
     BetaNormalized,
     GreedyBaseline,
@@ -43,7 +43,7 @@ from agentrl.algorithms.weights import (
 from agentrl.assembly.functions import checked, function_at
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError
-from agentrl.losses import Kernel, KlTerm, Loss, PolicyLoss, check_loss
+from agentrl.losses import KlTerm, Loss, LossKernel, PolicyLoss, check_loss
 from agentrl.trainer.teacher import TrainerTeacher
 from agentrl.types import Group, ScoreRole
 from agentrl.types.seams import Teacher
@@ -179,8 +179,8 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
         sapo_tau=(config.sapo.tau_positive, config.sapo.tau_negative),
         vespo=(
-            Kernel(config.vespo.k_positive, config.vespo.lambda_positive),
-            Kernel(config.vespo.k_negative, config.vespo.lambda_negative),
+            LossKernel(config.vespo.k_positive, config.vespo.lambda_positive),
+            LossKernel(config.vespo.k_negative, config.vespo.lambda_negative),
         ),
     )
 
@@ -363,7 +363,7 @@ def _correction(config: AlgorithmConfig) -> Correction | None:
     weight, gate = _weight(config), None
     if config.gate.statistic != "none":
         lower, upper = config.gate.bounds
-        gate = Gate(config.gate.statistic, config.gate.over, upper, lower)
+        gate = TokenGate(config.gate.statistic, config.gate.over, upper, lower)
     if gate is None and not config.self_normalize_correction:
         return weight
     per_token = config.correction != "mis" or config.mis.level == "token"

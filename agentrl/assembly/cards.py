@@ -26,9 +26,9 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
     BF16,
     FP32,
-    Memory,
+    MemoryNeed,
     Networks,
-    Sizes,
+    RunSizes,
     megatron_memory,
     torch_memory,
 )
@@ -65,8 +65,8 @@ class Card(NamedTuple):
 
     gpus: Collection[str]
     total: int
-    rank: Memory
-    server: Memory
+    rank: MemoryNeed
+    server: MemoryNeed
     takes_turns: bool
     tokens: int
     arguments: Mapping[str, int | float]
@@ -155,7 +155,7 @@ def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
     return Networks(policy, algorithm.advantage_estimator == "ppo", frozen)
 
 
-def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None) -> Memory:
+def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None) -> MemoryNeed:
     """One rank of the run's trainer. max_tokens: of an episode; None = there is no limit."""
     networks, tokens = networks_of(config, policy), max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
     if config.trainer.trainer == "megatron":
@@ -163,12 +163,12 @@ def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int 
     return torch_memory(networks, config.trainer, tokens)
 
 
-def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> Memory:
+def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> MemoryNeed:
     """A server on one of its `gpus`, in bfloat16. in_flight: requests at once; tokens: of the cache."""
-    sizes, batch = Sizes.of(policy), min(in_flight, _MOST_GRAPHS)
+    sizes, batch = RunSizes.of(policy), min(in_flight, _MOST_GRAPHS)
     # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it.
     layer = 3 * sizes.ffn // gpus + 4 * sizes.hidden + (2 * sizes.query + 2 * sizes.key) // gpus
-    return Memory(
+    return MemoryNeed(
         weights=BF16 * num_parameters(policy) // gpus,
         activations=BF16 * _PREFILL_TOKENS * layer,
         kv_cache=tokens * _cache_bytes(policy, gpus),
@@ -221,9 +221,11 @@ def shared_card(
     return card
 
 
-def rank_on_card(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, total: int) -> Memory:
+def rank_on_card(
+    config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, total: int
+) -> MemoryNeed:
     """A rank of Megatron on a GPU of so many bytes: the chunks of its head are larger than on a CPU."""
-    memory, sizes = trainer_memory(config, policy, max_tokens), Sizes.of(policy)
+    memory, sizes = trainer_memory(config, policy, max_tokens), RunSizes.of(policy)
     tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.megatron
     rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
     number = BF16 if config.trainer.bf16 else FP32
@@ -268,14 +270,14 @@ def _cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
     """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head."""
     fields = policy.get_text_config().to_dict()
     heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
-    return Sizes.of(policy).cache_bytes(BF16) // min(gpus, heads)
+    return RunSizes.of(policy).cache_bytes(BF16) // min(gpus, heads)
 
 
-def _parts_text(memory: Memory) -> str:
+def _parts_text(memory: MemoryNeed) -> str:
     parts = {name.replace("_", " "): size for name, size in memory._asdict().items() if size}
     return f"{size_text(memory.total)} ({', '.join(f'{name} {size_text(n)}' for name, n in parts.items())})"
 
 
-def _facts_of(memory: Memory) -> dict[str, JSON]:
+def _facts_of(memory: MemoryNeed) -> dict[str, JSON]:
     parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
     return {**parts, "total_bytes": memory.total}

@@ -19,7 +19,7 @@ from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import num_gpus
 from agentrl.processes.placement import (
     Allocation,
-    Layout,
+    ClusterLayout,
     PlayerNeeds,
     RankNeeds,
     ServerNeeds,
@@ -139,7 +139,7 @@ def servers_cluster(
 
 @contextmanager
 def _reserved(
-    session: RaySession, section: ClusterConfig, layout: Layout, needs: Needs
+    session: RaySession, section: ClusterConfig, layout: ClusterLayout, needs: Needs
 ) -> Iterator[RunCluster]:
     """The places of a layout, for the block. needs: of the servers in it."""
     placement = placed(session, layout, section.placement_timeout_s)
@@ -200,7 +200,7 @@ def check_reach(config: RunConfig, hosts: Sequence[str]) -> None:
         )
 
 
-def run_layout(config: RunConfig, *, has_gpus: bool) -> Layout:
+def run_layout(config: RunConfig, *, has_gpus: bool) -> ClusterLayout:
     """The bundles and the slots of the run. has_gpus: whether any machine of the cluster has a GPU."""
     megatron = config.megatron
     nodes, per_node, gpus = 1, 1, 0

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import fleet_of_model, title_of
-from agentrl.assembly.places import Places
+from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
@@ -269,7 +269,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
 
 @asynccontextmanager
 async def served_models(
-    config: EngineConfig, folder: Path, on_event: Callable[[str], None], places: Places
+    config: EngineConfig, folder: Path, on_event: Callable[[str], None], places: ProcessPlaces
 ) -> AsyncIterator[Addresses]:
     """The addresses of the run's models, by name; a server that ends is restarted at the same address.
 

@@ -40,7 +40,7 @@ _ALIGNED, _NCCL_MULTIPLE = 64, 128
 """Elements that Megatron's buffers align a parameter, and the end of a buffer, to."""
 
 
-class Memory(NamedTuple):
+class MemoryNeed(NamedTuple):
     """The memory of one process by part (bytes)."""
 
     weights: int = 0
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
         return sum(self)
 
     @property
-    def known(self) -> Memory:
+    def known(self) -> MemoryNeed:
         """The parts that are no estimates."""
         return self._replace(activations=0, logits=0, runtime=0)
 
@@ -67,13 +67,13 @@ class Memory(NamedTuple):
         """All parts that are no estimates."""
         return self.known.total
 
-    def plus(self, other: Memory) -> Memory:
+    def plus(self, other: MemoryNeed) -> MemoryNeed:
         """The sum, part by part."""
-        return Memory(*(a + b for a, b in zip(self, other, strict=True)))
+        return MemoryNeed(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def times(self, number: int) -> Memory:
+    def times(self, number: int) -> MemoryNeed:
         """So much of each part."""
-        return Memory(*(number * size for size in self))
+        return MemoryNeed(*(number * size for size in self))
 
 
 class Networks(NamedTuple):
@@ -84,7 +84,7 @@ class Networks(NamedTuple):
     frozen: Sequence[PreTrainedConfig] = ()
 
 
-class Sizes(NamedTuple):
+class RunSizes(NamedTuple):
     """The sizes of a model that its activations and its cache depend on (numbers of a token).
 
     query, key: all query heads, and all key heads, together.
@@ -99,7 +99,7 @@ class Sizes(NamedTuple):
     has_qk_norm: bool
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> Sizes:
+    def of(cls, config: PreTrainedConfig) -> RunSizes:
         """Those of a model's config."""
         fields = config.get_text_config().to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
@@ -119,22 +119,22 @@ class Sizes(NamedTuple):
         return self.layers * 2 * self.key * number_bytes
 
 
-def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> Memory:
+def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> MemoryNeed:
     """The one rank of the torch trainer. tokens: of its longest row."""
     policy = meta_model(networks.policy)
     memory = _learned(policy, trainer)
     if networks.has_critic:
         memory = memory.plus(_learned(critic_over(policy), trainer))
     frozen = sum(FP32 * num_parameters(config) for config in networks.frozen)
-    sizes = Sizes.of(networks.policy)
+    sizes = RunSizes.of(networks.policy)
     outer, inner = _layer_bytes(sizes, half=False)
     row = tokens * (sizes.layers * (outer + inner) + outer // 2)
-    return memory.plus(Memory(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
+    return memory.plus(MemoryNeed(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
 
 
 def megatron_memory(
     networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int
-) -> Memory:
+) -> MemoryNeed:
     """The rank of Megatron's trainer that takes most. tokens: of its longest row.
 
     With `offload` only the largest of the networks is counted: the others are in the memory of the CPU.
@@ -148,19 +148,19 @@ def megatron_memory(
 
 def embedded_memory(
     config: PreTrainedConfig, max_slots: int, context_len: int, dtype: torch.dtype = torch.float32
-) -> Memory:
+) -> MemoryNeed:
     """The embedded engine: weights and cache in `dtype`. context_len: tokens of a slot."""
     # One column more, which padding is written to.
-    cache = Sizes.of(config).cache_bytes(dtype.itemsize) * max_slots * (context_len + 1)
-    return Memory(weights=dtype.itemsize * num_parameters(config), kv_cache=cache)
+    cache = RunSizes.of(config).cache_bytes(dtype.itemsize) * max_slots * (context_len + 1)
+    return MemoryNeed(weights=dtype.itemsize * num_parameters(config), kv_cache=cache)
 
 
-def published_memory(config: PreTrainedConfig, *, bf16: bool) -> Memory:
+def published_memory(config: PreTrainedConfig, *, bf16: bool) -> MemoryNeed:
     """One version of the policy's weights, for servers, in shared memory on the machine of rank 0."""
-    return Memory(published=(BF16 if bf16 else FP32) * num_parameters(config))
+    return MemoryNeed(published=(BF16 if bf16 else FP32) * num_parameters(config))
 
 
-def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> Memory:
+def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> MemoryNeed:
     """The policy in the torch trainer, without its activations."""
     return _learned(meta_model(config), trainer)
 
@@ -170,7 +170,7 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_machine(what: str, memory: Memory, remedy: str) -> None:
+def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
     """Check that one process asks for no more memory than this machine has; activations do not count.
 
     what: the process, with its sizes. remedy: what to change.
@@ -186,17 +186,17 @@ def check_machine(what: str, memory: Memory, remedy: str) -> None:
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
-def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> Memory:
+def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
     """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
     matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
     total = sum(p.numel() for p in model.parameters())
     optimizer = sum(
         FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
     )
-    return Memory(FP32 * total, FP32 * total, optimizer)
+    return MemoryNeed(FP32 * total, FP32 * total, optimizer)
 
 
-def _layer_bytes(sizes: Sizes, *, half: bool) -> tuple[int, int]:
+def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:
     """What one layer keeps of a token for its backward pass: the norms' tensors, and those between them.
 
     A norm keeps its input in fp32, the normalised values and its output. Attention keeps rotated queries and
@@ -210,14 +210,14 @@ def _layer_bytes(sizes: Sizes, *, half: bool) -> tuple[int, int]:
     return 2 * norm * sizes.hidden, inner
 
 
-def _head_bytes(sizes: Sizes, tokens: int, ranks: int) -> int:
+def _head_bytes(sizes: RunSizes, tokens: int, ranks: int) -> int:
     """Logits of a chunk, their softmax, and its gradient, in fp32."""
     return 3 * FP32 * min(tokens * -(-sizes.vocab // ranks), _MAX_LOGITS)
 
 
 def rank_memory(
     networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int, rank: int
-) -> Memory:
+) -> MemoryNeed:
     """A pipeline rank, from 0; ranks that differ in another way take the same."""
     shape = shape_of(networks.policy)
     learning = [shape, shape.of_a_critic] if networks.has_critic else [shape]
@@ -228,7 +228,7 @@ def rank_memory(
     ]
     if layout.offload:
         parts = [max(parts, key=lambda memory: memory.total)]
-    memory = _of_rows(Sizes.of(networks.policy), layout, trainer.bf16, tokens, rank)
+    memory = _of_rows(RunSizes.of(networks.policy), layout, trainer.bf16, tokens, rank)
     for part in parts:
         memory = memory.plus(part)
     return memory
@@ -236,7 +236,7 @@ def rank_memory(
 
 def _share(
     shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, bf16: bool, rank: int, *, learns: bool
-) -> Memory:
+) -> MemoryNeed:
     """What a pipeline rank has of a network."""
     sharing = layout.data_parallel_size * layout.context_parallel_size
     number = BF16 if bf16 else FP32
@@ -255,8 +255,8 @@ def _share(
         size = sum(_padded(bucket, multiple) for bucket in buckets)
         elements, state = elements + size, state + size // sharing
     if not learns:
-        return Memory(weights=number * elements)
-    return Memory(number * elements, FP32 * elements, (2 * FP32 + (FP32 if bf16 else 0)) * state)
+        return MemoryNeed(weights=number * elements)
+    return MemoryNeed(number * elements, FP32 * elements, (2 * FP32 + (FP32 if bf16 else 0)) * state)
 
 
 def _stages(
@@ -294,7 +294,7 @@ def _shards(shape: Shape, config: PreTrainedConfig, tensor_ranks: int) -> Iterat
         yield placed, placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0].numel()
 
 
-def _of_rows(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> Memory:
+def _of_rows(sizes: RunSizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> MemoryNeed:
     """Activations and logits of a pipeline rank's rows in flight: one for each rank from it to the last."""
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     own_tokens = -(-tokens // layout.context_parallel_size)
@@ -308,7 +308,7 @@ def _of_rows(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, rank
     else:
         row = layers * layer
     head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0
-    return Memory(activations=own_tokens * row, logits=head)
+    return MemoryNeed(activations=own_tokens * row, logits=head)
 
 
 def _padded(number: int, multiple: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
-from agentrl.assembly.memory import FP32, Memory, check_machine
+from agentrl.assembly.memory import FP32, MemoryNeed, check_machine
 from agentrl.assembly.sections import ModelSection
 from agentrl.envs import BaseEnv
 from agentrl.envs.base import corpus_of
@@ -100,7 +100,7 @@ def _check_weights(section: ModelSection, vocab_size: int) -> None:
     check_machine(
         f"a fresh model of {parameters:,} parameters (num_layers = {section.num_layers}, hidden_size = "
         f"{section.hidden_size}, ffn_hidden_size = {section.ffn_hidden_size})",
-        Memory(weights=FP32 * parameters),
+        MemoryNeed(weights=FP32 * parameters),
         "lower the largest of these",
     )
 

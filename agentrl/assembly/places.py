@@ -25,7 +25,7 @@ from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.errors import ConfigError
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import check_gpus, in_words, own_gpus, variables_of
-from agentrl.processes.placement import Layout, LocalGpus, layout_of
+from agentrl.processes.placement import ClusterLayout, LocalGpus, layout_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
 from agentrl.trainer.launch.processes import Processes
@@ -35,7 +35,7 @@ from agentrl.types import JSON
 C = TypeVar("C", bound=RunConfig)
 
 
-class Places(Protocol):
+class ProcessPlaces(Protocol):
     """A place for every process of a run: on this machine, or in a cluster."""
 
     @property
@@ -99,7 +99,7 @@ class LocalPlaces:
 
 
 def local_places(config: RunConfig) -> LocalPlaces:
-    """The places of a run on this machine, whose GPUs are handed out once (see `Layout.on_one_machine`).
+    """The places of a run on this machine, whose GPUs are handed out once (`ClusterLayout.on_one_machine`).
 
     Raises:
         ConfigError: there are too few for the ranks, or for the servers and players.
@@ -117,7 +117,7 @@ def local_servers(engine: EngineConfig, section: ClusterConfig) -> LocalPlaces:
     return _here(layout_of(None, [*chain.from_iterable(needs.values())], colocate=False), needs)
 
 
-def _here(layout: Layout, needs: Needs, *, colocated: bool = False) -> LocalPlaces:
+def _here(layout: ClusterLayout, needs: Needs, *, colocated: bool = False) -> LocalPlaces:
     gpus = own_gpus() if layout.num_gpus else []
     if len(gpus) < layout.least_gpus:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from agentrl.assembly.cluster import EVALUATIONS, title_of
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.places import Places
+from agentrl.assembly.places import ProcessPlaces
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 
@@ -26,7 +26,7 @@ class RunProcesses(NamedTuple):
     trainers: TrainerFactory
     engine: EngineProcess | None
     eval_engine: EngineProcess | None
-    places: Places
+    places: ProcessPlaces
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def run_processes(
     config: RunConfig,
     engine_folder: Path,
     trainer_folder: Path,
-    places: Places,
+    places: ProcessPlaces,
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 

@@ -18,7 +18,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
 from agentrl.rollout.player import Player
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
-from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
+from agentrl.rollout.staleness import GroupPlaces, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
 F = TypeVar("F")
@@ -123,7 +123,7 @@ def staleness_policy(config: RolloutConfig) -> StalenessPolicy:
     """The policy of the configuration; at max_staleness 0 the synchronous one."""
     size = config.over_sampling_batch_size or config.prompts
     surplus = size - config.prompts if config.is_async else 0
-    places = Places(config.max_staleness, config.prompts, config.update_weights_interval, surplus)
+    places = GroupPlaces(config.max_staleness, config.prompts, config.update_weights_interval, surplus)
     if not config.is_async or config.staleness_policy == "strict":
         return Window(places)
     if config.staleness_policy == "ready_first":

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
-from agentrl.assembly.places import LocalPlaces, Places
+from agentrl.assembly.places import LocalPlaces, ProcessPlaces
 from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.processes.gpus import check_gpus
@@ -44,7 +44,7 @@ class TrainerFactory:
 
     config: RunConfig
     folder: Path
-    places: Places = field(default_factory=LocalPlaces)
+    places: ProcessPlaces = field(default_factory=LocalPlaces)
     _torch: Ranks | None = None
     _megatron: Ranks | None = None
     _early: asyncio.Task[RankTrainer] | None = None

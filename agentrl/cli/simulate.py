@@ -16,7 +16,7 @@ from agentrl.cli.flags import config_flags, flag_values
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.simulate.request import SCHEDULING, SimulationFlags, requested, save_model
-from agentrl.simulate.sweep import Row, Sweep, best_of
+from agentrl.simulate.sweep import Sweep, SweepRow, best_of
 
 _UNUSED = tuple(name for name in RolloutConfig.model_fields if name not in SCHEDULING)
 _SPELLINGS = tuple(RolloutConfig.spellings)
@@ -94,7 +94,7 @@ def simulate_command(
     _show(sweep, rows, as_json=as_json)
 
 
-def _show(sweep: Sweep, rows: Sequence[Row], *, as_json: bool) -> None:
+def _show(sweep: Sweep, rows: Sequence[SweepRow], *, as_json: bool) -> None:
     best = best_of(rows)
     if as_json:
         result = {
@@ -127,7 +127,7 @@ def _counts(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _table(rows: Sequence[Row], best: Row | None) -> Table:
+def _table(rows: Sequence[SweepRow], best: SweepRow | None) -> Table:
     # With two spaces between, splits of 100,000 GPUs fit 80 columns.
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     names = ("GPUs", "allowed", "steps/s", "stale", "oldest", "engines", "trainer", "wait", "tok/s")
@@ -140,7 +140,7 @@ def _table(rows: Sequence[Row], best: Row | None) -> Table:
     return table
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: SweepRow) -> Iterator[str]:
     if row.run is None:
         yield "ended"
         return

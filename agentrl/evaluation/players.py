@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _CONCURRENCY = 256
 
 
-class Players(NamedTuple):
+class EvalPlayers(NamedTuple):
     """Makes an agent for every episode. concurrency: episodes at once."""
 
     make_agent: Callable[[], Agent]
     concurrency: int
 
 
-PlayersOf: TypeAlias = Callable[[EvalConfig, BaseEnv], Players]
+PlayersOf: TypeAlias = Callable[[EvalConfig, BaseEnv], EvalPlayers]
 """The players of one opened model in an environment, with the sampling and the dialect of a configuration."""
 
 
@@ -73,7 +73,7 @@ async def model_players(
         setup = setup._replace(max_in_flight=config.engine.max_slots)
         engine = await build_engine(source, config.engine, limits, setup)
 
-        def players_of(config: EvalConfig, env: BaseEnv) -> Players:
+        def players_of(config: EvalConfig, env: BaseEnv) -> EvalPlayers:
             renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
             section = config.eval
             sampling = SamplingSettings(
@@ -81,7 +81,7 @@ async def model_players(
                 top_p=1.0 if section.eval_top_p is None else section.eval_top_p,
                 max_response_len=section.eval_max_response_len,
             )
-            return Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
+            return EvalPlayers(agent_factory(engine, renderer, sampling), _CONCURRENCY)
 
         try:
             yield players_of
@@ -138,10 +138,10 @@ async def endpoint_players(config: EvalConfig, tools: Sequence[ToolSchema]) -> A
     async with _endpoint(config.openai).connected() as connection:
         await connection.check(_chat_settings(config), tools)
 
-        def players_of(config: EvalConfig, env: BaseEnv) -> Players:
+        def players_of(config: EvalConfig, env: BaseEnv) -> EvalPlayers:
             del env
             make_agent = partial(ChatAgent, connection, _chat_settings(config))
-            return Players(make_agent, config.openai.openai_concurrency)
+            return EvalPlayers(make_agent, config.openai.openai_concurrency)
 
         yield players_of
 

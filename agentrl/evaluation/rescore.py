@@ -69,7 +69,7 @@ class NewRewards(NamedTuple):
         return cls(rewards, steps, f"{'+'.join(reward.name for reward in rewards)}-{digest.hexdigest()}")
 
 
-class Change(NamedTuple):
+class ScoreChange(NamedTuple):
     """A rollout whose score differs. file: of the journal."""
 
     file: str
@@ -89,7 +89,7 @@ class RescoredFile:
     file: str
     old: tuple[float, ...]
     new: tuple[float, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[ScoreChange, ...]
     failed: tuple[str, ...]
 
 
@@ -107,7 +107,7 @@ class Rescoring:
         named = groupby(self.files, key=lambda one: "training" if one.file.startswith("step_") else one.file)
         return {name: list(files) for name, files in named}
 
-    def largest(self, n: int) -> list[Change]:
+    def largest(self, n: int) -> list[ScoreChange]:
         """The n largest changes, the largest first."""
         changes = (change for file in self.files for change in file.changes)
         return sorted(changes, key=lambda change: -abs(change.new - change.old))[:n]
@@ -197,7 +197,9 @@ class Rescorer:
             tuple(old[id] for id in both),
             tuple(new[id] for id in both),
             tuple(
-                Change(path.name, *id, old[id], new[id]) for id in both if abs(old[id] - new[id]) > _ROUNDING
+                ScoreChange(path.name, *id, old[id], new[id])
+                for id in both
+                if abs(old[id] - new[id]) > _ROUNDING
             ),
             tuple(
                 f"{after.id}: {after.failure.detail}"

@@ -14,26 +14,26 @@ from agentrl.losses.base import (
 from agentrl.losses.contract import check_loss
 from agentrl.losses.gpu import compiles, fused, to_device
 from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
-from agentrl.losses.objectives import OBJECTIVES, Kernel, Objective
+from agentrl.losses.objectives import OBJECTIVES, LossKernel, Objective
 from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import Head, HeadRanks, Targets, logprobs_and_entropy, max_logits_of
+from agentrl.losses.tokens import HeadRanks, OutputHead, Targets, logprobs_and_entropy, max_logits_of
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
     "OBJECTIVES",
     "ROUNDING",
     "ROUNDING_BF16",
-    "Head",
     "HeadRanks",
-    "Kernel",
     "KlKind",
     "KlTerm",
     "Loss",
     "LossInputs",
+    "LossKernel",
     "LossOutput",
     "Objective",
+    "OutputHead",
     "PolicyLoss",
     "Targets",
     "TokenExtra",

@@ -53,24 +53,24 @@ Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo_tv",
 _LARGEST_DPPO_WEIGHT = 20.0
 
 
-class Kernel(NamedTuple):
+class LossKernel(NamedTuple):
     """Reshapes the ratio w of a sequence: w^k exp(lam (1 - w)) (vespo)."""
 
     k: float
     lam: float
 
 
-KERNELS = (Kernel(2.0, 3.0), Kernel(3.0, 2.0))
+KERNELS = (LossKernel(2.0, 3.0), LossKernel(3.0, 2.0))
 
 
-class Bounds(NamedTuple):
+class ClipBounds(NamedTuple):
     """The numbers of an objective; each uses some of them."""
 
     low: float = 0.2
     high: float = 0.28
     dual: float | None = None
     tau: tuple[float, float] = (1.0, 1.05)
-    kernels: tuple[Kernel, Kernel] = KERNELS
+    kernels: tuple[LossKernel, LossKernel] = KERNELS
 
 
 class Surrogate(NamedTuple):
@@ -81,15 +81,15 @@ class Surrogate(NamedTuple):
     dual_clipped_N: Tensor
 
 
-def _clip(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _clip(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     return _pessimistic(capped_exp(logp_N - inputs.proximal_logp_N), inputs, bounds)
 
 
-def _gspo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _gspo(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     return _pessimistic(_of_sequence(logp_N - inputs.proximal_logp_N, inputs), inputs, bounds)
 
 
-def _pessimistic(ratio_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _pessimistic(ratio_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
     bounded_N = _clipped(ratio_N, bounds)
     plain_N, pessimistic_N = -advantages_N * ratio_N, -advantages_N * bounded_N
@@ -101,20 +101,20 @@ def _pessimistic(ratio_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surroga
     return Surrogate(term_N, pessimistic_N > plain_N, dual_N)
 
 
-def _gmpo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _gmpo(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
     gap_N = logp_N - inputs.proximal_logp_N
     bounded_N = torch.where(advantages_N >= 0, gap_N.clamp(max=bounds.high), gap_N.clamp(min=-bounds.low))
     return Surrogate(-advantages_N * _of_sequence(bounded_N, inputs), bounded_N != gap_N, _none(gap_N))
 
 
-def _cispo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _cispo(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     ratio_N = capped_exp(logp_N - inputs.proximal_logp_N).detach()
     weight_N = _clipped(ratio_N, bounds)
     return Surrogate(-weight_N * promoted(inputs.advantages_N) * logp_N, weight_N != ratio_N, _none(ratio_N))
 
 
-def _sapo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _sapo(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
     ratio_N = capped_exp(logp_N - inputs.proximal_logp_N)
     above, below = (torch.full_like(ratio_N, tau) for tau in bounds.tau)
@@ -123,7 +123,7 @@ def _sapo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     return Surrogate(-advantages_N * gate_N, _none(ratio_N), _none(ratio_N))
 
 
-def _vespo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _vespo(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
     gap_N = (logp_N.detach() - inputs.proximal_logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     log_w_N = sequence_sum(gap_N, inputs.sequence_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -132,12 +132,12 @@ def _vespo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     return Surrogate(-factor_N * advantages_N * logp_N, _none(logp_N), _none(logp_N))
 
 
-def _dppo_tv(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _dppo_tv(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     p_N, q_N = (x_N.clamp(max=0.0).exp() for x_N in (logp_N.detach(), promoted(inputs.behaviour_logp_N)))
     return _within_region((p_N - q_N).abs(), logp_N, inputs, bounds)
 
 
-def _dppo_kl(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _dppo_kl(logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     log_p_N, log_q_N = (x_N.clamp(max=0.0) for x_N in (logp_N.detach(), promoted(inputs.behaviour_logp_N)))
     # expm1: 1 - exp(x) is 0 for the likeliest tokens in fp32. xlogy: 0 log 0 = 0.
     other_p_N, other_q_N = -torch.expm1(log_p_N), -torch.expm1(log_q_N)
@@ -145,7 +145,7 @@ def _dppo_kl(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     return _within_region(log_q_N.exp() * (log_q_N - log_p_N) + others_N, logp_N, inputs, bounds)
 
 
-def _within_region(divergence_N: Tensor, logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+def _within_region(divergence_N: Tensor, logp_N: Tensor, inputs: LossInputs, bounds: ClipBounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
     change_N = logp_N.detach() - inputs.behaviour_logp_N
     too_likely_N = (advantages_N > 0) & (change_N > 0) & (divergence_N > bounds.high)
@@ -157,7 +157,7 @@ def _within_region(divergence_N: Tensor, logp_N: Tensor, inputs: LossInputs, bou
     return Surrogate(term_N, masked_N, weight_N != ratio_N)
 
 
-def _reinforce(logp_N: Tensor, inputs: LossInputs, _: Bounds) -> Surrogate:
+def _reinforce(logp_N: Tensor, inputs: LossInputs, _: ClipBounds) -> Surrogate:
     return Surrogate(-promoted(inputs.advantages_N) * logp_N, _none(logp_N), _none(logp_N))
 
 
@@ -168,7 +168,7 @@ def _of_sequence(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
     return capped_exp(mean_N + (log_ratio_N - log_ratio_N.detach()))
 
 
-def _clipped(ratio_N: Tensor, bounds: Bounds) -> Tensor:
+def _clipped(ratio_N: Tensor, bounds: ClipBounds) -> Tensor:
     return torch.clamp(ratio_N, 1.0 - bounds.low, 1.0 + bounds.high)
 
 
@@ -176,7 +176,7 @@ def _none(like_N: Tensor) -> Tensor:
     return torch.zeros_like(like_N, dtype=torch.bool)
 
 
-OBJECTIVES: Mapping[Objective, Callable[[Tensor, LossInputs, Bounds], Surrogate]] = {
+OBJECTIVES: Mapping[Objective, Callable[[Tensor, LossInputs, ClipBounds], Surrogate]] = {
     "clip": _clip,
     "gspo": _gspo,
     "gmpo": _gmpo,
@@ -188,4 +188,4 @@ OBJECTIVES: Mapping[Objective, Callable[[Tensor, LossInputs, Bounds], Surrogate]
     "reinforce": _reinforce,
 }
 DUAL_CLIPPED: tuple[Objective, ...] = ("clip", "gspo", "dppo_tv", "dppo_kl")
-"""Objectives that use `Bounds.dual`."""
+"""Objectives that use `ClipBounds.dual`."""

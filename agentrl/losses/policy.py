@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl.losses.base import LossInputs, LossOutput, TokenOutputs, promoted
 from agentrl.losses.kl import KlTerm
-from agentrl.losses.objectives import DUAL_CLIPPED, KERNELS, OBJECTIVES, Bounds, Kernel, Objective
+from agentrl.losses.objectives import DUAL_CLIPPED, KERNELS, OBJECTIVES, ClipBounds, LossKernel, Objective
 from agentrl.losses.sequences import sequence_mean
 
 
@@ -51,7 +51,7 @@ class PolicyLoss:
     kl: KlTerm | None = None
     opsm_delta: float | None = None
     sapo_tau: tuple[float, float] = (1.0, 1.05)
-    vespo: tuple[Kernel, Kernel] = KERNELS
+    vespo: tuple[LossKernel, LossKernel] = KERNELS
     adapts_entropy: bool = False
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class PolicyLoss:
             ValueError: a KL penalty without ref_logp_N, or an entropy bonus whose entropy has no gradient.
         """
         logp_N, entropy_N = promoted(outputs.logp_N), promoted(outputs.entropy_N)
-        bounds = Bounds(self.eps_clip, self.eps_clip_high, self.eps_clip_c, self.sapo_tau, self.vespo)
+        bounds = ClipBounds(self.eps_clip, self.eps_clip_high, self.eps_clip_c, self.sapo_tau, self.vespo)
         surrogate = OBJECTIVES[self.objective](logp_N, inputs, bounds)
         dropped_N = self._dropped(logp_N, inputs)
         policy_N = torch.where(dropped_N, 0.0, surrogate.term_N)

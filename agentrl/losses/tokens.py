@@ -36,7 +36,7 @@ class Targets(NamedTuple):
     kept_N: Extra | None = None
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """The layer over the vocabulary, or the rows of it that one of several ranks holds.
 
     first: the token id of the first row. vocab: the ids of all ranks together; rows beyond are padding.
@@ -58,7 +58,7 @@ class HeadRanks(NamedTuple):
 
 def logprobs_and_entropy(
     hidden_ND: Tensor,
-    head: Head,
+    head: OutputHead,
     targets: Targets,
     *,
     ranks: HeadRanks | None = None,

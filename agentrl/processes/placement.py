@@ -100,7 +100,7 @@ class Allocations(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterLayout:
     """The bundles of a run, those of the ranks first; the slot of every rank, server and player."""
 
     bundles: tuple[Bundle, ...]
@@ -190,7 +190,7 @@ def layout_of(
     players: Sequence[PlayerNeeds] = (),
     *,
     colocate: bool,
-) -> Layout:
+) -> ClusterLayout:
     """The bundles for the ranks, the servers and the players of a run. ranks: None = nothing is trained.
 
     colocate: a server takes GPUs of one of the ranks' bundles, each GPU of it for at most one server; one
@@ -222,7 +222,7 @@ def layout_of(
     slots_of_players = [
         Slot(first + number, tuple(range(player.gpus))) for number, player in enumerate(players)
     ]
-    return Layout(
+    return ClusterLayout(
         (*bundles, *own, *(Bundle(*player) for player in players)),
         () if ranks is None else _slots_of_ranks(ranks),
         tuple(slots_of_servers),

@@ -32,7 +32,7 @@ from agentrl.records.trends import (
     TRUNCATED_REWARD,
     WINDOW,
     ZERO_STD,
-    History,
+    MetricHistory,
     Row,
     RunFacts,
     Trend,
@@ -64,7 +64,7 @@ LEAST_SHARE = 0.5
 """Of the tokens of an age, the effective share: (sum of ratios)^2 / (number x sum of squared ratios)."""
 
 
-def _no_room(history: History, _: RunFacts) -> str | None:
+def _no_room(history: MetricHistory, _: RunFacts) -> str | None:
     rows = history.training()
     share = rows[-1].get(NO_ROOM, 0.0) if rows else 0.0
     if share < NO_ROOM_SHARE:
@@ -75,7 +75,7 @@ def _no_room(history: History, _: RunFacts) -> str | None:
     )
 
 
-def _no_signal(history: History, facts: RunFacts) -> str | None:
+def _no_signal(history: MetricHistory, facts: RunFacts) -> str | None:
     rows = history.training(ZERO_STD, STEPS)
     idle = list(takewhile(lambda row: _is_idle(row, facts), reversed(rows)))
     groups = int(sum(row.get(GROUPS, 0.0) for row in idle))
@@ -97,7 +97,7 @@ def _is_idle(row: Row, facts: RunFacts) -> bool:
     return row.get(SPREAD, math.inf) < MIN_SPREAD or (facts.compares and row[ZERO_STD] >= 1.0)
 
 
-def _truncation_pays(history: History, facts: RunFacts) -> str | None:
+def _truncation_pays(history: MetricHistory, facts: RunFacts) -> str | None:
     rows = history.training(TRUNCATED)
     trend = Trend.of(rows, TRUNCATED)
     if trend is None or trend.last - trend.low < TRUNCATION_GROWS or not trend.rises_with_the_reward(facts):
@@ -112,7 +112,7 @@ def _truncation_pays(history: History, facts: RunFacts) -> str | None:
     )
 
 
-def _entropy_grows(history: History, facts: RunFacts) -> str | None:
+def _entropy_grows(history: MetricHistory, facts: RunFacts) -> str | None:
     trend = Trend.of(history.training(ENTROPY), ENTROPY)
     if trend is None or trend.rises_with_the_reward(facts):
         return None
@@ -124,7 +124,7 @@ def _entropy_grows(history: History, facts: RunFacts) -> str | None:
     )
 
 
-def _overfitting(history: History, facts: RunFacts) -> str | None:
+def _overfitting(history: MetricHistory, facts: RunFacts) -> str | None:
     scores = history.of(HELD_OUT)
     if len(scores) < 2 or not history.training():
         return None
@@ -141,7 +141,7 @@ def _overfitting(history: History, facts: RunFacts) -> str | None:
     )
 
 
-def _collapsed(history: History, facts: RunFacts) -> str | None:
+def _collapsed(history: MetricHistory, facts: RunFacts) -> str | None:
     rows = history.training()
     error = math.sqrt(0.25 / max(sum(row.get(GROUPS, 1.0) for row in rows[-SHORT:]), 1.0))
     in_training = _fall(means_of([row[REWARD] for row in rows], SHORT), error, facts)
@@ -167,7 +167,7 @@ def _fall(means: Sequence[float], error: float, facts: RunFacts) -> tuple[float,
     return (best, last) if is_most and best - last > lost else None
 
 
-def _stale(history: History, _: RunFacts) -> str | None:
+def _stale(history: MetricHistory, _: RunFacts) -> str | None:
     rows = history.training()[-SHORT:]
     shares = {name: [row[name] for row in rows if name in row] for name in SHARES}
     means = {name: fmean(values) for name, values in shares.items() if len(values) == SHORT}
@@ -181,7 +181,7 @@ def _stale(history: History, _: RunFacts) -> str | None:
     )
 
 
-Condition: TypeAlias = Callable[[History, RunFacts], str | None]
+Condition: TypeAlias = Callable[[MetricHistory, RunFacts], str | None]
 """The sentence of a diagnosis where it holds, else None."""
 
 CONDITIONS: Mapping[str, Condition] = {

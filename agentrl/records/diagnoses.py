@@ -26,7 +26,7 @@ from agentrl.errors import RecordError
 from agentrl.records import lines
 from agentrl.records.conditions import CONDITIONS, REMEDIES, STANDARD_ERRORS, WARM_START, Condition
 from agentrl.records.metrics import Record, read_metrics
-from agentrl.records.trends import GRAD_NORM, HELD_OUT_LOSS, LOSS, History, RunFacts, mean_at
+from agentrl.records.trends import GRAD_NORM, HELD_OUT_LOSS, LOSS, MetricHistory, RunFacts, mean_at
 
 # The faults of a supervised training, as conditions over the history of its metrics.
 #
@@ -43,7 +43,7 @@ LOSS_RISES, MIN_LOSS_GAIN = 0.1, 0.02
 """By how much the held-out loss is above its lowest value: a share of it, and nats for each token."""
 
 
-def _not_finite(history: History, _: RunFacts) -> str | None:
+def _not_finite(history: MetricHistory, _: RunFacts) -> str | None:
     broken = sorted({*history.not_finite[LOSS], *history.not_finite[GRAD_NORM]})
     if evaluated := history.not_finite[HELD_OUT_LOSS]:
         return f"the held-out loss of step {evaluated[0]} is not a finite number."
@@ -55,7 +55,7 @@ def _not_finite(history: History, _: RunFacts) -> str | None:
     )
 
 
-def _loss_flat(history: History, _: RunFacts) -> str | None:
+def _loss_flat(history: MetricHistory, _: RunFacts) -> str | None:
     rows, number = history.rows.values(), min(len(history.rows) // 2, MAX_FLAT_STEPS)
     # Not all rows: a run may have a hundred thousand steps.
     first = list(islice((row[LOSS] for row in rows if LOSS in row), number))
@@ -73,7 +73,7 @@ def _loss_flat(history: History, _: RunFacts) -> str | None:
     )
 
 
-def _held_out_rises(history: History, _: RunFacts) -> str | None:
+def _held_out_rises(history: MetricHistory, _: RunFacts) -> str | None:
     # It changes with an evaluation alone.
     losses = history.of(HELD_OUT_LOSS) if HELD_OUT_LOSS in next(reversed(history.rows.values()), {}) else {}
     if len(losses) < 2 or not history.of(LOSS):
@@ -133,7 +133,7 @@ class Diagnoses:
     folder: Path
     facts: RunFacts = field(default_factory=RunFacts)
     made: list[Diagnosis] = field(default_factory=list)
-    history: History = field(default_factory=History)
+    history: MetricHistory = field(default_factory=MetricHistory)
     is_supervised: bool = False
 
     @classmethod

@@ -25,7 +25,7 @@ from agentrl.runtime.activity import (
 )
 
 
-class Stage(NamedTuple):
+class MirroredStage(NamedTuple):
     """A stage that an activity is in; see `Mark`."""
 
     name: str
@@ -33,13 +33,13 @@ class Stage(NamedTuple):
     since_s: float
 
 
-class Part(NamedTuple):
+class MirroredPart(NamedTuple):
     """A group or an episode in progress, its stages, and the episodes of a group."""
 
     id: str
     since_s: float
-    stages: tuple[Stage, ...]
-    parts: tuple[Part, ...] = ()
+    stages: tuple[MirroredStage, ...]
+    parts: tuple[MirroredPart, ...] = ()
 
 
 class ActivityReport(NamedTuple):
@@ -49,7 +49,7 @@ class ActivityReport(NamedTuple):
     holds the event loop; "" = it is free.
     """
 
-    groups: tuple[Part, ...]
+    groups: tuple[MirroredPart, ...]
     spans: tuple[Span, ...]
     num_events: int
     kinds: frozenset[str]
@@ -80,9 +80,11 @@ class Reporter:
         return ActivityReport(groups, tuple(reversed(spans)), num_events, kinds, now(), held_at)
 
 
-def _part(activity: Activity) -> Part:
-    stages = tuple(Stage(mark.name, mark.what, mark.since_s) for mark in list(activity.marks))
-    return Part(activity.id, activity.since_s, stages, tuple(_part(part) for part in list(activity.parts)))
+def _part(activity: Activity) -> MirroredPart:
+    stages = tuple(MirroredStage(mark.name, mark.what, mark.since_s) for mark in list(activity.marks))
+    return MirroredPart(
+        activity.id, activity.since_s, stages, tuple(_part(part) for part in list(activity.parts))
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +138,9 @@ class Mirror:
         elif name not in processes or processes[name].name in (STARTING, ENDED):
             processes[name] = Doing("", "a group", perf_counter())
 
-    def _activity(self, part: Part, offset_s: float, place: str, siblings: dict[Activity, None]) -> Activity:
+    def _activity(
+        self, part: MirroredPart, offset_s: float, place: str, siblings: dict[Activity, None]
+    ) -> Activity:
         activity = Activity(self._activities, part.id, place, siblings)
         activity.since_s, activity.process = part.since_s + offset_s, self._process
         marks: Iterable[Mark] = (_Mark(s.name, s.what, s.since_s + offset_s) for s in part.stages)

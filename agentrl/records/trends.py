@@ -66,7 +66,7 @@ Row: TypeAlias = dict[str, float]
 
 
 @dataclass(slots=True)
-class History:
+class MetricHistory:
     """The metrics of all steps so far, by step. not_finite: by metric, the steps at which it was not."""
 
     rows: dict[int, Row] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Trend(NamedTuple):
         return self.last_reward - self.reward_at_low > REWARD_RISES * facts.scale
 
 
-def mean_at(history: History, name: str, step: int) -> float:
+def mean_at(history: MetricHistory, name: str, step: int) -> float:
     """The mean of a metric over the steps up to this one; of step 0, its first value, of the same weights."""
     values = history.of(name)
     before = [value for at, value in values.items() if step - WINDOW < at <= step]

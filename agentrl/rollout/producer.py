@@ -15,7 +15,7 @@ from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.rollout.occupancy import Blocker, Occupancy
 from agentrl.rollout.player import PlayGroup
 from agentrl.rollout.saved import SavedGroups
-from agentrl.rollout.staleness import STALE, Places, StalenessPolicy, Straggler, Window
+from agentrl.rollout.staleness import STALE, GroupPlaces, StalenessPolicy, Straggler, Window
 
 
 # Groups that could not be played: how many in a row end a run.
@@ -175,7 +175,7 @@ class Producer:
         self._next_prompt = next_prompt
         self._play_group, self._early = play_group, early or EarlyEnd()
         self._settings = settings
-        self.policy: StalenessPolicy = policy or Window(Places(0, settings.batch_size))
+        self.policy: StalenessPolicy = policy or Window(GroupPlaces(0, settings.batch_size))
         self._num_left = settings.num_batches
         self._max_played = settings.max_num_gen_batches * settings.batch_size
         self._version = 0

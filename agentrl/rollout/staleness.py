@@ -54,7 +54,7 @@ class StalenessPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class GroupPlaces:
     """The sizes that the places follow from.
 
     max_staleness: in versions. batch_size: groups of a batch. updates: batches of a version. surplus: groups
@@ -94,17 +94,17 @@ class Window:
     Source of the bound: torchtitan's design of a windowed FIFO (windowed_fifo.md).
     """
 
-    places: Places
+    places: GroupPlaces
     width: int = 1
 
     @property
     def capacity(self) -> int:
-        """See `Places`."""
+        """See `GroupPlaces`."""
         return self.places.capacity
 
     @property
     def bound(self) -> int:
-        """See `Places.bound`."""
+        """See `GroupPlaces.bound`."""
         return self.places.bound(self.width)
 
     @property
@@ -134,11 +134,11 @@ class ReadyFirst:
     It never waits for a straggler, and so trains long episodes less often than they were asked for.
     """
 
-    places: Places
+    places: GroupPlaces
 
     @property
     def capacity(self) -> int:
-        """See `Places`."""
+        """See `GroupPlaces`."""
         return self.places.capacity
 
     @property

@@ -13,7 +13,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
-from agentrl.assembly.places import Places, local_places
+from agentrl.assembly.places import ProcessPlaces, local_places
 from agentrl.assembly.processes import run_processes
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import NoSignalError
@@ -116,7 +116,7 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
     return run
 
 
-async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses, places: Places) -> None:
+async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses, places: ProcessPlaces) -> None:
     chosen = config.env.opponents if config.rollout.replay is None else {}
     env = run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"

@@ -23,7 +23,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import Memory
+from agentrl.assembly.memory import MemoryNeed
 from agentrl.assembly.model import model_source
 from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
 from agentrl.assembly.policy import build_renderer, dialect_of
@@ -357,7 +357,7 @@ def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 
 
 def _disk_facts(
-    config: RunConfig, folder: RunFolder, model: PreTrainedConfig, memory: Mapping[str, Memory]
+    config: RunConfig, folder: RunFolder, model: PreTrainedConfig, memory: Mapping[str, MemoryNeed]
 ) -> dict[str, JSON]:
     """The checkpoints and models of the run, and the free space; the journal is not counted.
 

@@ -11,7 +11,7 @@ from agentrl.assembly.cards import trainer_memory
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
-    Memory,
+    MemoryNeed,
     embedded_memory,
     machine_memory,
     published_memory,
@@ -27,7 +27,7 @@ PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in
 
 def memory_by_process(
     config: RunConfig, model: PreTrainedConfig, max_tokens: int | None
-) -> dict[str, Memory]:
+) -> dict[str, MemoryNeed]:
     """The memory of each kind of process, by a name with their number. max_tokens: of an episode."""
     engine = config.engine
     of_megatron = f"trainer, each of {config.megatron.world_size} ranks"
@@ -43,7 +43,7 @@ def memory_by_process(
     return memory | _published(config, model)
 
 
-def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, Memory]:
+def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, MemoryNeed]:
     """The versions of the policy that are in memory for servers, while the next one is sent."""
     engine = config.engine
     if engine.engine != "sglang" or config.rollout.replay is not None or not num_ranks(config):
@@ -58,7 +58,7 @@ def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, Memory]:
     return memory
 
 
-def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> None:
+def check_fits(memory: Mapping[str, MemoryNeed], *, is_elsewhere: bool = False) -> None:
     """Check the parts that are known exactly against the memory of a GPU, and of this machine.
 
     is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
@@ -86,7 +86,7 @@ def check_fits(memory: Mapping[str, Memory], *, is_elsewhere: bool = False) -> N
         )
 
 
-def parts_of(memory: Memory) -> dict[str, JSON]:
+def parts_of(memory: MemoryNeed) -> dict[str, JSON]:
     """The parts of a process that are not empty, and their sum."""
     parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
     return {**parts, "total_bytes": memory.total}

@@ -20,7 +20,7 @@ from agentrl.assembly.env import EnvFactory
 from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
-from agentrl.assembly.places import Places
+from agentrl.assembly.places import ProcessPlaces
 from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
 from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer
@@ -182,7 +182,7 @@ class Records:
             callback=callback,
         )
 
-    def placed(self, places: Places) -> None:
+    def placed(self, places: ProcessPlaces) -> None:
         """Show what there is to know of the places of the run, and the dashboard of a cluster."""
         self.monitor.dashboard = places.dashboard
         if (notice := places.notice) is not None:

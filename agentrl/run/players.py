@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.places import Places
+from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find
 from agentrl.rollout.players.launcher import PlayerPlan
@@ -52,7 +52,7 @@ def players_of(
     engine: Policy | None,
     records: Records,
     addresses: Addresses,
-    places: Places,
+    places: ProcessPlaces,
 ) -> Players | None:
     """The players of a run; None = the driver plays, or nothing plays.
 
@@ -75,7 +75,7 @@ def players_of(
     return players
 
 
-def _reached(engine: Policy, places: Places) -> Fleet | None:
+def _reached(engine: Policy, places: ProcessPlaces) -> Fleet | None:
     """The servers of the engine, where every player reaches them."""
     if not isinstance(engine, Fleet):
         return None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.simulate.recorded import Interval, RecordedRun, TrainedBatch, mean_of, replicas_of
+from agentrl.simulate.recorded import RecordedInterval, RecordedRun, TrainedBatch, mean_of, replicas_of
 from agentrl.simulate.workload import GroupPlan, RecordedWorkload
 from agentrl.types import JSON
 
@@ -199,7 +199,7 @@ def _begun(starts: Floats, amounts: Floats) -> _Steps:
     return _Steps(starts[order], np.cumsum(amounts[order]))
 
 
-def _overlap(starts: Floats, ends: Floats, spans: Sequence[Interval]) -> Floats:
+def _overlap(starts: Floats, ends: Floats, spans: Sequence[RecordedInterval]) -> Floats:
     """The share of each interval in which one of the spans, which do not overlap, went on."""
     if not spans:
         return np.zeros(len(starts))

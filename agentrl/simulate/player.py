@@ -41,7 +41,7 @@ class _Played:
     num_turns: int = 0
 
 
-class Workers:
+class SimulatedWorkers:
     """Processes that play: each handles one turn at a time. cpu_s: of a turn (seconds)."""
 
     def __init__(self, number: int, cpu_s: float) -> None:
@@ -70,7 +70,7 @@ class SimulatedPlayer:
 
     workload: Workload
     engines: SimulatedEngines
-    workers: Workers
+    workers: SimulatedWorkers
     request_s: float
     retries: int
     timeout_s: float = math.inf

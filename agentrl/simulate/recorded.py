@@ -36,7 +36,7 @@ _LATE = frozenset({OVER_SAMPLED, NOT_CHOSEN, STALE})
 _MIN_ITERATIONS = 3
 
 
-class Interval(NamedTuple):
+class RecordedInterval(NamedTuple):
     """Begin and end (seconds since the run began)."""
 
     start_s: float
@@ -52,7 +52,7 @@ class PlayedTurn(NamedTuple):
     """A turn whose times are known. prefilled: tokens of its prompt that were not cached; context: all of it;
     sampled: tokens (counts)."""
 
-    span: Interval
+    span: RecordedInterval
     prefilled: int
     context: int
     sampled: int
@@ -86,8 +86,8 @@ class RecordedRun:
     failed: int
     attempts: int
     turns: Sequence[PlayedTurn]
-    training: Sequence[Interval]
-    publishing: Sequence[Interval]
+    training: Sequence[RecordedInterval]
+    publishing: Sequence[RecordedInterval]
     batches: Sequence[TrainedBatch]
 
 
@@ -151,10 +151,10 @@ def _value(row: Record, name: str) -> float:
 class _Spans:
     """The spans of a timeline. acts: of turns, by episode, in their order. episodes: of all of an episode."""
 
-    acts: dict[str, list[Interval]] = field(default_factory=dict)
-    episodes: dict[str, Interval] = field(default_factory=dict)
-    training: list[Interval] = field(default_factory=list)
-    publishing: list[Interval] = field(default_factory=list)
+    acts: dict[str, list[RecordedInterval]] = field(default_factory=dict)
+    episodes: dict[str, RecordedInterval] = field(default_factory=dict)
+    training: list[RecordedInterval] = field(default_factory=list)
+    publishing: list[RecordedInterval] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> _Spans:
@@ -167,10 +167,12 @@ class _Spans:
         events = json.loads(text)["traceEvents"]
         for event in sorted((each for each in events if each["ph"] == "X"), key=lambda each: each["ts"]):
             begin_s = event["ts"] / 1e6
-            spans.add(event["name"], event["args"]["of"], Interval(begin_s, begin_s + event["dur"] / 1e6))
+            spans.add(
+                event["name"], event["args"]["of"], RecordedInterval(begin_s, begin_s + event["dur"] / 1e6)
+            )
         return spans
 
-    def add(self, name: str, owner: str, span: Interval) -> None:
+    def add(self, name: str, owner: str, span: RecordedInterval) -> None:
         """Add a span; those of what is not used are left out."""
         if owner in (SCORE, TRAIN):
             self.training.append(span)
@@ -180,7 +182,7 @@ class _Spans:
             self.acts.setdefault(owner, []).append(span)
         elif name == EPISODE:
             earlier = self.episodes.get(owner, span)
-            self.episodes[owner] = Interval(min(earlier[0], span[0]), max(earlier[1], span[1]))
+            self.episodes[owner] = RecordedInterval(min(earlier[0], span[0]), max(earlier[1], span[1]))
 
 
 def _number(path: Path) -> int:

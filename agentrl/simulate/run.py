@@ -22,7 +22,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.producer import Producer
 from agentrl.simulate.config import SimulateSection
 from agentrl.simulate.engine import SimulatedEngine, SimulatedEngines
-from agentrl.simulate.player import TASK, SimulatedGroup, SimulatedPlayer, Workers
+from agentrl.simulate.player import TASK, SimulatedGroup, SimulatedPlayer, SimulatedWorkers
 from agentrl.simulate.training import SharedDevices, SimulatedTraining
 from agentrl.simulate.virtual_time import now_s, run_in_virtual_time
 from agentrl.simulate.workload import Workload
@@ -200,7 +200,7 @@ class _Simulation:
         """All iterations, and this with its counts."""
         section, rollout = self._section, self._rollout
         engines = SimulatedEngines([SimulatedEngine(section) for _ in range(section.num_engines)])
-        workers = Workers(num_workers(rollout), section.turn_cpu_s)
+        workers = SimulatedWorkers(num_workers(rollout), section.turn_cpu_s)
         player = SimulatedPlayer(
             *(self._workload, engines, workers, section.request_s, rollout.max_episode_retries),
             timeout_s=rollout.group_timeout_s or float("inf"),
@@ -235,7 +235,7 @@ class _Simulation:
         return iterations, self
 
     async def _iterations(
-        self, cadence: Cadence, producer: Producer, training: SimulatedTraining, workers: Workers
+        self, cadence: Cadence, producer: Producer, training: SimulatedTraining, workers: SimulatedWorkers
     ) -> list[SimulatedIteration]:
         iterations = []
         engines = training.engines

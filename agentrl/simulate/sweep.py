@@ -16,7 +16,7 @@ _SHARES = 8
 """Splits give playing 1/8, 2/8, ... of the GPUs; around the best of them, sixteenths (count)."""
 
 
-class Sizes(NamedTuple):
+class SweepSizes(NamedTuple):
     """GPUs that play and GPUs that train (counts). colocate: all of them do both, in turns."""
 
     rollout_gpus: int
@@ -27,10 +27,10 @@ class Sizes(NamedTuple):
         return "in turns" if self.colocate else f"{self.rollout_gpus} + {self.train_gpus}"
 
 
-class Row(NamedTuple):
+class SweepRow(NamedTuple):
     """A simulation. run: None = it ended early, and `problem` says why."""
 
-    sizes: Sizes
+    sizes: SweepSizes
     max_staleness: int
     run: SimulatedRun | None
     problem: str = ""
@@ -62,29 +62,31 @@ class Sweep(NamedTuple):
     section: SimulateSection
     workload: Workload
     passes: int = 1
-    on_row: Callable[[Row], None] | None = None
+    on_row: Callable[[SweepRow], None] | None = None
 
-    def row(self, sizes: Sizes, max_staleness: int) -> Row:
+    def row(self, sizes: SweepSizes, max_staleness: int) -> SweepRow:
         """One simulation."""
         section = self.section.model_copy(update=sizes._asdict())
         rollout = self.rollout.model_copy(update={"max_staleness": max_staleness})
         try:
-            row = Row(sizes, max_staleness, simulate(rollout, section, self.workload, passes=self.passes))
+            row = SweepRow(
+                sizes, max_staleness, simulate(rollout, section, self.workload, passes=self.passes)
+            )
         except ConfigError:
             raise
         except UserError as error:
-            row = Row(sizes, max_staleness, None, str(error))
+            row = SweepRow(sizes, max_staleness, None, str(error))
         if self.on_row is not None:
             self.on_row(row)
         return row
 
-    def over_staleness(self, values: Sequence[int]) -> list[Row]:
+    def over_staleness(self, values: Sequence[int]) -> list[SweepRow]:
         """One simulation for each value of max_staleness, with the sizes of the section."""
         section = self.section
-        sizes = Sizes(section.playing_gpus, section.train_gpus, section.colocate)
+        sizes = SweepSizes(section.playing_gpus, section.train_gpus, section.colocate)
         return [self.row(sizes, value) for value in values]
 
-    def over_splits(self, gpus: int, values: Sequence[int]) -> list[Row]:
+    def over_splits(self, gpus: int, values: Sequence[int]) -> list[SweepRow]:
         """Splits of so many GPUs, for each value of max_staleness.
 
         At 0 engine and trainer wait for each other anyway, so there they take turns on all GPUs, too.
@@ -92,7 +94,7 @@ class Sweep(NamedTuple):
         Raises:
             ConfigError: there are too few GPUs for an engine and a trainer.
         """
-        rows: list[Row] = []
+        rows: list[SweepRow] = []
         for value in values:
             own = [self.row(sizes, value) for sizes in _splits(gpus, self.section.engine_gpus)]
             best = max(own, key=lambda row: row.steps_per_s)
@@ -102,18 +104,18 @@ class Sweep(NamedTuple):
             ]
             own += [self.row(sizes, value) for sizes in around]
             if value == 0:
-                own.append(self.row(Sizes(gpus - 1, 1, colocate=True), value))
+                own.append(self.row(SweepSizes(gpus - 1, 1, colocate=True), value))
             rows += sorted(own, key=lambda row: (row.sizes.colocate, row.sizes.rollout_gpus))
         return rows
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
+def best_of(rows: Sequence[SweepRow]) -> SweepRow | None:
     """The fastest one; None = none came to its end."""
     best = max(rows, key=lambda row: row.steps_per_s, default=None)
     return None if best is None or best.run is None else best
 
 
-def _splits(gpus: int, engine_gpus: int) -> list[Sizes]:
+def _splits(gpus: int, engine_gpus: int) -> list[SweepSizes]:
     shares = (gpus * share / _SHARES for share in range(1, _SHARES))
     sizes = sorted({_whole(share, gpus, engine_gpus) for share in shares})
     if gpus <= engine_gpus or not sizes:
@@ -121,13 +123,13 @@ def _splits(gpus: int, engine_gpus: int) -> list[Sizes]:
             f"gpus ({gpus}) must be more than engine_gpus ({engine_gpus}): one engine plays, and at least "
             "one GPU trains; raise it."
         )
-    return [Sizes(playing, gpus - playing) for playing in sizes]
+    return [SweepSizes(playing, gpus - playing) for playing in sizes]
 
 
-def _around(best: Sizes, gpus: int, engine_gpus: int) -> Iterator[Sizes]:
+def _around(best: SweepSizes, gpus: int, engine_gpus: int) -> Iterator[SweepSizes]:
     for offset in (-0.5, 0.5):
         playing = _whole(best.rollout_gpus + offset * gpus / _SHARES, gpus, engine_gpus)
-        yield Sizes(playing, gpus - playing)
+        yield SweepSizes(playing, gpus - playing)
 
 
 def _whole(playing: float, gpus: int, engine_gpus: int) -> int:

@@ -23,7 +23,7 @@ from agentrl.runtime.clocks import clocks_stopped
 from agentrl.runtime.gate import Gate
 from agentrl.tools.json_text import read_json
 from agentrl.tools.running import run
-from agentrl.tools.validator import MAX_STEPS, Check, OutOfStepsError, TooDeepError, Validator
+from agentrl.tools.validator import MAX_STEPS, OutOfStepsError, SchemaCheck, TooDeepError, Validator
 from agentrl.types import JSON
 from agentrl.types.seams import ToolSchema
 
@@ -313,7 +313,9 @@ _LAX: dict[str, TypeAdapter[int] | TypeAdapter[float] | TypeAdapter[bool] | Type
 _CONTAINERS: dict[str, type[object]] = {"array": list, "object": dict}
 
 
-def coerced(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON], check: Check) -> dict[str, JSON]:
+def coerced(
+    arguments: Mapping[str, JSON], parameters: Mapping[str, JSON], check: SchemaCheck
+) -> dict[str, JSON]:
     """The arguments with every value that does not fit its schema converted, where it can be.
 
     A value that fits is never changed. A value that does not fit is converted by the type in the schema:
@@ -340,7 +342,7 @@ def coerced(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON], check
 
 
 class _Coercion:
-    def __init__(self, parameters: Mapping[str, JSON], check: Check) -> None:
+    def __init__(self, parameters: Mapping[str, JSON], check: SchemaCheck) -> None:
         self._check = check
         # By the ids of a value and a schema; the value is held, so that no other object gets its id.
         self._done: dict[tuple[int, int], tuple[JSON, JSON]] = {}

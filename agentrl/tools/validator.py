@@ -68,7 +68,7 @@ _Keyword = Callable[[_Node, JSON, JSON, _Schema], Iterable[ValidationError] | No
 _IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "pattern"})
 
 
-class Check:
+class SchemaCheck:
     """The work of one check: the steps that are left, and what is known of parts of the value.
 
     A part is known by its id. The memory holds the part, too, so that no other object gets that id.
@@ -190,7 +190,7 @@ class Check:
         return compiled(pattern).isinstance_python(text)
 
 
-_CHECK: ContextVar[Check] = ContextVar("agentrl_check")
+_CHECK: ContextVar[SchemaCheck] = ContextVar("agentrl_check")
 
 
 def _length(value: JSON) -> int:
@@ -355,9 +355,9 @@ class Validator:
         # With an empty registry: otherwise jsonschema fetches the references of a schema over the network.
         self._root = _STRICT(schema, registry=EMPTY_REGISTRY)
 
-    def check(self, steps: int = MAX_STEPS) -> Check:
+    def check(self, steps: int = MAX_STEPS) -> SchemaCheck:
         """A check of one value and its parts."""
-        return Check(self._root, steps)
+        return SchemaCheck(self._root, steps)
 
     def is_valid(self, value: JSON) -> bool:
         """Whether a value fits.

@@ -63,14 +63,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, Sides, float | None], Tensor]
 """Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scale -> [T, H, D]."""
 
 
-class Kernel(NamedTuple):
+class AttentionKernel(NamedTuple):
     """An attention function, with its name for the log."""
 
     name: str
     attend: Attend
 
 
-def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
+def fastest(device: torch.device, dtype: torch.dtype) -> AttentionKernel:
     """The first of these that is installed and runs there; the FlashAttentions need half precision.
 
     flash-attn 3 (Hopper), flash-attn 2, torch's own variable-length attention (from 2.12), the
@@ -80,7 +80,7 @@ def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
         for kernel in (_flash_attn_3(device), _flash_attn(), _varlen_of_torch(), _flash_of_torch(device)):
             if kernel is not None:
                 return kernel
-    return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
+    return AttentionKernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
 
 
 def kernels_in_words(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -129,15 +129,17 @@ def _places(sides: Sides) -> tuple[Tensor, Tensor, int, int]:
     return sides.queries.bounds, sides.keys.bounds, sides.queries.longest, sides.keys.longest
 
 
-def _flash_attn_3(device: torch.device) -> Kernel | None:
+def _flash_attn_3(device: torch.device) -> AttentionKernel | None:
     module = _imported("flash_attn_interface")
     attention = getattr(module, "flash_attn_varlen_func", None)
     if attention is None or torch.cuda.get_device_capability(device) != _HOPPER:
         return None
-    return Kernel(f"flash-attn 3 {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+    return AttentionKernel(
+        f"flash-attn 3 {getattr(module, '__version__', '')}".strip(), partial(_flash, attention)
+    )
 
 
-def _flash_attn() -> Kernel | None:
+def _flash_attn() -> AttentionKernel | None:
     module = _imported("flash_attn")
     if module is None:
         return None
@@ -145,7 +147,9 @@ def _flash_attn() -> Kernel | None:
     if attention is None:
         _log.warning("flash-attn is installed, but cannot be used: it has no flash_attn_varlen_func")
         return None
-    return Kernel(f"flash-attn {getattr(module, '__version__', '')}".strip(), partial(_flash, attention))
+    return AttentionKernel(
+        f"flash-attn {getattr(module, '__version__', '')}".strip(), partial(_flash, attention)
+    )
 
 
 def _imported(name: str) -> ModuleType | None:
@@ -183,7 +187,7 @@ def _varlen(
     return attention(query, key, value, *_places(sides), scale=scale, window_size=(-1, 0), enable_gqa=True)
 
 
-def _varlen_of_torch() -> Kernel | None:
+def _varlen_of_torch() -> AttentionKernel | None:
     """None where torch has none, or one that cannot share keys and values among heads (before 2.12)."""
     if find_spec("torch.nn.attention.varlen") is None:
         return None
@@ -191,16 +195,16 @@ def _varlen_of_torch() -> Kernel | None:
     parameters = inspect.signature(attention).parameters
     if not {"scale", "window_size", "enable_gqa"} <= parameters.keys():
         return None
-    return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))
+    return AttentionKernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))
 
 
-def _flash_of_torch(device: torch.device) -> Kernel | None:
+def _flash_of_torch(device: torch.device) -> AttentionKernel | None:
     """The operator under `varlen_attn`, whose heads may share keys; None where torch lacks it, or the GPU."""
     if not torch.backends.cuda.is_flash_attention_available():
         return None
     if torch.cuda.get_device_capability(device) < _AMPERE:
         return None
-    return Kernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
+    return AttentionKernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
 
 
 def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:

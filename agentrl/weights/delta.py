@@ -35,7 +35,7 @@ class DeltaError(ValueError):
     """A delta that cannot be computed, read or applied; the message states the reason."""
 
 
-class Change(NamedTuple):
+class TensorChange(NamedTuple):
     """Changed words of one tensor. at: their indices in row-major order; None = all words of the tensor."""
 
     at: Words | None
@@ -47,7 +47,7 @@ class Delta(NamedTuple):
 
     base: int
     result: int
-    changes: Mapping[str, Change]
+    changes: Mapping[str, TensorChange]
 
     @property
     def num_bytes(self) -> int:
@@ -129,9 +129,9 @@ def read(path: Path) -> Delta:
     for key, words in tensors.items():
         name, _, part = key.rpartition("|")
         if part == "all":
-            changes[name] = Change(None, words)
+            changes[name] = TensorChange(None, words)
         elif part == "is" and f"{name}|at" in tensors:
-            changes[name] = Change(tensors[f"{name}|at"], words)
+            changes[name] = TensorChange(tensors[f"{name}|at"], words)
     return Delta(int(base), int(result), changes)
 
 
@@ -152,18 +152,18 @@ def _words(spec: TensorSpec, data: npt.NDArray[np.uint8]) -> Words:
     return aligned.view(kind)
 
 
-def _change(old: Words, new: Words) -> Change | None:
+def _change(old: Words, new: Words) -> TensorChange | None:
     at = np.flatnonzero(old != new)
     if not at.size:
         return None
     indices: Words = at.astype(np.uint32) if new.size <= 2**32 else at.astype(np.uint64)
     if indices.nbytes + at.size * new.itemsize >= new.nbytes:
-        return Change(None, new.copy())
+        return TensorChange(None, new.copy())
     words: Words = new[at]
-    return Change(indices, words)
+    return TensorChange(indices, words)
 
 
-def _put(name: str, tensor: tuple[TensorSpec, npt.NDArray[np.uint8]], change: Change) -> None:
+def _put(name: str, tensor: tuple[TensorSpec, npt.NDArray[np.uint8]], change: TensorChange) -> None:
     spec, data = tensor
     words = _words(spec, data).copy()
     at: Words | slice = slice(None) if change.at is None else change.at

@@ -47,7 +47,7 @@ class DeviceMemory(Protocol):
         """Give it back."""
 
 
-class Layout(NamedTuple):
+class BufferLayout(NamedTuple):
     """Buckets in one piece of memory: the tensors of each, where each begins, and the size of all."""
 
     loads: Sequence[tuple[TensorSpec, ...]]
@@ -79,7 +79,7 @@ def allocated(device: torch.device, num_bytes: int) -> DeviceMemory | None:
         return None
 
 
-def layout_of(loads: Sequence[tuple[TensorSpec, ...]]) -> Layout | None:
+def layout_of(loads: Sequence[tuple[TensorSpec, ...]]) -> BufferLayout | None:
     """Where buckets go; None = a tensor would not be aligned to its dtype."""
     starts, end = [], 0
     for load in loads:
@@ -89,10 +89,10 @@ def layout_of(loads: Sequence[tuple[TensorSpec, ...]]) -> Layout | None:
                 return None
             end += size_of(spec)
         end = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return Layout(loads, starts, end)
+    return BufferLayout(loads, starts, end)
 
 
-def packed(layout: Layout, memory: DeviceMemory, fill: Fill) -> Packed:
+def packed(layout: BufferLayout, memory: DeviceMemory, fill: Fill) -> Packed:
     """Fill the memory, look for numbers that are not finite, and compute the checksums, all on the device."""
     spans = [
         memory.bytes_B[start : start + sum(map(size_of, load))]

@@ -27,7 +27,7 @@ from agentrl.assembly import trainer as assembly_of_trainers
 from agentrl.assembly.keywords import TrainSettings
 from agentrl.errors import TrainerError
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.placement import Layout
+from agentrl.processes.placement import ClusterLayout
 from agentrl.processes.ray.placement import RayPlacement, placed
 from agentrl.processes.ray.session import RaySession, connected
 from agentrl.records import read_metrics, reconcile
@@ -142,7 +142,7 @@ def _connected(
         yield session
 
 
-def _placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacement:
+def _placed(session: RaySession, layout: ClusterLayout, timeout_s: float) -> RayPlacement:
     placement = placed(session, layout, timeout_s)
     TIMES.note(PLACED)
     return placement

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Mis, Tis
 from agentrl.algorithms.estimators import Adjusted
-from agentrl.algorithms.gates import Gate, InStages
+from agentrl.algorithms.gates import InStages, TokenGate
 from agentrl.algorithms.group_relative import GroupRelative
 from tests.algorithms.batches import Batch, EpisodeSpec, batch, batches, walk
 from tests.algorithms.test_corrections import with_gaps
 
 UPPER = {"token": 0.1, "mean": 0.06, "sum": 0.2, "max": 0.15}
 GATES = {
-    (statistic, over): Gate(statistic, over, UPPER[over], -0.5 * UPPER[over] if statistic == "k1" else -inf)
+    (statistic, over): TokenGate(
+        statistic, over, UPPER[over], -0.5 * UPPER[over] if statistic == "k1" else -inf
+    )
     for statistic, over in product(("k1", "k2", "k3"), ("token", "mean", "sum", "max"))
 }
 
@@ -68,9 +70,9 @@ def test_each_gate_is_its_own_formula_and_no_other():
 
 def test_metrics_count_tokens_and_sequences():
     drawn = with_gaps([log(2), 0.0], [0.0, 0.0, 0.0], [])
-    metrics = Gate("k1", "token", 0.5)(drawn.tokens, drawn.token_scores).metrics
+    metrics = TokenGate("k1", "token", 0.5)(drawn.tokens, drawn.token_scores).metrics
     assert metrics == pytest.approx({"gate_statistic": log(2) / 5, "gate_masked": 0.2, "gate_dropped": 0.0})
-    metrics = Gate("k1", "max", 0.5)(drawn.tokens, drawn.token_scores).metrics
+    metrics = TokenGate("k1", "max", 0.5)(drawn.tokens, drawn.token_scores).metrics
     assert metrics == pytest.approx(
         {"gate_statistic": 2 * log(2) / 5, "gate_masked": 0.4, "gate_dropped": 0.5}
     )
@@ -113,7 +115,7 @@ def test_weights_of_sequences_count_once_each_and_what_a_gate_masks_counts_too()
     norm = (1.5 + 1 + 0.5) / 3
     factors_N = InStages(weight, None, "sequence")(drawn.tokens, drawn.token_scores).factors_N
     assert factors_N == pytest.approx([1.5 / norm] * 3 + [1 / norm, 0.5 / norm])
-    gate = Gate("k1", "max", 0.3)
+    gate = TokenGate("k1", "max", 0.3)
     factors_N = InStages(weight, gate, "sequence")(drawn.tokens, drawn.token_scores).factors_N
     assert factors_N == pytest.approx([0.0] * 3 + [1 / norm, 0.5 / norm])
 
@@ -161,4 +163,4 @@ def test_with_a_gate_the_contract_of_estimators_holds(gate):
 )
 def test_gates_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="gate"):
-        Gate(**settings)
+        TokenGate(**settings)

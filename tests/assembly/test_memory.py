@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from agentrl.assembly import memory as module
 from agentrl.assembly.memory import (
-    Memory,
+    MemoryNeed,
     Networks,
     check_machine,
     embedded_memory,
@@ -46,7 +46,7 @@ WIDE = {
 }
 
 
-def allocated(worker: TorchWorker, networks) -> Memory:
+def allocated(worker: TorchWorker, networks) -> MemoryNeed:
     """Weights, gradients and optimizers of one step, added up over what torch holds."""
     gradients = []
 
@@ -66,7 +66,7 @@ def allocated(worker: TorchWorker, networks) -> Memory:
         for tensor in state.values()
     ]
     weights = sum(p.nbytes for network in networks for p in network.parameters())
-    return Memory(weights, sum(gradients), sum(states))
+    return MemoryNeed(weights, sum(gradients), sum(states))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

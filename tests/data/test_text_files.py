@@ -124,7 +124,7 @@ def test_splits_of_a_folder_are_found_in_the_names_of_packed_files(tmp_path):
     assert [source.task(n).prompt[0].text for n in range(source.num_tasks)] == ["test"]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"question": "a"}')[:-9]])
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"question": "a"}', mtime=0)[:-9]])
 def test_a_damaged_file_is_one_sentence(tmp_path, content):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.jsonl\.gz is damaged \(.+\); pack it again\."):

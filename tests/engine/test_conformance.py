@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.engine.conformance import (
     CHECKS,
-    Check,
+    ConformanceCheck,
     ConformanceError,
     EngineCaps,
     Subject,
@@ -33,7 +33,7 @@ SUBJECTS = {
 
 @pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-async def test_an_engine_passes(check: Check, make: Callable[[], Subject]) -> None:
+async def test_an_engine_passes(check: ConformanceCheck, make: Callable[[], Subject]) -> None:
     subject = make()
     assert lack(check, subject.caps) is None, "our own engines declare no missing capability"
     await check.run(subject)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.engine.conformance import CHECKS, Check, EngineCaps, Subject, lack
+from agentrl.engine.conformance import CHECKS, ConformanceCheck, EngineCaps, Subject, lack
 from agentrl.engine.sglang.fleet import Fleet
 from tests.engine.fleets import served_fleet, sglang_fleet
 from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, VOCAB, delivery_of, logits_of, text_of, tiny
@@ -34,7 +34,7 @@ def subject_of(fleet: Fleet, caps: EngineCaps, max_context_len: int, tolerance: 
     )
 
 
-async def keeps_all(subject: Subject, checks: Sequence[Check]) -> None:
+async def keeps_all(subject: Subject, checks: Sequence[ConformanceCheck]) -> None:
     for check in checks:
         if lack(check, subject.caps) is None:
             await check.run(subject)

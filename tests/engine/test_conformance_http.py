@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from agentrl.engine.conformance import CHECKS, Check, EngineCaps, lack
+from agentrl.engine.conformance import CHECKS, ConformanceCheck, EngineCaps, lack
 from agentrl.engine.sglang import wire
 from agentrl.types.seams import Sampling
 from tests.engine.serving import (
@@ -29,11 +29,11 @@ MAX_TOKENS = SGLANG_CONTEXT_LEN - 2
 """SGLang reserves two tokens of its context."""
 
 
-def checked(caps: EngineCaps) -> list[Check]:
+def checked(caps: EngineCaps) -> list[ConformanceCheck]:
     return [check for check in CHECKS if lack(check, caps) is None]
 
 
-async def keeps(check: Check, url: str, caps: EngineCaps, max_context_len: int) -> None:
+async def keeps(check: ConformanceCheck, url: str, caps: EngineCaps, max_context_len: int) -> None:
     subject = remote_subject(url, caps, max_context_len)
     await check.run(subject)
     await subject.engine.close()
@@ -49,7 +49,7 @@ def test_missing_capabilities_are_reported(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("check", checked(HTTP_CAPS), ids=lambda check: check.name)
-async def test_the_embedded_engine_keeps_its_promise_over_http(check: Check) -> None:
+async def test_the_embedded_engine_keeps_its_promise_over_http(check: ConformanceCheck) -> None:
     async with embedded_server(max_context_len=CONTEXT_LEN) as (url, engine):
         await keeps(check, url, HTTP_CAPS, CONTEXT_LEN)
         assert engine.num_requests == 0, "a request was left behind"
@@ -83,7 +83,9 @@ def router(worker: str, log: Path):
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["sglang", "routed"])
 @pytest.mark.parametrize("check", checked(SGLANG_CAPS), ids=lambda check: check.name)
-async def test_sglang_keeps_its_promise(check: Check, where: str, request: pytest.FixtureRequest) -> None:
+async def test_sglang_keeps_its_promise(
+    check: ConformanceCheck, where: str, request: pytest.FixtureRequest
+) -> None:
     worker, url = request.getfixturevalue("sglang"), request.getfixturevalue(where)
     assert httpx2.post(f"{worker}/flush_cache", trust_env=False).status_code == 200, (
         "requests were left behind"

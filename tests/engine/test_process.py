@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from agentrl.engine.conformance import CHECKS, Check, Subject
+from agentrl.engine.conformance import CHECKS, ConformanceCheck, Subject
 from agentrl.engine.embedded.messages import Begin, Open, Put
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
@@ -59,7 +59,7 @@ async def subject_on(process: EngineProcess, folder: Path) -> Subject:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-async def test_it_keeps_its_promise(check: Check, process: EngineProcess, folder: Path) -> None:
+async def test_it_keeps_its_promise(check: ConformanceCheck, process: EngineProcess, folder: Path) -> None:
     subject = await subject_on(process, folder)
     await check.run(subject)
     await subject.engine.close()

@@ -109,7 +109,7 @@ async def test_a_long_text_is_refused_before_it_is_encoded_and_encoded_beside_th
         return [1] * (len(text) // 64)
 
     codec = TextCodec(slow, lambda ids, skip: text_of(ids), 64)
-    limits = requests.Limits(VOCAB, 256)
+    limits = requests.RequestLimits(VOCAB, 256)
     with pytest.raises(requests.RefusedError, match=r"no text of more than 16,384 fits the 256 tokens"):
         await requests.read_generate(json.dumps({"text": "a" * 16_385}).encode(), codec, limits)
     assert encoded == []
@@ -128,7 +128,7 @@ async def test_a_long_text_is_refused_before_it_is_encoded_and_encoded_beside_th
 
 async def test_copies_of_a_prompt_share_its_tokens():
     body = {"input_ids": [1] * 200, "sampling_params": {"n": 1024}}
-    batch = await requests.read_generate(json.dumps(body).encode(), CODEC, requests.Limits(VOCAB, 256))
+    batch = await requests.read_generate(json.dumps(body).encode(), CODEC, requests.RequestLimits(VOCAB, 256))
     assert len({id(item.prompt_ids) for item in batch.requests}) == 1
 
 

@@ -14,7 +14,7 @@ from agentrl.engine.chat.agent import ChatAgent
 from agentrl.engine.chat.endpoint import ChatEndpoint
 from agentrl.engine.chat.settings import ChatSettings
 from agentrl.engine.served import chat_wire
-from agentrl.engine.served.chat_replies import Deltas, Turn
+from agentrl.engine.served.chat_replies import Deltas, ReplyTurn
 from agentrl.types import Ending
 from tests.engine.chatting import (
     ADD,
@@ -181,7 +181,7 @@ async def test_parts_of_a_turn_never_take_anything_back(name):
         calls = tuple(call for call in message.tool_calls if call.arguments is not None)
         text = real_tokenizer("qwen3").decode(ids[:size])
         is_open = text.startswith("<think>") and "</think>" not in text
-        turn = Turn(message.text, message.reasoning or "", calls, is_open)
+        turn = ReplyTurn(message.text, message.reasoning or "", calls, is_open)
         if message.tool_calls and size < len(ids):
             turn = turn._replace(calls=message.tool_calls)
         for part in deltas.next(turn, ended=size == len(ids)):

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from agentrl import UserError
 from agentrl.cli import cli, main
-from agentrl.envs.scaffold import KINDS, Origin, scaffold
+from agentrl.envs.scaffold import KINDS, PackageOrigin, scaffold
 from tests.docs.test_commands import check_arguments
 from tests.fresh import run_fresh
 from tests.house.source import ROOT
@@ -123,9 +123,9 @@ def test_no_index_chooses_what_agentrl_is(tmp_path):
     install, train = commands((new.folder / "README.md").read_text())
     installed = [line for line in (install + train).splitlines() if "pip install" in line]
     assert installed == [
-        f"python -m pip install {Origin.of_this().pip_arguments()}",
+        f"python -m pip install {PackageOrigin.of_this().pip_arguments()}",
         "python -m pip install -e '.[dev]'",
-        f"python -m pip install {Origin.of_this().pip_arguments('train')}",
+        f"python -m pip install {PackageOrigin.of_this().pip_arguments('train')}",
     ]
     # Where it is installed from its sources, as for these tests, they are what is installed again.
     assert f"pip install -e {shlex.quote(str(ROOT))}\n" in install
@@ -146,7 +146,7 @@ def test_the_other_commands_of_its_readme_exist(tmp_path):
 
 @pytest.mark.parametrize(("direct_url", "expected"), ORIGINS.values(), ids=ORIGINS)
 def test_agentrl_is_installed_from_where_pip_had_it_from(direct_url, expected):
-    words = Origin(direct_url, "0.1.0").pip_arguments("train")
+    words = PackageOrigin(direct_url, "0.1.0").pip_arguments("train")
     assert words == expected
     (*flags, text) = shlex.split(words)
     if flags == []:
@@ -179,16 +179,16 @@ class Recorded:
 )
 def test_the_origin_is_what_pip_recorded_or_the_source_tree(installed, expected, monkeypatch):
     monkeypatch.setattr("agentrl.envs.scaffold.distributions", lambda name: installed)
-    assert Origin.of_this().direct_url == expected
+    assert PackageOrigin.of_this().direct_url == expected
 
 
 def test_the_origin_of_a_release_is_its_version_and_of_bare_files_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("agentrl.envs.scaffold.__file__", str(tmp_path / "agentrl/envs/scaffold/__init__.py"))
     monkeypatch.setattr("agentrl.envs.scaffold.distributions", lambda name: [Recorded(None)])
-    assert Origin.of_this() == Origin(None, "0.1.7")
+    assert PackageOrigin.of_this() == PackageOrigin(None, "0.1.7")
     monkeypatch.setattr("agentrl.envs.scaffold.distributions", lambda name: [])
     with pytest.raises(UserError, match="install it with pip"):
-        Origin.of_this()
+        PackageOrigin.of_this()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import Head, LossInputs, PolicyLoss, Targets, logprobs_and_entropy
+from agentrl.losses import LossInputs, OutputHead, PolicyLoss, Targets, logprobs_and_entropy
 from agentrl.types import Extra
 
 VOCAB = 7
@@ -47,7 +47,7 @@ def cases(draw):
 def scored(leaf, temperature, targets, kept, **options):
     extra = Extra.of_lists([np.array(ids, np.int32) for ids in kept])
     parts = Targets(torch.tensor(targets), torch.tensor(temperature), extra)
-    return logprobs_and_entropy(leaf, Head(torch.eye(VOCAB, dtype=leaf.dtype)), parts, **options)
+    return logprobs_and_entropy(leaf, OutputHead(torch.eye(VOCAB, dtype=leaf.dtype)), parts, **options)
 
 
 @given(case=cases(), max_logits=st.integers(1, 70))
@@ -94,7 +94,7 @@ def test_tokens_without_kept_ids_are_scored_bit_for_bit_as_ever(max_logits):
     plain, mixed = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     without = logprobs_and_entropy(
         plain,
-        Head(torch.eye(VOCAB)),
+        OutputHead(torch.eye(VOCAB)),
         Targets(targets, temperature),
         max_logits=max_logits,
         entropy_gradient=True,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agentrl.losses import (
     OBJECTIVES,
-    Kernel,
     KlTerm,
     LossInputs,
+    LossKernel,
     PolicyLoss,
     TokenOutputs,
     check_loss,
@@ -40,7 +40,7 @@ VARIANTS: dict[str, tuple[PolicyLoss, Options]] = {
     ),
     "vespo": (PolicyLoss(objective="vespo"), Options("vespo")),
     "vespo, other kernels": (
-        PolicyLoss(objective="vespo", vespo=(Kernel(1.0, 0.5), Kernel(0.5, 2.0))),
+        PolicyLoss(objective="vespo", vespo=(LossKernel(1.0, 0.5), LossKernel(0.5, 2.0))),
         Options("vespo", kernels=((1.0, 0.5), (0.5, 2.0))),
     ),
     "dppo_tv": (PolicyLoss(0.15, 0.15, objective="dppo_tv"), Options("dppo_tv", 0.15, 0.15)),

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.losses import (
-    Head,
-    Kernel,
     LossInputs,
+    LossKernel,
     LossOutput,
+    OutputHead,
     PolicyLoss,
     Targets,
     TokenOutputs,
@@ -125,7 +125,7 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
     leaf = torch.tensor(table, requires_grad=True)
     outputs = logprobs_and_entropy(
         leaf[torch.tensor(chosen)],
-        Head(torch.eye(vocab, dtype=torch.float64)),
+        OutputHead(torch.eye(vocab, dtype=torch.float64)),
         Targets(torch.tensor(targets), torch.full((number,), temperature, dtype=torch.float64)),
     )
     arrays = [torch.tensor(array) for array in (old, old, advantages, weights)]
@@ -155,7 +155,7 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
         ({"eps_clip_c": 3.0, "objective": "cispo"}, "cispo has no dual clip; leave out eps_clip_c"),
         ({"eps_clip_c": 3.0, "objective": "sapo"}, "sapo has no dual clip"),
         ({"sapo_tau": (1.0, 0.0), "objective": "sapo"}, "sapo_tau must be above 0"),
-        ({"vespo": (Kernel(1.0, 1.0), Kernel(0.0, 1.0))}, "vespo must be above 0"),
+        ({"vespo": (LossKernel(1.0, 1.0), LossKernel(0.0, 1.0))}, "vespo must be above 0"),
         ({"entropy_coef": math.inf}, "entropy_coef must be finite"),
         ({"opsm_delta": math.nan}, "opsm_delta must be finite"),
     ],

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl.losses import Head, Targets, TokenOutputs, logprobs_and_entropy
+from agentrl.losses import OutputHead, Targets, TokenOutputs, logprobs_and_entropy
 
 
 def head(width: int, vocab: int) -> nn.Linear:
@@ -17,9 +17,9 @@ def head(width: int, vocab: int) -> nn.Linear:
     return nn.Linear(width, vocab, bias=False, dtype=torch.float64)
 
 
-def as_they_are(vocab: int, dtype: torch.dtype = torch.float32) -> Head:
+def as_they_are(vocab: int, dtype: torch.dtype = torch.float32) -> OutputHead:
     """A head whose logits are the hidden states."""
-    return Head(torch.eye(vocab, dtype=dtype))
+    return OutputHead(torch.eye(vocab, dtype=dtype))
 
 
 def reference(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray):
@@ -37,10 +37,10 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
     temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
     layer = head(3, vocab)
 
-    unchunked = logprobs_and_entropy(states, Head(layer.weight), Targets(targets, temperature))
+    unchunked = logprobs_and_entropy(states, OutputHead(layer.weight), Targets(targets, temperature))
     expected = torch.autograd.grad(unchunked.logp_N.square().sum(), [states, layer.weight])
     chunked = logprobs_and_entropy(
-        states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+        states, OutputHead(layer.weight), Targets(targets, temperature), max_logits=max_logits
     )
     actual = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
 
@@ -72,13 +72,13 @@ def test_without_a_gradient_there_is_the_sum_of_squared_probabilities_too(number
     layer = head(3, vocab)
     with torch.no_grad():
         outputs = logprobs_and_entropy(
-            states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+            states, OutputHead(layer.weight), Targets(targets, temperature), max_logits=max_logits
         )
         pi = np.exp(layer(states).numpy() / 0.7)
     pi /= pi.sum(1, keepdims=True)
     np.testing.assert_allclose(outputs.sum_pi_squared_N, (pi**2).sum(1), atol=1e-12)
     learning = logprobs_and_entropy(
-        states, Head(layer.weight), Targets(targets, temperature), max_logits=max_logits
+        states, OutputHead(layer.weight), Targets(targets, temperature), max_logits=max_logits
     )
     assert learning.sum_pi_squared_N is None
 
@@ -89,7 +89,7 @@ def test_logits_are_never_all_there_at_once():
     with Counting() as seen:
         outputs = logprobs_and_entropy(
             states,
-            Head(weight),
+            OutputHead(weight),
             Targets(torch.zeros(100, dtype=torch.int64), torch.ones(100)),
             max_logits=900,
         )
@@ -100,7 +100,7 @@ def test_logits_are_never_all_there_at_once():
 def test_half_precision_logits_meet_a_softmax_in_full():
     outputs = logprobs_and_entropy(
         torch.randn(4, 3, dtype=torch.bfloat16),
-        Head(torch.randn(50, 3, dtype=torch.bfloat16)),
+        OutputHead(torch.randn(50, 3, dtype=torch.bfloat16)),
         Targets(torch.zeros(4, dtype=torch.int64), torch.ones(4)),
     )
     assert outputs.logp_N.dtype == torch.float32
@@ -128,7 +128,11 @@ def test_asked_for_the_entropy_has_the_same_gradient_in_any_chunks(number, vocab
     gradients = []
     for most in (10_000, max_logits):
         outputs = logprobs_and_entropy(
-            states, Head(layer.weight), Targets(targets, temperature), max_logits=most, entropy_gradient=True
+            states,
+            OutputHead(layer.weight),
+            Targets(targets, temperature),
+            max_logits=most,
+            entropy_gradient=True,
         )
         gradients.append(torch.autograd.grad((pull * outputs.entropy_N).sum(), [states, layer.weight]))
     for a, b in zip(*gradients, strict=True):
@@ -164,7 +168,7 @@ def test_a_forbidden_or_impossible_token_breaks_no_gradient_of_the_entropy(logit
     bias = torch.tensor([0.0 if value > -math.inf else -math.inf for value in logits])
     outputs = logprobs_and_entropy(
         states,
-        Head(torch.eye(3), bias),
+        OutputHead(torch.eye(3), bias),
         Targets(torch.tensor([0]), torch.tensor([1.0])),
         entropy_gradient=True,
     )

@@ -20,7 +20,7 @@ from agentrl.records.conditions import (
 )
 from agentrl.records.diagnoses import DIAGNOSES, Diagnoses, read_diagnoses
 from agentrl.records.history import record_sizes, roll_back
-from agentrl.records.trends import WINDOW, History, RunFacts
+from agentrl.records.trends import WINDOW, MetricHistory, RunFacts
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 STEADY = {
@@ -153,7 +153,7 @@ def test_truncation_that_grows_with_the_reward_is_named():
         raw_reward=grown(-0.3, -0.1),
         truncated_reward=0.0,
     )
-    assert CONDITIONS["truncation-pays"](History(dict(rows)), RunFacts()) == (
+    assert CONDITIONS["truncation-pays"](MetricHistory(dict(rows)), RunFacts()) == (
         "truncated episodes went from 10% to 60%, while the reward rose from -0.3 to -0.1: they earn 0, no "
         "less than those that end."
     )
@@ -351,7 +351,7 @@ def test_none_is_made_of_a_steady_run_of_an_empty_one_or_of_metrics_that_are_not
     broken = [(step, dict.fromkeys(row, float("nan"))) for step, row in rows]
     assert diagnosed(tmp_path, broken) == {}
     assert diagnosed(tmp_path, [(step, dict.fromkeys(row)) for step, row in rows]) == {}
-    assert all(condition(History(), RunFacts()) is None for condition in CONDITIONS.values())
+    assert all(condition(MetricHistory(), RunFacts()) is None for condition in CONDITIONS.values())
 
 
 def test_each_is_made_once_written_and_not_repeated_by_a_run_that_resumes(tmp_path):

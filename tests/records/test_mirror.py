@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.records import clock
 from agentrl.records.clock import Moment, PeerClock
-from agentrl.records.mirror import ActivityReport, Mirror, Part, Reporter, Stage
+from agentrl.records.mirror import ActivityReport, Mirror, MirroredPart, MirroredStage, Reporter
 from agentrl.records.status import oldest_in, processes_in
 from agentrl.records.timeline import Timeline
 from agentrl.runtime import activity
@@ -47,8 +47,8 @@ def test_groups_and_spans_of_another_machine_have_times_of_this_one(monkeypatch)
     monkeypatch.setattr(clock, "perf_counter", lambda: 1000.0)
     activities = Activities()
     mirror = Mirror(activities, "player 1 (process 7 on far)", 1)
-    stage = Stage("tool", "search", 10.0)
-    group = Part("g4", 8.0, (), (Part("g4-0", 9.0, (stage,)), Part("g4-1", 9.0, ())))
+    stage = MirroredStage("tool", "search", 10.0)
+    group = MirroredPart("g4", 8.0, (), (MirroredPart("g4-0", 9.0, (stage,)), MirroredPart("g4-1", 9.0, ())))
     mirror.show(report_at(20.0, (group,), (Span("act", "", "g4-0", EPISODES, 1, 6.0, 9.5),)))
     (shown,) = activities.in_progress
     assert (shown.id, shown.since_s, shown.process) == ("g4", 988.0, "player 1")

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from agentrl.records.diagnoses import MIN_FLAT_STEPS, SFT_CONDITIONS, Diagnoses
-from agentrl.records.trends import History, RunFacts
+from agentrl.records.trends import MetricHistory, RunFacts
 from tests.records.test_diagnoses import diagnosed, sentences_of
 
 
@@ -100,7 +100,7 @@ def test_a_long_supervised_run_costs_little_to_watch(tmp_path):
 
 
 def test_none_is_made_of_nothing_and_every_sentence_has_the_form_of_the_others(tmp_path):
-    assert all(condition(History(), RunFacts()) is None for condition in SFT_CONDITIONS.values())
+    assert all(condition(MetricHistory(), RunFacts()) is None for condition in SFT_CONDITIONS.values())
     faults = [
         [(0, {"eval/loss": math.inf})],
         supervised([2.0, 1.9, 1.8], **{"train/grad_norm": math.nan}),

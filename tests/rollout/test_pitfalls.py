@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import UserError
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
-from agentrl.rollout.staleness import STALE, Places, ReadyFirst, Window
+from agentrl.rollout.staleness import STALE, GroupPlaces, ReadyFirst, Window
 from tests.rollout.test_producer import Rollouts, index_of
 
 
@@ -176,9 +176,9 @@ async def test_long_episodes_are_trained_as_often_as_they_were_asked_for():
         await producer.close()
         return sum(int(name[1:]) % 5 == 0 for name in taken) / len(taken)
 
-    assert await lengths(Window(Places(1, 4), 4)) == pytest.approx(0.2, abs=0.03)
+    assert await lengths(Window(GroupPlaces(1, 4), 4)) == pytest.approx(0.2, abs=0.03)
     # Which is why taking the first to end is not the default.
-    assert await lengths(ReadyFirst(Places(1, 4))) < 0.1
+    assert await lengths(ReadyFirst(GroupPlaces(1, 4))) < 0.1
 
 
 async def test_stale_groups_are_dropped_with_their_reason_and_give_their_places_back():
@@ -188,7 +188,7 @@ async def test_stale_groups_are_dropped_with_their_reason_and_give_their_places_
         rollouts.prompt,
         rollouts.play,
         ProducerSettings(2),
-        ReadyFirst(Places(1, 2)),
+        ReadyFirst(GroupPlaces(1, 2)),
         early=EarlyEnd(lambda _: cut),
     )
     stale = []

@@ -14,7 +14,7 @@ from agentrl.data import Prompt
 from agentrl.errors import UserError, WorldBrokenError
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer, ProducerSettings
-from agentrl.rollout.staleness import Places, Window
+from agentrl.rollout.staleness import GroupPlaces, Window
 from agentrl.types import Ending, Episode, Failure, Group
 from tests.worlds import ASK, FOREVER_S
 
@@ -54,7 +54,7 @@ class Rollouts:
         return GroupOutcome(group, (), (), "equal" if prompt.index in self.dropped else "")
 
     def producer(self, batch_size, *, max_staleness=0, width=1, **options):
-        policy = Window(Places(max_staleness, batch_size), width)
+        policy = Window(GroupPlaces(max_staleness, batch_size), width)
         return Producer(self.prompt, self.play, ProducerSettings(batch_size, **options), policy)
 
 
@@ -74,7 +74,7 @@ BATCHES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
 @st.composite
 def policies(draw):
     batch_size = draw(st.integers(1, 4))
-    places = Places(draw(STALENESS), batch_size, draw(st.integers(1, 3)), draw(st.integers(0, 4)))
+    places = GroupPlaces(draw(STALENESS), batch_size, draw(st.integers(1, 3)), draw(st.integers(0, 4)))
     return Window(places, draw(st.integers(1, 6)))
 
 
@@ -120,7 +120,7 @@ def test_no_group_is_taken_later_than_the_bound_and_none_is_lost(policy, ticks, 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 async def test_the_bound_is_reached(staleness, width):
     """One straggler, and all others at once: as many pass it as the window allows."""
-    rollouts, policy = Rollouts([0]), Window(Places(staleness, 2), width)
+    rollouts, policy = Rollouts([0]), Window(GroupPlaces(staleness, 2), width)
     ended = asyncio.Event()
 
     async def play(prompt, version, begun=None):

@@ -18,7 +18,7 @@ from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.saved import SavedGroups, read_lines
-from agentrl.rollout.staleness import Places, Window
+from agentrl.rollout.staleness import GroupPlaces, Window
 from tests.envs.test_resuming import TASK, Forgetting, Letters, Rare, engine_of, logprobs_of, record_of
 from tests.worlds import FOREVER_S
 
@@ -54,7 +54,7 @@ class Playing:
             note=note,
         )
         early = EarlyEnd(self.player.cancelled, stop=self.episodes.stop)
-        policy = Window(Places(1, GROUPS - 1), GROUPS)
+        policy = Window(GroupPlaces(1, GROUPS - 1), GROUPS)
         self.producer = Producer(self.prompt, self.player.play, ProducerSettings(GROUPS - 1), policy, early)
         self.producer.resume(0, version=0, saved=saved)
 

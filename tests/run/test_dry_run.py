@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.assembly import cluster
-from agentrl.assembly.memory import Memory
+from agentrl.assembly.memory import MemoryNeed
 from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.processes import gpus as gpus_module
@@ -210,12 +210,12 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(
         memory_module, "present_gpus", lambda: (Gpu("0", "H100", 80 << 30), Gpu("1", "unknown", 0))
     )
-    memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
+    memory_module.check_fits({"trainer, each of 8 ranks": MemoryNeed(weights=79 << 30)})
     with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
-        memory_module.check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
+        memory_module.check_fits({"trainer, each of 8 ranks": MemoryNeed(weights=81 << 30)})
     with pytest.raises(UserError, match=r"trainer and embedded engine take .* and this machine has"):
-        memory_module.check_fits({"trainer": Memory(1 << 50), "embedded engine": Memory()})
-    published = {memory_module.PUBLISHED: Memory(published=1 << 50)}
+        memory_module.check_fits({"trainer": MemoryNeed(1 << 50), "embedded engine": MemoryNeed()})
+    published = {memory_module.PUBLISHED: MemoryNeed(published=1 << 50)}
     with pytest.raises(UserError, match=r"published weights, where rank 0 is take 1048576.0 GiB"):
         memory_module.check_fits(published)
     memory_module.check_fits(published, is_elsewhere=True)

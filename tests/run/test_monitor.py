@@ -17,7 +17,7 @@ from agentrl.envs import Scorer
 from agentrl.records.status import STATUS, read_status
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer, ProducerSettings
-from agentrl.rollout.staleness import Places, Window
+from agentrl.rollout.staleness import GroupPlaces, Window
 from agentrl.run.loop import PlayLoop
 from agentrl.run.monitor import Monitor, utilisation_metrics
 from agentrl.runtime.activity import TAKE, TRAIN, Activities, requesting, working
@@ -85,7 +85,7 @@ class Hangs:
         return Prompt(self.num_prompts - 1, ASK, 0)
 
     def producer(self, *, max_staleness: int = 0) -> Producer:
-        policy = Window(Places(max_staleness, 2))
+        policy = Window(GroupPlaces(max_staleness, 2))
         return Producer(self.prompt, self.player.play, ProducerSettings(2, num_batches=1), policy)
 
 

@@ -16,7 +16,7 @@ from agentrl.records.history import METRICS
 from agentrl.simulate.config import ModelFile, SimulateSection, Spread
 from agentrl.simulate.engine import SimulatedEngine
 from agentrl.simulate.fitting import described, fitted
-from agentrl.simulate.recorded import Interval, PlayedTurn, RecordedRun, TrainedBatch, read_recorded
+from agentrl.simulate.recorded import PlayedTurn, RecordedInterval, RecordedRun, TrainedBatch, read_recorded
 from agentrl.simulate.request import requested, save_model
 from agentrl.simulate.virtual_time import now_s, run_in_virtual_time
 from agentrl.simulate.workload import EpisodePlan, GivenWorkload, GroupPlan, TurnPlan
@@ -36,7 +36,7 @@ def played(slowdown=0.0):
         start_s, prompt, size = now_s(), rng.randint(1, 400), rng.randint(1, 120)
         await asyncio.sleep(ENGINE.request_s)
         await engine.generate(f"s{number}", prompt, size)
-        turns.append(PlayedTurn(Interval(start_s, now_s()), prompt, prompt, size))
+        turns.append(PlayedTurn(RecordedInterval(start_s, now_s()), prompt, prompt, size))
 
     async def trainer(engine):
         while slowdown:
@@ -45,7 +45,7 @@ def played(slowdown=0.0):
             engine.slow_down(1.0 + slowdown)
             await asyncio.sleep(rng.uniform(1, 3))
             engine.slow_down(1.0)
-            training.append(Interval(start_s, now_s()))
+            training.append(RecordedInterval(start_s, now_s()))
 
     async def program():
         engine = SimulatedEngine(ENGINE)
@@ -59,7 +59,7 @@ def played(slowdown=0.0):
 
 def recorded(turns, training=(), batches=None):
     batches = batches or [TrainedBatch(0.1, 0.5 + n / 1000, n, 1, 0.0, 0.25) for n in range(500, 900, 50)]
-    publishing = [Interval(1000.0 + n, 1000.5 + n) for n in range(5)]
+    publishing = [RecordedInterval(1000.0 + n, 1000.5 + n) for n in range(5)]
     return RecordedRun(RunConfig(), [GROUP], 1, 4, turns, training, publishing, batches)
 
 

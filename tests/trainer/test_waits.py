@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agentrl.losses import Head, Targets, logprobs_and_entropy
+from agentrl.losses import OutputHead, Targets, logprobs_and_entropy
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
@@ -124,5 +124,5 @@ def test_a_wait_is_noticed():
     assert any("_local_scalar_dense" in place for place in places)
     targets = Targets(torch.zeros(4, dtype=torch.int64), torch.ones(4))
     with Waits() as places:
-        logprobs_and_entropy(torch.randn(4, 2, requires_grad=True), Head(torch.randn(3, 2)), targets)
+        logprobs_and_entropy(torch.randn(4, 2, requires_grad=True), OutputHead(torch.randn(3, 2)), targets)
     assert not places

@@ -1,8 +1,9 @@
 """The guarantees of every engine, as checks that run against any implementation.
 
 The author of an engine describes it once, as a `Subject`, and runs `run_conformance`; or, for one test per
-guarantee, each `Check` of `CHECKS`. An engine declares a missing capability in its `EngineCaps`: the report
-lists the checks that were skipped, with that capability. No check is skipped without a declaration.
+guarantee, each `ConformanceCheck` of `CHECKS`. An engine declares a missing capability in its `EngineCaps`:
+the report lists the checks that were skipped, with that capability. No check is skipped without a
+declaration.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import NamedTuple
 
-from agentrl.engine.conformance.checks import CHECKS, Check
+from agentrl.engine.conformance.checks import CHECKS, ConformanceCheck
 from agentrl.engine.conformance.subject import ConformanceError, EngineCaps, Subject, WeightVersion
 
 __all__ = [
     "CHECKS",
-    "Check",
+    "ConformanceCheck",
     "ConformanceError",
     "EngineCaps",
     "Report",
@@ -34,7 +35,7 @@ class Report(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def lack(check: Check, caps: EngineCaps) -> str | None:
+def lack(check: ConformanceCheck, caps: EngineCaps) -> str | None:
     """The reason why a check cannot run on an engine with these capabilities; None where it can."""
     missing = [cap.name for cap in fields(caps) if cap.name == check.needs and not getattr(caps, cap.name)]
     return f"{check.name}: the engine declares that it lacks {missing[0]}" if missing else None

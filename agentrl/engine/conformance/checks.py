@@ -23,7 +23,7 @@ from agentrl.types import Completion, Finish
 from agentrl.types.seams import Sampling
 
 
-class Check(NamedTuple):
+class ConformanceCheck(NamedTuple):
     """One guarantee. needs: the capability that the check requires."""
 
     name: str
@@ -322,35 +322,39 @@ async def _close(subject: Subject) -> None:
     raise ConformanceError("a closed engine must refuse requests")
 
 
-CHECKS: tuple[Check, ...] = (
-    Check("greedy takes the likeliest token", _greedy, None),
-    Check("logprobs are after temperature, before top-p and top-k", _temperatures, None),
-    Check("top-k and top-p cut the tail", _top_k_and_top_p, None),
-    Check("top-p counts in the whole distribution", _top_k_with_top_p, None),
-    Check("kept ids are those of top-k and top-p, and logprobs are of them", kept.kept_ids, "kept_ids"),
-    Check("kept ids are those of top-p alone", kept.kept_ids_of_top_p, "kept_ids_of_top_p"),
-    Check("a completion that goes on has all kept ids", kept.continued_with_kept_ids, "kept_ids"),
-    Check("limits are met exactly", _limits, None),
-    Check("stop tokens end a completion and are part of it", _stop_tokens, None),
-    Check("stop strings end a completion and are part of it", _stop_strings, "stop_strings"),
-    Check("seeds reproduce, also in a batch", _seeds, "seeds"),
-    Check("a session computes only what is new", _sessions, "prefix_cache"),
-    Check("a session's cache is private and ends with it", _closed_sessions, "private_caches"),
-    Check("more requests than slots", _more_than_slots, None),
-    Check("a session runs one request at a time", _busy_session, None),
-    Check("abort ends every request with its tokens so far", _abort, None),
-    Check("a request that was stopped goes on with its tokens", _stopped_and_continued, None),
-    Check("cancelling frees the slot", _cancel, None),
-    Check("a request that exceeds the context is refused in a sentence", _too_large, None),
-    Check("tokens outside of the vocabulary are refused", _unknown_tokens, None),
-    Check("an update takes effect at a token boundary", updates.update, "weight_updates"),
-    Check("an update drops all caches", updates.update_drops_caches, "weight_updates"),
-    Check(
+CHECKS: tuple[ConformanceCheck, ...] = (
+    ConformanceCheck("greedy takes the likeliest token", _greedy, None),
+    ConformanceCheck("logprobs are after temperature, before top-p and top-k", _temperatures, None),
+    ConformanceCheck("top-k and top-p cut the tail", _top_k_and_top_p, None),
+    ConformanceCheck("top-p counts in the whole distribution", _top_k_with_top_p, None),
+    ConformanceCheck(
+        "kept ids are those of top-k and top-p, and logprobs are of them", kept.kept_ids, "kept_ids"
+    ),
+    ConformanceCheck("kept ids are those of top-p alone", kept.kept_ids_of_top_p, "kept_ids_of_top_p"),
+    ConformanceCheck("a completion that goes on has all kept ids", kept.continued_with_kept_ids, "kept_ids"),
+    ConformanceCheck("limits are met exactly", _limits, None),
+    ConformanceCheck("stop tokens end a completion and are part of it", _stop_tokens, None),
+    ConformanceCheck("stop strings end a completion and are part of it", _stop_strings, "stop_strings"),
+    ConformanceCheck("seeds reproduce, also in a batch", _seeds, "seeds"),
+    ConformanceCheck("a session computes only what is new", _sessions, "prefix_cache"),
+    ConformanceCheck("a session's cache is private and ends with it", _closed_sessions, "private_caches"),
+    ConformanceCheck("more requests than slots", _more_than_slots, None),
+    ConformanceCheck("a session runs one request at a time", _busy_session, None),
+    ConformanceCheck("abort ends every request with its tokens so far", _abort, None),
+    ConformanceCheck("a request that was stopped goes on with its tokens", _stopped_and_continued, None),
+    ConformanceCheck("cancelling frees the slot", _cancel, None),
+    ConformanceCheck("a request that exceeds the context is refused in a sentence", _too_large, None),
+    ConformanceCheck("tokens outside of the vocabulary are refused", _unknown_tokens, None),
+    ConformanceCheck("an update takes effect at a token boundary", updates.update, "weight_updates"),
+    ConformanceCheck("an update drops all caches", updates.update_drops_caches, "weight_updates"),
+    ConformanceCheck(
         "across updates every token has the version and the logprob of the weights that sampled it",
         updates.episodes_across_updates,
         "weight_updates",
     ),
-    Check("a broken update changes nothing", updates.broken_updates, "weight_updates"),
-    Check("a release of memory costs no request a token", updates.released_memory, "releases_memory"),
-    Check("close aborts, then refuses", _close, None),
+    ConformanceCheck("a broken update changes nothing", updates.broken_updates, "weight_updates"),
+    ConformanceCheck(
+        "a release of memory costs no request a token", updates.released_memory, "releases_memory"
+    ),
+    ConformanceCheck("close aborts, then refuses", _close, None),
 )

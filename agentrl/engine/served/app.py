@@ -32,8 +32,8 @@ from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import (
     CompletionBatch,
     CompletionRequest,
-    Limits,
     RefusedError,
+    RequestLimits,
     TextCodec,
 )
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
@@ -100,7 +100,7 @@ class EngineApp:
         self._name = name
         self._path = name
         self._checks = checks or RequestChecks()
-        self._limits = Limits(engine.vocab_size, engine.max_context_len)
+        self._limits = RequestLimits(engine.vocab_size, engine.max_context_len)
         default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
         self._bodies = BodyReader(default_bytes if max_body_bytes is None else max_body_bytes)
         self._probe: asyncio.Task[str | None] | None = None
@@ -233,11 +233,11 @@ class EngineApp:
         return Response("Cache flushed.\n", media_type="text/plain")
 
     async def _release(self, request: Request) -> Response:
-        tags = requests.read(requests.Memory, await self._bodies.read(request)).tags
+        tags = requests.read(requests.MemoryRequest, await self._bodies.read(request)).tags
         return JSONResponse({"freed_bytes": await self._engine.release_memory(tags)})
 
     async def _resume(self, request: Request) -> Response:
-        tags = requests.read(requests.Memory, await self._bodies.read(request)).tags
+        tags = requests.read(requests.MemoryRequest, await self._bodies.read(request)).tags
         await self._engine.resume_memory(tags)
         return JSONResponse({})
 

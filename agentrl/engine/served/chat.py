@@ -22,8 +22,8 @@ from agentrl.engine.served import replies
 from agentrl.engine.served.chat_replies import (
     Body,
     Deltas,
-    Head,
-    Turn,
+    ReplyHead,
+    ReplyTurn,
     choice,
     finish_of,
     token_logprob,
@@ -37,8 +37,8 @@ from agentrl.engine.served.requests import (
     GREEDY_BELOW,
     SEEDS,
     CompletionRequest,
-    Limits,
     RefusedError,
+    RequestLimits,
     TextCodec,
 )
 from agentrl.errors import EngineError, RenderingError, UserError
@@ -62,7 +62,7 @@ class _Chat:
     """A request with its head and its completions, which share a prompt."""
 
     request: ChatRequest
-    head: Head
+    head: ReplyHead
     items: tuple[CompletionRequest, ...]
 
 
@@ -80,7 +80,7 @@ class ChatCompletions:
         codec: TextCodec,
         *,
         name: str,
-        limits: Limits,
+        limits: RequestLimits,
         bodies: BodyReader,
     ) -> None:
         self._completions = completions
@@ -142,7 +142,7 @@ class ChatCompletions:
             stop=(*stops.strings, *parsed.stop),
             stop_token_ids=tuple(token for token in stops.token_ids if token < self._limits.vocab_size),
         )
-        head = Head(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()))
+        head = ReplyHead(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()))
         return _Chat(parsed, head, tuple(_items(parsed, head, prompt, sampling)))
 
     async def _whole(self, chat: _Chat, renderer: EpisodeRenderer, client: Client) -> Body:
@@ -200,7 +200,7 @@ class ChatCompletions:
 
     async def _turn(
         self, chat: _Chat, renderer: EpisodeRenderer, completion: Completion, *, ended: bool
-    ) -> Turn:
+    ) -> ReplyTurn:
         tools, prompt = chat.request.tools, chat.items[0].prompt_ids
         ids: list[int] = completion.token_ids.tolist()
         matched = completion.matched if ended else None
@@ -219,7 +219,7 @@ class ChatCompletions:
         if isinstance(matched, str) and matched in chat.request.stop:
             reasoning, found, _ = reasoning.partition(matched)
             content = "" if found else content.partition(matched)[0]
-        return Turn(content, reasoning, calls, not ended and self._is_thinking(prompt, ids))
+        return ReplyTurn(content, reasoning, calls, not ended and self._is_thinking(prompt, ids))
 
     def _is_thinking(self, prompt: Sequence[int], ids: Sequence[int]) -> bool:
         """Whether a thought is open: some formats take its text for content until its end is there."""
@@ -237,7 +237,7 @@ class ChatCompletions:
 
 
 def _items(
-    parsed: ChatRequest, head: Head, prompt: tuple[int, ...], sampling: Sampling
+    parsed: ChatRequest, head: ReplyHead, prompt: tuple[int, ...], sampling: Sampling
 ) -> Iterator[CompletionRequest]:
     """The completions of a request; those of one seed have seeds of their own, as copies in /generate."""
     for copy in range(parsed.n):

@@ -21,7 +21,7 @@ _CALL_BEGINS = re.compile(r"[<\[{]")
 _LONGEST_TAG = 32
 
 
-class Turn(NamedTuple):
+class ReplyTurn(NamedTuple):
     """What the model wrote, parsed. is_open: the rest of it may still turn the content into reasoning."""
 
     content: str
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     is_open: bool
 
 
-class Head(NamedTuple):
+class ReplyHead(NamedTuple):
     """The fields that the parts of a reply share. created: in seconds since 1970."""
 
     id: str
@@ -48,7 +48,7 @@ class Head(NamedTuple):
         }
 
 
-def message_of(turn: Turn) -> Body:
+def message_of(turn: ReplyTurn) -> Body:
     """The message of a choice."""
     message: Body = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
     if turn.reasoning:
@@ -58,7 +58,7 @@ def message_of(turn: Turn) -> Body:
     return message
 
 
-def finish_of(turn: Turn, completion: Completion) -> str:
+def finish_of(turn: ReplyTurn, completion: Completion) -> str:
     """The `finish_reason`."""
     if completion.finish is Finish.LENGTH:
         return "length"
@@ -77,7 +77,7 @@ def usage_of(num_prompt_tokens: int, completions: Sequence[Completion]) -> Body:
     }
 
 
-def choice(index: int, turn: Turn, completion: Completion, logprobs: JSON) -> Body:
+def choice(index: int, turn: ReplyTurn, completion: Completion, logprobs: JSON) -> Body:
     """A choice of a whole reply."""
     return {
         "index": index,
@@ -115,7 +115,7 @@ class Deltas:
     _content: str = field(default="", init=False)
     _reasoning: str = field(default="", init=False)
 
-    def next(self, turn: Turn, *, ended: bool) -> Iterator[Body]:
+    def next(self, turn: ReplyTurn, *, ended: bool) -> Iterator[Body]:
         """What has been added. Where a turn took sent content back, its own follows as a whole."""
         reasoning = turn.reasoning if ended else self._certain(turn.reasoning)
         if reasoning != self._reasoning and reasoning.startswith(self._reasoning):

@@ -77,7 +77,7 @@ class TextCodec(NamedTuple):
     max_token_chars: int
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """What the model takes. max_context_len: of prompt and completion together (tokens)."""
 
     vocab_size: int
@@ -167,7 +167,7 @@ class Pause(_Body):
     mode: Literal["abort", "retract", "in_place"] = "abort"
 
 
-class Memory(_Body):
+class MemoryRequest(_Body):
     """A request to release memory, or to allocate it again."""
 
     tags: list[MemoryTag] = ["weights", "kv_cache"]
@@ -209,7 +209,7 @@ def read(model: type[_B], body: bytes) -> _B:
         raise RefusedError(f"`{where}` does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> CompletionBatch:
+async def read_generate(body: bytes, codec: TextCodec, limits: RequestLimits) -> CompletionBatch:
     """Parse a body of /generate. Long texts are encoded in a thread.
 
     Raises:
@@ -267,7 +267,9 @@ def read_version(weight_version: str | None, current: int) -> int:
     return int(weight_version)
 
 
-async def _prompts(parsed: _Generate, codec: TextCodec, limits: Limits) -> tuple[list[tuple[int, ...]], bool]:
+async def _prompts(
+    parsed: _Generate, codec: TextCodec, limits: RequestLimits
+) -> tuple[list[tuple[int, ...]], bool]:
     if (parsed.input_ids is None) == (parsed.text is None):
         raise RefusedError("A request has either `input_ids` or `text`; give it one of them.")
     if parsed.text is not None:
@@ -288,7 +290,7 @@ async def _prompts(parsed: _Generate, codec: TextCodec, limits: Limits) -> tuple
     return prompts, single
 
 
-async def _encoded(texts: list[str], codec: TextCodec, limits: Limits) -> list[tuple[int, ...]]:
+async def _encoded(texts: list[str], codec: TextCodec, limits: RequestLimits) -> list[tuple[int, ...]]:
     """The tokens of texts. One that cannot fit is refused by its length, before it is encoded."""
     max_chars = limits.max_context_len * codec.max_token_chars
     if (longest := max(map(len, texts), default=0)) > max_chars:
@@ -334,7 +336,7 @@ def _each(name: str, value: _V | list[_V], count: int) -> list[_V]:
     return value
 
 
-def _sampling(rule: _Rules, copy: int, limits: Limits) -> Sampling:
+def _sampling(rule: _Rules, copy: int, limits: RequestLimits) -> Sampling:
     for name, value in (rule.model_extra or {}).items():
         if value is not None and value not in _NEUTRAL.get(name, ()):
             raise RefusedError(f"This server does not do `{name:.40}` = {reprlib.repr(value)}; leave it out.")

@@ -61,7 +61,7 @@ class ServerConnection:
         )
         return wire.version_of(model.weight_version), self.capacity
 
-    async def generate(self, body: bytes, session: str, bounds: wire.Bounds) -> wire.GenerateReply:
+    async def generate(self, body: bytes, session: str, bounds: wire.ReplyBounds) -> wire.GenerateReply:
         """Send a request and wait for its reply. bounds: of the reply.
 
         Raises:
@@ -87,7 +87,7 @@ class ServerConnection:
         """
         urls = [f"{url}/v1/loads?include=core" for url in await self.workers()]
         bodies = await asyncio.gather(*map(self._get, urls))
-        replies = [wire.read(wire.Loads, body, url) for url, body in zip(urls, bodies, strict=True)]
+        replies = [wire.read(wire.ServerLoads, body, url) for url, body in zip(urls, bodies, strict=True)]
         return [load for reply in replies for load in reply.loads]
 
     async def abort(self, rid: str) -> None:

@@ -47,7 +47,7 @@ class ReleaseReply(wire.WireModel):
     freed_bytes: int | None = None
 
 
-class Facts(wire.WireModel):
+class ServerFacts(wire.WireModel):
     """A server's parallelism and loaders. custom_weight_loader: functions that an update may name.
 
     SGLang forwards weights to every tensor-parallel rank (tp_size), but not to data-parallel replicas
@@ -97,7 +97,7 @@ class Server:
         self.url = url
         self.in_doubt = False
         self.released: set[MemoryTag] = set()
-        self._facts: Facts | None = None
+        self._facts: ServerFacts | None = None
         self._connection = ServerConnection(url, headers or {})
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
@@ -180,11 +180,11 @@ class Server:
         payload = {"new_version": str(version), "abort_all_requests": False}
         await self._post_once("/update_weight_version", payload, self._timeout_s)
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ServerFacts:
         """The server's parallelism and loaders: asked once, since SGLang's scheduler is asked for its own."""
         if self._facts is None:
             body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
-            self._facts = wire.read(Facts, body, f"{self.url}/server_info")
+            self._facts = wire.read(ServerFacts, body, f"{self.url}/server_info")
         return self._facts
 
     async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:

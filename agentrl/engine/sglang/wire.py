@@ -107,7 +107,7 @@ class RankLoad(WireModel):
     token_usage: Annotated[float, Field(ge=0)]
 
 
-class Loads(WireModel):
+class ServerLoads(WireModel):
     """The reply of /v1/loads."""
 
     loads: Annotated[list[RankLoad], FailFast()]
@@ -151,22 +151,22 @@ class Capacity(NamedTuple):
             )
 
 
-class Bounds(NamedTuple):
+class ReplyBounds(NamedTuple):
     """The bounds of a reply: bytes of its body, values of its JSON."""
 
     max_bytes: int
     max_values: int
 
 
-def bounds_of(sampling: Sampling) -> Bounds:
+def bounds_of(sampling: Sampling) -> ReplyBounds:
     """Those of the reply to a request: in proportion to the tokens, and the likeliest ones, that it asks for.
 
     Where top_p alone says how many ids are kept, a token may have as many as the vocabulary.
     """
     if sampling.keeps_ids and not reports_prefix(sampling.top_k):
-        return Bounds(_ALL, _ALL)
+        return ReplyBounds(_ALL, _ALL)
     tokens, likely = sampling.max_new_tokens, sampling.top_k if sampling.keeps_ids else 0
-    return Bounds(
+    return ReplyBounds(
         _META_BYTES + tokens * (_BYTES_OF_TOKEN + likely * _BYTES_OF_LIKELY),
         _META_VALUES + tokens * (_VALUES_OF_TOKEN + likely * _VALUES_OF_LIKELY),
     )

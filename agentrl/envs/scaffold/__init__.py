@@ -22,7 +22,7 @@ from agentrl.envs.registry import env_ids
 from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 
-__all__ = ["KINDS", "Kind", "NewPackage", "Origin", "scaffold"]
+__all__ = ["KINDS", "Kind", "NewPackage", "PackageOrigin", "scaffold"]
 
 _PROJECT = "agentrl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
@@ -79,7 +79,7 @@ class NewPackage:
     env_id: str
 
 
-class Origin(NamedTuple):
+class PackageOrigin(NamedTuple):
     """Where an installed agentrl came from, as pip records it (PEP 610).
 
     direct_url: the content of its direct_url.json; None for a release of a package index.
@@ -90,7 +90,7 @@ class Origin(NamedTuple):
     version: str = ""
 
     @classmethod
-    def of_this(cls) -> Origin:
+    def of_this(cls) -> PackageOrigin:
         """That of the running agentrl; without a record, its source tree or its release.
 
         Raises:
@@ -163,7 +163,7 @@ def scaffold(name: str, folder: Path | None = None, kind: str = "tool") -> NewPa
 
 def _values(new: NewPackage, kind: str) -> Mapping[str, str]:
     """What the templates are filled with."""
-    origin = Origin.of_this()
+    origin = PackageOrigin.of_this()
     return {
         "package": new.package,
         "env_class": new.env_class,

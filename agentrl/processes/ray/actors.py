@@ -30,14 +30,14 @@ _FULL = (
 )
 
 
-class Shared:
+class SharedActor:
     """Arguments in the object store."""
 
     def __init__(self, ref: ObjectRef[tuple[object, ...]]) -> None:
         self.ref = ref
 
 
-def put(*args: object) -> Shared:
+def put(*args: object) -> SharedActor:
     """Arguments of a call of several objects, copied once; where the object store is full, Ray writes others
     of it to its disk.
 
@@ -48,7 +48,7 @@ def put(*args: object) -> Shared:
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
     try:
-        return Shared(ray.put(args))
+        return SharedActor(ray.put(args))
     except (ObjectStoreFullError, OutOfDiskError):
         raise DiskError(
             f"Ray's object store on the run's machine {_FULL}, then resume with --resume."
@@ -209,7 +209,7 @@ class RemoteObject:
         """Begin a call of a method, after all earlier ones."""
         return PendingCall(self, self._actor.call("call", method, args))
 
-    def call_shared(self, method: str, args: Shared) -> PendingCall:
+    def call_shared(self, method: str, args: SharedActor) -> PendingCall:
         """Begin a call with arguments that are in the object store."""
         return PendingCall(self, self._actor.call("call", method, args.ref))
 

@@ -31,7 +31,7 @@ _GRACE_S = 3.0
 _LAST_LINES = 5
 
 
-class Head(NamedTuple):
+class RayHead(NamedTuple):
     """A running Ray. variables: of each process that talks to it; the token among them is a secret."""
 
     address: str
@@ -39,7 +39,7 @@ class Head(NamedTuple):
 
 
 @contextmanager
-def own_head(folder: Path) -> Iterator[Head]:
+def own_head(folder: Path) -> Iterator[RayHead]:
     """A Ray for the block. folder: has its logs while it runs, and afterwards.
 
     waits for: its address. unblocked by: that, its end, or two minutes. on shutdown: all its processes end.
@@ -69,7 +69,7 @@ def own_head(folder: Path) -> Iterator[Head]:
                     if address is None:
                         continue
                     link(folder / "logs", place)
-                    yield Head(address, variables)
+                    yield RayHead(address, variables)
                     return
         finally:
             # On a full disk they are lost, and not the error of the run.

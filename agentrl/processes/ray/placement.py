@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ClusterError, ConfigError
-from agentrl.processes.placement import Allocation, Bundle, Layout, PlacedBundle, described
+from agentrl.processes.placement import Allocation, Bundle, ClusterLayout, PlacedBundle, described
 from agentrl.processes.ray.actor import in_bundle
 from agentrl.processes.ray.session import RaySession
 from agentrl.runtime.event_loop import raise_if_cancelled
@@ -38,7 +38,7 @@ class RayPlacement:
         remove_placement_group(self.group)
 
 
-def placed(session: RaySession, layout: Layout, timeout_s: float) -> RayPlacement:
+def placed(session: RaySession, layout: ClusterLayout, timeout_s: float) -> RayPlacement:
     """Reserve the bundles of a layout, packed onto as few machines as hold them.
 
     waits for: room in the cluster. unblocked by: that, or timeout_s.
@@ -89,7 +89,7 @@ def _fits(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> bo
     return all(amount <= node.get(name, 0) for name, amount in _resources(total).items())
 
 
-def _unplaceable(session: RaySession, layout: Layout, has: str) -> str:
+def _unplaceable(session: RaySession, layout: ClusterLayout, has: str) -> str:
     asks_for_memory = any(bundle.memory for bundle in layout.bundles)
     nodes = [
         Bundle(node.get("CPU", 0), int(node.get("GPU", 0)), int(asks_for_memory and node.get("memory", 0)))

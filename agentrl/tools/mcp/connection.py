@@ -39,7 +39,7 @@ from agentrl.errors import ToolError, ToolRejected
 from agentrl.http.guarded import AllowedAddresses
 from agentrl.http.requests import MAX_VALUES, ValueCounter
 from agentrl.tools.intake import schema_size
-from agentrl.tools.mcp.server import Command, Server
+from agentrl.tools.mcp.server import Server, ServerCommand
 from agentrl.tools.mcp.sieve import MAX_TOOLS, Sieve
 from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, TOO_MANY, ServerLog, stdio
 from agentrl.types import JSON
@@ -179,7 +179,7 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Mc
 
 async def _client(server: Server, log: ServerLog, sieve: Sieve, stack: AsyncExitStack) -> Client:
     # "auto": any protocol that the server supports. Only older ones, "legacy", have sessions over HTTP.
-    if isinstance(server, Command):
+    if isinstance(server, ServerCommand):
         return Client(sieve.around(stdio(server, log)), mode="auto", client_info=_CLIENT_INFO, cache=None)
     # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
     http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers, max_bytes=None)

@@ -13,7 +13,7 @@ from agentrl.tools import secrets
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ServerCommand:
     """A server to start.
 
     path: of the program. env: its whole environment. cwd: None = that of this process.
@@ -37,7 +37,7 @@ class Address:
     with_session: bool = True
 
 
-Server = Command | Address
+Server = ServerCommand | Address
 
 
 def with_variables(server: Server) -> Server:
@@ -47,12 +47,12 @@ def with_variables(server: Server) -> Server:
     Raises:
         ConfigError: a variable is not set.
     """
-    if isinstance(server, Command):
+    if isinstance(server, ServerCommand):
         return replace(server, args=secrets.with_options(server.args), env=secrets.with_variables(server.env))
     return replace(server, headers=secrets.with_variables(server.headers))
 
 
-def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Command:
+def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> ServerCommand:
     """A program, looked up on the PATH of this process: the server inherits none of its environment.
 
     Raises:
@@ -64,7 +64,7 @@ def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | N
     if path is None:
         raise UserError(f"there is no program `{name}` to start; install it, or write its whole path.")
     # Absolute: the server may start in another folder.
-    return Command(os.path.abspath(path), tuple(args), dict(env), cwd)
+    return ServerCommand(os.path.abspath(path), tuple(args), dict(env), cwd)
 
 
 def address(url: str, headers: Mapping[str, str], *, with_session: bool) -> Address:

@@ -36,7 +36,7 @@ from mcp_types import (
 from agentrl.http.requests import LONG_BYTES, MAX_VALUES, json_of, num_values, off_loop
 from agentrl.processes import guard
 from agentrl.tools.json_text import storable
-from agentrl.tools.mcp.server import Command
+from agentrl.tools.mcp.server import ServerCommand
 from agentrl.types import JSON
 
 MAX_BYTES = 16 * 2**20
@@ -189,7 +189,7 @@ def _clipped(line: bytes) -> str:
     return repr(text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...")
 
 
-def stdio(command: Command, log: ServerLog) -> Transport:
+def stdio(command: ServerCommand, log: ServerLog) -> Transport:
     """Start a server under a guard; leaving the context ends it and all of its child processes.
 
     Entering raises:
@@ -199,7 +199,7 @@ def stdio(command: Command, log: ServerLog) -> Transport:
 
 
 @asynccontextmanager
-async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
+async def _stdio(command: ServerCommand, log: ServerLog) -> AsyncIterator[Streams]:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.subprocess_exec(
         lambda: SubprocessStreamProtocol(_CHUNK_BYTES, loop),

@@ -19,7 +19,7 @@ from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit
 
-_MAX_BATCH = wire.Bounds().max_queries
+_MAX_BATCH = wire.QueryBounds().max_queries
 _MAX_REPLY_BYTES = 32 << 20
 _VALUES_OF_HIT = 8
 _CONNECT_TIMEOUT_S = 5.0

@@ -52,12 +52,12 @@ class RetrieveApp:
         index: SearchIndex,
         *,
         topk: int = wire.DEFAULT_TOPK,
-        bounds: wire.Bounds | None = None,
+        bounds: wire.QueryBounds | None = None,
         checks: RequestChecks | None = None,
     ) -> None:
         self._index = index
         self._topk = topk
-        self._bounds = bounds or wire.Bounds()
+        self._bounds = bounds or wire.QueryBounds()
         self._bodies = BodyReader(self._bounds.max_bytes)
         self._queue: FairQueue[_Query, _Hits] | None = None
         self._worker = WorkerThread("search")

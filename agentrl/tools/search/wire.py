@@ -26,7 +26,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueryBounds:
     """The bounds of a server. max_queries, max_topk: of one request. max_query_chars: of one query."""
 
     # More than max_queries of the longest queries of a model fill: no query may fail its batch.
@@ -51,7 +51,7 @@ def request_body(request: RetrieveRequest) -> bytes:
     return json.dumps(payload, ensure_ascii=False).encode()
 
 
-def read_request(body: bytes, bounds: Bounds, default_topk: int) -> RetrieveRequest:
+def read_request(body: bytes, bounds: QueryBounds, default_topk: int) -> RetrieveRequest:
     """Parse the body of a request. Unknown keys are ignored.
 
     Raises:

@@ -49,7 +49,7 @@ class _Load(NamedTuple):
         return sum(self.sizes)
 
 
-class Loads:
+class BucketLoads:
     """What each bucket holds, in the order of a manifest: the same for every version.
 
     A bucket holds unsharded parameters, of `bucket_bytes` together at most; a larger one has a bucket of its
@@ -74,7 +74,7 @@ class Loads:
 
 
 @torch.no_grad()
-def gathered(loads: Loads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
+def gathered(loads: BucketLoads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
     """Every tensor of the manifest, in its order; every rank calls it, and only rank 0 yields buckets.
 
     On the CPU every rank on the machine of rank 0 writes its shards into the bucket; other ranks, and all
@@ -97,7 +97,9 @@ def gathered(loads: Loads, local_ranks: LocalRanks) -> Generator[Filled, None, i
 
 
 @torch.no_grad()
-def packed_on_device(loads: Loads, onloaded: Callable[[], AbstractContextManager[None]]) -> Packed | None:
+def packed_on_device(
+    loads: BucketLoads, onloaded: Callable[[], AbstractContextManager[None]]
+) -> Packed | None:
     """Every tensor of the manifest in memory of rank 0's device; every rank calls it, only rank 0 gets it.
 
     The other ranks send their shards from device to device. onloaded: has the parameters there for its block.
@@ -125,7 +127,7 @@ def packed_on_device(loads: Loads, onloaded: Callable[[], AbstractContextManager
         return packed(layout, memory, fill)
 
 
-def _filled(loads: Loads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
+def _filled(loads: BucketLoads, local_ranks: LocalRanks) -> Generator[Filled, None, int]:
     """On rank 0: the buckets, and their checksum."""
     digests: list[Future[list[int]]] = []
     network, host_copy = loads.network, HostCopy()

@@ -20,7 +20,7 @@ from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.state import Part, begin_moments, parts_of
+from agentrl.trainer.megatron.state import StatePart, begin_moments, parts_of
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient
 from agentrl.trainer.schedule import learning_rate
 from agentrl.types import TrainBatch
@@ -96,11 +96,11 @@ class MegatronOptimizer:
         """Its steps so far."""
         return self._done
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[StatePart]:
         """This rank's part of each parameter."""
         return parts_of(self._inner, self._network.pieces())
 
-    def resume(self, done: Done) -> Iterator[Part]:
+    def resume(self, done: Done) -> Iterator[StatePart]:
         """Set the steps so far, and allocate the moments; returns this rank's parts, to be filled."""
         self._done = done
         begin_moments(self._inner, self._network.pieces(), steps=done.stepped)

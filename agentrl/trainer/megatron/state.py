@@ -15,7 +15,7 @@ from agentrl.trainer.megatron.model.network import Piece
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """The part of a parameter that this rank updates; all of it without the distributed optimizer.
 
     main: its values, in fp32 and flat; is_copy: the parameter itself has half precision. moments: AdamW's
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     moments: dict[str, Tensor]
 
 
-def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[Part]:
+def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[StatePart]:
     """This rank's parts, in the order of the layers."""
     (only,) = optimizer.chained_optimizers
     for piece in pieces:
@@ -37,7 +37,7 @@ def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[P
             state = only.optimizer.state.get(main, {})
             moments = {name: state[name].view(-1) for name in MOMENTS if name in state}
             is_copy = main.dtype != piece.parameter.dtype
-            yield Part(piece.placed.megatron, main.detach().view(-1), is_copy, moments)
+            yield StatePart(piece.placed.megatron, main.detach().view(-1), is_copy, moments)
 
 
 def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int) -> None:

@@ -24,7 +24,7 @@ from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
-from agentrl.trainer.megatron.gather import Loads, gathered, packed_on_device
+from agentrl.trainer.megatron.gather import BucketLoads, gathered, packed_on_device
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
@@ -84,7 +84,7 @@ class MegatronWorker(Recorder, DeviceStore):
         self._step = 0
         self._writer = StateWriter()
         self._local_ranks: LocalRanks | None = None
-        self._loads: Loads | None = None
+        self._loads: BucketLoads | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
@@ -224,11 +224,11 @@ class MegatronWorker(Recorder, DeviceStore):
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._plan.config.bf16 else torch.float32
 
-    def _loads_of(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Loads:
+    def _loads_of(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> BucketLoads:
         """What each bucket of the policy's weights holds, which no version changes."""
         loads = self._loads
         if loads is None or (loads.manifest, loads.bucket_bytes) != (manifest, bucket_bytes):
-            loads = self._loads = Loads(self._passes["old"].network, manifest, bucket_bytes)
+            loads = self._loads = BucketLoads(self._passes["old"].network, manifest, bucket_bytes)
         return loads
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:

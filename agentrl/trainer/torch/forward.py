@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
-from agentrl.losses import Head, Targets, TokenOutputs, logprobs_and_entropy, to_device
+from agentrl.losses import OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.segments import segment_attention
@@ -27,7 +27,7 @@ def token_outputs(
     dtype = torch.bfloat16 if bf16 else head.weight.dtype
     return logprobs_and_entropy(
         states_ND.to(dtype),
-        Head(head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)),
+        OutputHead(head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)),
         Targets(to_device(row.targets_N, device), to_device(row.temperature_N, device), row.kept_N),
         entropy_gradient=entropy_gradient,
     )

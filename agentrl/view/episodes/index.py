@@ -10,7 +10,7 @@ from typing import Final
 
 from agentrl.records.lines import to_line
 from agentrl.types import JSON
-from agentrl.view.episodes.line import Row
+from agentrl.view.episodes.line import EpisodeRow
 from agentrl.view.episodes.shards import write_script
 from agentrl.view.scores import figure_text
 
@@ -37,7 +37,7 @@ class Codes:
 
 
 @dataclass(slots=True)
-class Facts:
+class TaskFacts:
     """Numbers for the values of short metadata, by key, and those of the rows that are not written yet."""
 
     words: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class FileSummary:
     num_scored: int = 0
     total: float = 0.0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: EpisodeRow) -> None:
         """Count a row."""
         self.num_rows += 1
         if row.reward is not None:
@@ -103,7 +103,7 @@ class Index:
     num_rows: int = 0
     starts: list[int] = field(default_factory=list)
     _codes: dict[str, Codes] = field(default_factory=lambda: {name: Codes() for name in _CODED})
-    facts: Facts = field(default_factory=Facts)
+    facts: TaskFacts = field(default_factory=TaskFacts)
     _tasks: dict[tuple[str, str], int] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
     _num_groups: int = 0
@@ -114,7 +114,7 @@ class Index:
         self.files.append(FileSummary(self.num_rows))
         self._groups = {}
 
-    def add(self, row: Row) -> None:
+    def add(self, row: EpisodeRow) -> None:
         """Add the next row."""
         self.files[-1].add(row)
         if row.group not in self._groups:

@@ -129,7 +129,7 @@ class EntryLine(TypedDict, total=False):
     advantages: Mapping[str, list[float]]
 
 
-class Row(NamedTuple):
+class EpisodeRow(NamedTuple):
     """What the page filters and sorts an episode by.
 
     group: what its siblings have in common, in one file. reward: the mean over the agents that the policy
@@ -159,13 +159,13 @@ class Row(NamedTuple):
     seconds: float
 
 
-def row_of(entry: EntryLine) -> Row:
+def row_of(entry: EntryLine) -> EpisodeRow:
     """The row of an entry."""
     episode = entry["episode"]
     id, task, tools = episode["id"], episode["task"]["id"], episode.get("tools", {})
     training = _TRAINING_ID.match(id)
     num_tokens, length, version = _counts(episode)
-    return Row(
+    return EpisodeRow(
         id=id,
         task=task,
         prompt=_beginning(episode["task"].get("prompt", [])),

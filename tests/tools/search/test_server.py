@@ -25,11 +25,11 @@ from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.index import hits_of
 from agentrl.tools.search.server import RetrieveApp
 from agentrl.tools.search.tool import MAX_QUERY_CHARS
-from agentrl.tools.search.wire import Bounds
+from agentrl.tools.search.wire import QueryBounds
 from tests.listening import listening
 from tests.tools.search.corpora import corpus, encoder, jsonl, queries, texts
 
-BOUNDS = Bounds(max_bytes=2000, max_queries=5, max_query_chars=20, max_topk=7)
+BOUNDS = QueryBounds(max_bytes=2000, max_queries=5, max_query_chars=20, max_topk=7)
 
 
 @asynccontextmanager
@@ -210,9 +210,9 @@ async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
 
 async def test_the_largest_batch_of_the_longest_queries_is_no_request_too_large():
     query = chr(1) * MAX_QUERY_CHARS
-    body = wire.request_body(wire.RetrieveRequest((query,) * wire.Bounds().max_queries))
-    assert wire.read_request(body, wire.Bounds(), 3).queries[-1] == query
-    assert len(body) <= wire.Bounds().max_bytes
+    body = wire.request_body(wire.RetrieveRequest((query,) * wire.QueryBounds().max_queries))
+    assert wire.read_request(body, wire.QueryBounds(), 3).queries[-1] == query
+    assert len(body) <= wire.QueryBounds().max_bytes
 
 
 def test_an_address_that_is_taken_is_a_one_sentence_error():

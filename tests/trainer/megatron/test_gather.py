@@ -38,7 +38,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     elsewhere: what the last rank finds where it looks for rank 0's rooms.
     """
     from agentrl.trainer.megatron import local_ranks
-    from agentrl.trainer.megatron.gather import Loads, gathered
+    from agentrl.trainer.megatron.gather import BucketLoads, gathered
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.shape import shape_of
 
@@ -53,7 +53,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     moved = elsewhere and (rank == layout.world_size - 1 or elsewhere == NOWHERE)
     with mock.patch.object(local_ranks._Location, "path", elsewhere) if moved else nullcontext():
         ours = local_ranks.LocalRanks(BUCKET_BYTES)
-        loads = Loads(network, manifest_of(tensors_by_name), BUCKET_BYTES)
+        loads = BucketLoads(network, manifest_of(tensors_by_name), BUCKET_BYTES)
         for _ in range(2):
             arrived, right = collected(gathered(loads, ours), keeps, buffers)
             results.append((rank > 0 or (right and same(arrived, tensors_by_name)), mapped_buffers()))

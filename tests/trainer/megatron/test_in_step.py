@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms.corrections import FactorsInStep, IcePop, Mis, Tis
-from agentrl.algorithms.gates import Gate, InStages
+from agentrl.algorithms.gates import InStages, TokenGate
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
@@ -27,7 +27,7 @@ CORRECTIONS = {
     "tis": Tis(1.1, 0.9),
     "icepop": IcePop(0.9, 1.2),
     "mis": Mis("geometric", "mask", 0.9, 1.1),
-    "gate": InStages(Tis(1.2), Gate("k3", "max", 0.1)),
+    "gate": InStages(Tis(1.2), TokenGate("k3", "max", 0.1)),
     "none": None,
 }
 QUICK = {

@@ -86,7 +86,7 @@ _LINE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ServerProgram:
     """A program. command: an absolute path and arguments. environment: all variables. log: is appended to.
 
     grace_s: the time between SIGTERM and SIGKILL.
@@ -106,7 +106,7 @@ class GuardedProcess:
     thread that called `start`: the thread of the event loop.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ServerProgram) -> None:
         self.program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._swept = False
@@ -296,5 +296,5 @@ class Listener(ABC):
             raise EngineUnavailableError(
                 f"{self.name} cannot listen at {self.url}: another process does; end that one."
             )
-        self._process = GuardedProcess(Program(self.name, command, environment, self.log, grace_s))
+        self._process = GuardedProcess(ServerProgram(self.name, command, environment, self.log, grace_s))
         await self._process.start(self.url, within_s)

@@ -38,21 +38,21 @@ def run(
     `candidate`; "" = none.
     """
     sys.set_int_max_str_digits(0)
-    program = Program(solution)
+    program = TestedProgram(solution)
     space: dict[str, object] = {"__name__": "tests", "__builtins__": builtin_names, "same": same}
     for name in program.start(source):
         space[name] = program.function(name)
     if entry_point:
         space["candidate"] = space[entry_point] = program.function(entry_point)
     for number, test in enumerate(tests):
-        attempt = Attempt()
+        attempt = ProgramRun()
         with attempt:
             exec(compile(test, f"<test {number}>", "exec"), space)
         if attempt.passed:
             print(f"\n{mark} {number}", flush=True)
 
 
-class Attempt:
+class ProgramRun:
     """Whether a block raised nothing. As a context manager it catches every exception of a test."""
 
     passed = False
@@ -67,7 +67,7 @@ class Attempt:
         return True
 
 
-class Program:
+class TestedProgram:
     """The model's program in a process of its own."""
 
     def __init__(self, solution: str) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from . import syscalls
 from .kernel import MACHINE, forbid_new_privileges, install_filter
-from .syscalls import Alternatives, Check
+from .syscalls import Alternatives, ArgumentCheck
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
@@ -88,7 +88,7 @@ def _checked(alternatives: Alternatives) -> Steps:
     return steps + _returned(_ERRNO | errno.EPERM)
 
 
-def _allowed_if(checks: Sequence[Check]) -> Steps:
+def _allowed_if(checks: Sequence[ArgumentCheck]) -> Steps:
     """Steps that allow the call where all checks hold, and go on behind their end elsewhere."""
     steps = _returned(_ALLOW)
     for check in reversed(checks):

@@ -27,7 +27,7 @@ Numbers = tuple[int | None, int | None]
 """The numbers of a call on (x86_64, aarch64); None = that machine has no such call."""
 
 
-class Check(NamedTuple):
+class ArgumentCheck(NamedTuple):
     """A condition on one argument: its lower 32 bits, as far as `mask` has them, are one of `values`."""
 
     argument: int
@@ -35,7 +35,7 @@ class Check(NamedTuple):
     mask: int = 0xFFFFFFFF
 
 
-Alternatives = tuple[tuple[Check, ...], ...]
+Alternatives = tuple[tuple[ArgumentCheck, ...], ...]
 """A call is allowed where all checks of at least one alternative hold."""
 
 ALLOWED: Mapping[str, Mapping[str, Numbers]] = {
@@ -140,38 +140,38 @@ _AF_UNIX = 1
 _REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451)
 # PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS
 _OPTIONS = (3, 15, 16, 21, 23, 39)
-_ITSELF = ((Check(0, (0,)),),)
+_ITSELF = ((ArgumentCheck(0, (0,)),),)
 
 CONDITIONS: Mapping[str, Alternatives] = {
     # No F_SETLEASE, F_NOTIFY, F_SETOWN, F_SETSIG, F_SETPIPE_SZ, F_OFD_SETLK.
     "fcntl": (
-        (Check(1, (*_F_GETFD_AND_DUPLICATES, *_RECORD_LOCKS, _F_GETPIPE_SZ)),),
-        (Check(1, (_F_SETFL,)), Check(2, (0,), _ASYNC_OR_DIRECT)),
+        (ArgumentCheck(1, (*_F_GETFD_AND_DUPLICATES, *_RECORD_LOCKS, _F_GETPIPE_SZ)),),
+        (ArgumentCheck(1, (_F_SETFL,)), ArgumentCheck(2, (0,), _ASYNC_OR_DIRECT)),
     ),
-    "ioctl": ((Check(1, _REQUESTS),),),
-    "pipe2": ((Check(1, (0,), ~_O_CLOEXEC_AND_NONBLOCK & 0xFFFFFFFF),),),
+    "ioctl": ((ArgumentCheck(1, _REQUESTS),),),
+    "pipe2": ((ArgumentCheck(1, (0,), ~_O_CLOEXEC_AND_NONBLOCK & 0xFFFFFFFF),),),
     # No pairs of TIPC, which reach into the kernel's network.
-    "socketpair": ((Check(0, (_AF_UNIX,)),),),
-    "sendto": ((Check(3, (0,), _MSG_OOB),),),
-    "recvfrom": ((Check(3, (0,), _MSG_OOB),),),
+    "socketpair": ((ArgumentCheck(0, (_AF_UNIX,)),),),
+    "sendto": ((ArgumentCheck(3, (0,), _MSG_OOB),),),
+    "recvfrom": ((ArgumentCheck(3, (0,), _MSG_OOB),),),
     # Shared memory is not counted in any process, unless it is backed by files, which are bounded.
     "mmap": (
         (
-            Check(3, (0, _MAP_SHARED, _MAP_ANONYMOUS), _MAP_SHARED | _MAP_ANONYMOUS),
-            Check(3, (0,), _MAP_HUGETLB),
+            ArgumentCheck(3, (0, _MAP_SHARED, _MAP_ANONYMOUS), _MAP_SHARED | _MAP_ANONYMOUS),
+            ArgumentCheck(3, (0,), _MAP_HUGETLB),
         ),
     ),
     # Any other signal for the end of a child could be the one that continues its stopped parent. A thread
     # with descriptors of its own would hide pipes from the supervisor.
     "clone": (
         (
-            Check(0, (0,), _NEW_NAMESPACES),
-            Check(0, (0, _SIGCHLD), _SIGNAL_OF_END),
-            Check(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_FILES | _CLONE_THREAD),
+            ArgumentCheck(0, (0,), _NEW_NAMESPACES),
+            ArgumentCheck(0, (0, _SIGCHLD), _SIGNAL_OF_END),
+            ArgumentCheck(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_FILES | _CLONE_THREAD),
         ),
     ),
-    "close_range": ((Check(2, (0, _CLOSE_RANGE_CLOEXEC)),),),
-    "prctl": ((Check(0, _OPTIONS),),),
+    "close_range": ((ArgumentCheck(2, (0, _CLOSE_RANGE_CLOEXEC)),),),
+    "prctl": ((ArgumentCheck(0, _OPTIONS),),),
     # The calling process, which is pid 0: they could also change limits and cores of other processes of the
     # same user, and unless the host is root the supervisor is one of these.
     "prlimit64": _ITSELF,

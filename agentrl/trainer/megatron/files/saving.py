@@ -25,7 +25,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.learner import MegatronLearner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.state import Part
+from agentrl.trainer.megatron.state import StatePart
 from agentrl.trainer.plan import Done
 from agentrl.weights.codec import bytes_of, manifest_of
 from agentrl.weights.hf.tensors import open_tensors
@@ -124,7 +124,7 @@ def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
             yield placed, parameter.detach()
 
 
-def _named_tensors(part: Part) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(part: StatePart) -> Iterator[tuple[str, Tensor]]:
     if part.is_copy:
         yield f"{part.name}.main", part.main
     for name, moment in part.moments.items():

@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from agentrl.losses import Head
+from agentrl.losses import OutputHead
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Placed
@@ -83,7 +83,7 @@ class Network:
             parameter.copy_(shard)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> OutputHead:
         """The last stage's part of the layer over the vocabulary."""
         last = self.stages[-1]
         weight: Tensor = (

@@ -11,12 +11,12 @@ from megatron.core.parallel_state import (
 )
 from torch import Tensor
 
-from agentrl.losses import Head, HeadRanks
+from agentrl.losses import HeadRanks, OutputHead
 
 
-def head_shard(weight_VD: Tensor, vocab: int) -> Head:
+def head_shard(weight_VD: Tensor, vocab: int) -> OutputHead:
     """This rank's rows of the head. vocab: the ids of all ranks; rows beyond are padding."""
-    return Head(weight_VD, first=get_tensor_model_parallel_rank() * len(weight_VD), vocab=vocab)
+    return OutputHead(weight_VD, first=get_tensor_model_parallel_rank() * len(weight_VD), vocab=vocab)
 
 
 def head_ranks() -> HeadRanks | None:
