@@ -58,6 +58,8 @@ SHORT = 3
 """Iterations of a mean where a fault destroys within some of them."""
 SCORE_FALLS = 0.2
 """A share of the scale, by which the best score is missed."""
+NOISE_SHARE = 0.9
+"""Of the episodes of a few iterations, those that are truncated."""
 NO_ROOM_SHARE = 0.01
 """Of the episodes of an iteration."""
 LEAST_SHARE = 0.5
@@ -149,9 +151,24 @@ def _collapsed(history: MetricHistory, facts: RunFacts) -> str | None:
     held_out = _fall(scores, math.sqrt(0.25 / max(facts.eval_episodes, 1)), facts)
     what, fall = ("reward of training", in_training) if in_training else ("held-out score", held_out)
     if fall is None:
-        return None
+        return _noise(history, facts)
     best, last = fall
     return f"the {what} is {last:.3g}, and has been {best:.3g}: the policy has lost what it had learned."
+
+
+def _noise(history: MetricHistory, facts: RunFacts) -> str | None:
+    """Where little had been learned a lost policy costs little reward, but hardly any episode of it ends."""
+    rows = history.training(TRUNCATED)
+    shares, rewards = (means_of([row[name] for row in rows], SHORT) for name in (TRUNCATED, REWARD))
+    if not shares or shares[-1] < NOISE_SHARE or min(shares) > NOISE_SHARE / 2:
+        return None
+    before, last = rewards[shares.index(min(shares))], rewards[-1]
+    if last - facts.chance_score > (before - facts.chance_score) / 2:
+        return None
+    return (
+        f"{shares[-1]:.0%} of the episodes are truncated, where {min(shares):.0%} were, and the reward of "
+        f"training went from {before:.3g} to {last:.3g}: the policy writes noise."
+    )
 
 
 def _fall(means: Sequence[float], error: float, facts: RunFacts) -> tuple[float, float] | None:

@@ -307,6 +307,21 @@ def test_a_held_out_score_may_collapse_while_the_reward_does_not(tmp_path, score
     assert made == ({"collapsed": 10} if is_made else {})
 
 
+@pytest.mark.parametrize(
+    ("shares", "rewards", "step"),
+    [
+        ([0.05] * 5 + [0.95] * 5, [0.12] * 5 + [0.01] * 5, 8),
+        ([0.05] * 5 + [0.85] * 5, [0.12] * 5 + [0.01] * 5, None),
+        ([0.05] * 5 + [0.95] * 5, [0.12] * 5 + [0.09] * 5, None),
+        ([0.6] * 5 + [0.95] * 5, [0.12] * 5 + [0.01] * 5, None),
+    ],
+    ids=["hardly any ends", "some end", "they earn as much", "many never ended"],
+)
+def test_a_policy_that_writes_noise_is_lost_though_it_had_learned_little(tmp_path, shares, rewards, step):
+    rows = iterations(10, raw_reward=rewards, truncated_ratio=shares)
+    assert diagnosed(tmp_path, rows) == ({} if step is None else {"collapsed": step})
+
+
 # Prompts without room
 
 
