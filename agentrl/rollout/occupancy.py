@@ -9,7 +9,7 @@ Nothing decides by these numbers; they are read for the status of a run.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Blocker: TypeAlias = Literal["", "capacity", "window", "buffer", "update", "batch", "filter", "end"]
 """Why no group starts. "": groups start wherever a place is free. capacity: all places are taken. window: the
@@ -17,7 +17,7 @@ staleness window begins at a group that is still in flight. buffer: async_buffer
 update: new weights are on their way to the engine, and nothing starts until they serve. batch: a synchronous
 producer starts groups when the next batch is asked for. filter: max_num_gen_batches were played, and dropped.
 end: no further group
-is needed; the batches up to the last one have been started, or the producer is closed."""
+is needed: the batches up to the last one have been started, or the producer is closed."""
 
 
 class Occupancy(NamedTuple):
@@ -38,11 +38,3 @@ class Occupancy(NamedTuple):
     def taken(self) -> int:
         """Places that are taken (groups); above `capacity` never."""
         return self.in_flight + self.waiting + self.in_training
-
-
-class Occupied(Protocol):
-    """A producer with places for groups."""
-
-    @property
-    def occupancy(self) -> Occupancy:
-        """The places at this moment; cheap, and without a side effect."""
