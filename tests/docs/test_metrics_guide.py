@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import agentrl
-from agentrl import SingleTurnEnv, Task
+from agentrl import Limits, SingleTurnEnv, Task
 from agentrl.data.source import TOO_LONG
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.rollout.group import GroupOutcome
@@ -135,7 +135,8 @@ def synthetic() -> set[str]:
     counts = {name: 1 for text in sources for name in re.findall(r'counts\["([a-z_]+)"\] \+= 1', text)}
     assert {"tool_calls", "invalid_moves"} <= counts.keys()
     stats = ToolStats(3, 1, 1, 1, 1, {"type": 1}, {}, {"30ms": 2}, 0.1)
-    bare = episode("e", [turn([1], [2])])
+    # Its prompt is as long as an episode may be.
+    bare = replace(episode("e", [turn([1], [2])]), limits=Limits(max_tokens=1))
     played = replace(bare, counts={**counts, "chat/retries": 1}, tools={"search": stats})
     failed = replace(bare, tools={"search": ToolStats(1, failed={"crashed": 1})})
     verdict = Verdict("e", "s", 1.0, parts={"right": 1.0, "env/kind": 0.0})
