@@ -66,8 +66,14 @@ def from_line(line: bytes) -> JSON:
         raise ValueError("it is nested too deeply") from None
 
 
+def has_marks(line: bytes) -> bool:
+    """Whether a line may hold a number that JSON does not have."""
+    # Finding one byte takes a twentieth of the time that several take.
+    return b"$" in line and _MARK in line
+
+
 def _parsed(line: bytes) -> JSON:
-    if _MARK in line:
+    if has_marks(line):
         value: JSON = json.loads(line.decode(), object_hook=_read_float)
         return value
     try:

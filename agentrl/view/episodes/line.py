@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from math import fsum
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
+from pydantic_core import from_json, to_json
 
-from agentrl.records.lines import to_line
+from agentrl.records.lines import from_line, has_marks, to_line
 from agentrl.types import AGENT, JSON
 
 _DIGITS = 4
@@ -22,8 +24,7 @@ _SCALE = 10.0**_DIGITS
 _MOST_SCALED = 1e9
 _SURE = 0.5 - 1e-6
 """Nearer numbers are not the other one because of the product's error, which is below 1e-6 up to 1e9."""
-_LOGPROBS, _WORD = b'"logprobs":[', b"logprobs"
-_NOT_JSON = (b"NaN", b"Infinity")
+_WORD, _OPENING = b"logprobs", b'":['
 _SHOWN, _WORD_LEN = 120, 40
 """Of a prompt in a list, and of what can be chosen in a filter (characters)."""
 _MAX_FACTS = 16
@@ -159,6 +160,27 @@ class EpisodeRow(NamedTuple):
     seconds: float
 
 
+class JournalLine(NamedTuple):
+    """A line and its entry. is_strict: a browser reads all of it as well; see `to_line`."""
+
+    text: bytes
+    entry: EntryLine
+    is_strict: bool
+
+
+def read_line(text: bytes) -> JournalLine:
+    """Parse a line.
+
+    Raises:
+        ValueError: as for `from_line`.
+    """
+    if not has_marks(text):
+        with suppress(ValueError):
+            entry: EntryLine = from_json(text, cache_strings="keys", allow_inf_nan=False)
+            return JournalLine(text, entry, is_strict=True)
+    return JournalLine(text, cast(EntryLine, from_line(text)), is_strict=False)
+
+
 def row_of(entry: EntryLine) -> EpisodeRow:
     """The row of an entry."""
     episode = entry["episode"]
@@ -247,31 +269,52 @@ def text_of(entry: EntryLine) -> str:
     return "\n".join(filter(None, parts))
 
 
-def shown_line(line: bytes, entry: EntryLine) -> bytes:
-    """The line as the page reads it: the journal's own JSON without extras, logprobs with four decimals.
+def shown_lines(lines: Sequence[JournalLine]) -> list[bytes]:
+    """Lines as the page reads them: the journal's own JSON without extras, logprobs with four decimals.
 
-    entry: of the line. It may be changed.
+    The entries may be changed.
     """
     completions = [
-        tokens["completion"] for part in entry["episode"]["trajectories"] for tokens in _tokens(part)
+        [tokens["completion"] for part in line.entry["episode"]["trajectories"] for tokens in _tokens(part)]
+        for line in lines
     ]
-    values = _rounded([*chain.from_iterable(completion["logprobs"] for completion in completions)])
-    rounded = iter(values)
-    for completion in completions:
-        completion["logprobs"] = [*islice(rounded, len(completion["logprobs"]))]
-    before, *rest = line.split(_LOGPROBS)
+    logprobs = [completion["logprobs"] for completion in chain.from_iterable(completions)]
+    values = iter(_rounded([*chain.from_iterable(logprobs)]))
+    rounded = [[*islice(values, len(part))] for part in logprobs]
+    # All numbers in one call: a call for each completion takes longer than its numbers.
+    texts = iter(to_json(rounded, inf_nan_mode="constants")[2:-2].split(b"],["))
+    shown = []
+    for line, parts in zip(lines, completions, strict=True):
+        own = [*islice(texts, len(parts))]
+        shown.append(_with_logprobs(line, own, parts) or _written(line.entry, own, parts))
+    return shown
+
+
+def _with_logprobs(
+    line: JournalLine, texts: Sequence[bytes], completions: Sequence[CompletionLine]
+) -> bytes | None:
+    """The line with other logprobs, where they can be found in it; without them, None.
+
+    Writing all other numbers of the line again would take most of the time.
+    """
+    parts = line.text.split(_WORD)
     # No text, name or argument has the word, and no completion has it in another form.
-    is_plain = len(rest) == len(completions) == line.count(_WORD)
-    has_extras = any("extras" in completion for completion in completions)
-    if is_plain and not has_extras and not any(constant in line for constant in _NOT_JSON):
-        # Writing all other numbers of the line again would take most of the time.
-        parts = [
-            to_line(completion["logprobs"])[1:-2] + part[part.index(b"]") :]
-            for completion, part in zip(completions, rest, strict=True)
-        ]
-        return _LOGPROBS.join([before, *parts])
-    for completion in completions:
+    if len(parts) != len(texts) + 1 or not line.is_strict:
+        return None
+    if any("extras" in completion for completion in completions):
+        return None
+    for index, text in enumerate(texts, start=1):
+        after = parts[index]
+        if not (after.startswith(_OPENING) and parts[index - 1].endswith(b'"')):
+            return None
+        parts[index] = _OPENING + text + after[after.index(b"]") :]
+    return _WORD.join(parts)
+
+
+def _written(entry: EntryLine, texts: Sequence[bytes], completions: Sequence[CompletionLine]) -> bytes:
+    for completion, text in zip(completions, texts, strict=True):
         completion.pop("extras", None)
+        completion["logprobs"] = [float(number) for number in text.split(b",") if number]
     return to_line(entry)[:-1]
 
 
@@ -280,11 +323,11 @@ def _rounded(values: Sequence[float]) -> list[float]:
     with np.errstate(all="ignore"):
         scaled = np.fromiter(values, float, len(values)) * _SCALE
         nearest = np.rint(scaled)
-        farthest, largest = np.abs(scaled - nearest).max(initial=0.0), np.abs(scaled).max(initial=0.0)
-    if farthest < _SURE and largest < _MOST_SCALED:
-        rounded: list[float] = (nearest / _SCALE).tolist()
-        return rounded
-    return [round(value, _DIGITS) for value in values]
+        is_sure = (np.abs(scaled - nearest) < _SURE) & (np.abs(scaled) < _MOST_SCALED)
+    rounded: list[float] = (nearest / _SCALE).tolist()
+    for index in np.flatnonzero(~is_sure).tolist():
+        rounded[index] = round(values[index], _DIGITS)
+    return rounded
 
 
 def _tokens(part: TrajectoryLine) -> list[TokensLine]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ import numpy as np
 SIGNATURE_BITS: Final = 1 << 16
 _LEVEL: Final = 1
 _BYTES: Final = 1 << 20
+_BATCH_BYTES: Final = 1 << 16
 
 
 def write_script(folder: Path, kind: str, number: int, payload: bytes) -> None:
@@ -69,6 +70,19 @@ class Shards:
         self._lines, self._num_bytes = [], 0
 
 
+def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Lines in lists of 64 kibibytes; a longer line is in one of its own."""
+    batch, num_bytes = list[bytes](), 0
+    for line in lines:
+        if batch and num_bytes + len(line) > _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(line)
+        num_bytes += len(line)
+    if batch:
+        yield batch
+
+
 def signature(text: bytes) -> bytes:
     """The set of three-byte sequences of a text as a Bloom filter with one hash: 65,536 bits, little-endian.
 
@@ -78,5 +92,5 @@ def signature(text: bytes) -> bytes:
     codes = np.frombuffer(text, np.uint8).astype(np.uint16)
     hashes = codes[:-2] * np.uint16(7919) + codes[1:-1] * np.uint16(131) + codes[2:]
     bits = np.zeros(SIGNATURE_BITS, bool)
-    bits[hashes] = True
+    bits[hashes.astype(np.intp)] = True
     return np.packbits(bits, bitorder="little").tobytes()

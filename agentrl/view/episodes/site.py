@@ -20,22 +20,22 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from agentrl.errors import ConfigError, RunExistsError
 from agentrl.records import members, read_metrics
 from agentrl.records.history import METRICS
-from agentrl.records.lines import from_line, to_line
+from agentrl.records.lines import to_line
 from agentrl.records.writer import file_name
 from agentrl.runtime.files import write_text
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.episodes.index import Index
 from agentrl.view.episodes.journals import INDEX, JournalFile, find_journals, link_to
-from agentrl.view.episodes.line import EntryLine, ids_of, row_of, shown_line, text_of
-from agentrl.view.episodes.shards import Shards, signature, write_script
+from agentrl.view.episodes.line import JournalLine, ids_of, read_line, row_of, shown_lines, text_of
+from agentrl.view.episodes.shards import Shards, batches, signature, write_script
 from agentrl.view.panels import Panel, Series, panels_of
 from agentrl.view.report import render_page
 
@@ -123,20 +123,22 @@ class _Data:
         self.index.begin_file()
         used = self.used_ids.setdefault(journal.home, set())
         try:
-            for line in members.read_lines(journal.path):
-                self._add(line, cast(EntryLine, from_line(line)), used)
+            for lines in batches(members.read_lines(journal.path)):
+                self._add([read_line(line) for line in lines], used)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"{journal.path} holds no entries of a journal ({type(error).__name__}: {error}); restore "
                 "that file, or move it away."
             ) from None
 
-    def _add(self, line: bytes, entry: EntryLine, used: set[int]) -> None:
-        row, text = row_of(entry), text_of(entry)
-        used.update(*ids_of(entry))
-        self.index.add(row)
-        self.texts.add(text.lower().replace("\0", " ").encode("utf-8", "replace"))
-        self.episodes.add(shown_line(line, entry))
+    def _add(self, lines: Sequence[JournalLine], used: set[int]) -> None:
+        for _, entry, _ in lines:
+            used.update(*ids_of(entry))
+            self.index.add(row_of(entry))
+            text = text_of(entry).lower().replace("\0", " ")
+            self.texts.add(text.encode("utf-8", "replace"))
+        for line in shown_lines(lines):
+            self.episodes.add(line)
 
     def finish(
         self, title: str, journals: Sequence[JournalFile], decoder_of: Callable[[Path], Decoder | None]
