@@ -27,7 +27,7 @@
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
         EngineDiedError         the embedded engine's process has died; a UserError, too
-      ClusterError              a process on a machine of the cluster raised an exception, or has gone
+      RemoteError              a process on a machine of the cluster raised an exception, or has gone
       TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its message is the result of the call; scored
 
@@ -197,7 +197,7 @@ class EngineDiedError(EngineError, UserError):
     """The process of the embedded engine has died: the run cannot go on."""
 
 
-class ClusterError(AgentRLError):
+class RemoteError(AgentRLError):
     """A process on a machine of the cluster raised an exception (its type and message), or has gone.
 
     at_s: when it raised, in seconds since 1970. is_gone: the process has ended; the message says how.

@@ -26,10 +26,11 @@ from agentrl.processes.placement import (
     described,
     layout_of,
 )
+from agentrl.processes.ray.actors import Actors
 from agentrl.processes.ray.placement import RayPlacement, placed
 from agentrl.processes.ray.session import RaySession, cluster_address, connected, passed_variables
 from agentrl.rollout.players.ray_players import RayPlayers
-from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.trainer.launch.processes import Processes
 from agentrl.types import JSON
 
 POLICY = "policy"
@@ -88,9 +89,10 @@ class RunCluster:
             for place, of_place in numbers.items()
         } | own
 
-    def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> RayRanks:
-        """Start ranks; those that were started before in these allocations have ended. See `RayRanks`."""
-        return RayRanks(self.session, self.placement, world_size, folder, preloaded=preloaded)
+    def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> Processes:
+        """Start ranks; those that were started before in these allocations have ended. See `Processes`."""
+        places = Actors(self.session, self.placement.group, self.placement.ranks[:world_size])
+        return Processes(world_size, folder, preloaded=preloaded, places=places)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.errors import ConfigError
+from agentrl.processes.children import Children
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import check_gpus, in_words, own_gpus, variables_of
 from agentrl.processes.placement import ClusterLayout, LocalGpus, layout_of
@@ -85,7 +86,8 @@ class LocalPlaces:
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> Processes:
         """Start ranks; see `Processes`."""
-        return Processes(world_size, folder, preloaded=preloaded, gpus=self.gpus.ranks[:world_size])
+        own = self.gpus.ranks[:world_size]
+        return Processes(world_size, folder, preloaded=preloaded, places=Children(own) if own else None)
 
     @property
     def notice(self) -> str | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _TIMEOUT_S = 10.0
 _MIB = 2**20
-_RANK = "agentrl.trainer.launch.rank"
+_HOSTED = "agentrl.processes.hosted"
 _IS_FULL = re.compile(
     r"out of memory|OutOfMemoryError|leave no GPU memory|Not enough memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
@@ -69,10 +69,9 @@ def _name_of(pid: int, name: str) -> str:
     words: list[str] = []
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    if _RANK in words:
-        # python -m MODULE FD LOCAL_RANK WORKER
-        number = words[words.index(_RANK) + 2 : words.index(_RANK) + 3]
-        return " ".join(["rank", *number])
+    if _HOSTED in words:
+        # python -m MODULE FD NAME
+        return words[words.index(_HOSTED) + 2].replace("-", " ")
     if any("sglang" in word for word in words):
         return "a server"
     return name.rpartition("/")[2] or "a process"

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentrl.assembly.cluster import RunCluster
-from agentrl.errors import ClusterError
+from agentrl.errors import RemoteError
 from agentrl.processes.ray.draining import in_words
 
 
-class MachineLeavingError(ClusterError):
+class MachineLeavingError(RemoteError):
     """A machine that the run needs is going away; the run has stopped in good order.
 
     may_move: it can go on at once, on the machines that are left; its own process cannot move.

@@ -18,7 +18,7 @@ from agentrl.assembly.load import read_run
 from agentrl.assembly.needed import checked_run
 from agentrl.assembly.places import with_devices
 from agentrl.config import Section, effective_values, write_toml
-from agentrl.errors import ClusterError, ConfigError, EngineError, TrainerError
+from agentrl.errors import ConfigError, EngineError, RemoteError, TrainerError
 from agentrl.processes.config import ClusterConfig
 from agentrl.records.history import (
     Ending,
@@ -147,7 +147,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
     ended when it raises.
 
     Raises:
-        EngineError, TrainerError, ClusterError: of the last attempt.
+        EngineError, TrainerError, RemoteError: of the last attempt.
     """
     limit, number = start.config.checkpoint.max_restarts, 0
     while True:
@@ -156,7 +156,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
         except MachineLeavingError as error:
             _check_movable(error, start, console)
             console.line(f"{error} The run resumes by itself on the machines that are left.")
-        except (EngineError, TrainerError, ClusterError) as error:
+        except (EngineError, TrainerError, RemoteError) as error:
             number += 1
             if number > limit:
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -85,7 +85,7 @@ class Worker(Protocol):
     def move_reference(self, share: float) -> None:
         """Move the reference towards the policy: share x policy + (1 - share) x reference."""
 
-    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[Filled]:
+    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
 
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
@@ -102,6 +102,9 @@ class Worker(Protocol):
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Write this rank's part of the trainer's state; returns the updates, and each optimizer's steps."""
+
+    def is_written(self) -> bool | OSError:
+        """Whether what `save` copied is on disk; why it cannot be written, if so."""
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
         """Restore what `save` has written."""

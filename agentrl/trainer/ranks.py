@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,16 +15,15 @@ from agentrl.losses import extras_used
 from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
-from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
+from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.snapshots import Ranks, Snapshots
+from agentrl.trainer.snapshots import Ranks, Snapshots, called
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.types.seams import (
     Bucket,
     PublishReport,
     SnapshotSink,
     StepReport,
-    TensorSpec,
     WeightSink,
 )
 from agentrl.weights.codec import non_finite, size_of, views
@@ -62,7 +61,7 @@ class RankTrainer:
         self._is_offloaded = False
         self._snapshots = Snapshots(ranks, self._streaming)
         ranks.begin(plan)
-        self._manifest = cast(tuple[TensorSpec, ...], ranks.call("manifest")[0])
+        self._manifest = ranks.call(Worker.manifest)[0]
 
     @classmethod
     async def started(cls, ranks: Ranks, plan: Plan) -> RankTrainer:
@@ -75,7 +74,7 @@ class RankTrainer:
         Raises:
             TrainerError: a rank failed.
         """
-        return cast(str | None, (await self.ranks.run(self.ranks.call, "kernels"))[0])
+        return (await called(self.ranks, Worker.kernels))[0]
 
     async def score(
         self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",), *, statistics: bool = False
@@ -119,8 +118,7 @@ class RankTrainer:
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
         with working(TRAIN):
-            replies = await self.ranks.run(self.ranks.call, "update", batch)
-        ranks = cast(list[Mapping[ScoreRole, StepSums]], replies)
+            ranks = await called(self.ranks, Worker.update, batch)
         metrics: dict[str, float] = {}
         if "values" in ranks[0]:
             metrics |= critic_metrics(step_metrics([rank["values"] for rank in ranks], batch))
@@ -142,7 +140,7 @@ class RankTrainer:
         """
         if not self._plan.moves_reference:
             raise ValueError("the reference of this trainer does not move; give it a plan that moves it")
-        await self.ranks.run(self.ranks.call, "move_reference", share)
+        await called(self.ranks, Worker.move_reference, share)
 
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights in buckets, each piece of memory once.
@@ -203,8 +201,8 @@ class RankTrainer:
             TrainerError: a rank failed.
         """
         self._is_offloaded = False
-        replies = await self.ranks.run(self.ranks.call, "onload")
-        return min((free for free in cast(list[int | None], replies) if free is not None), default=None)
+        replies = await called(self.ranks, Worker.onload)
+        return min((free for free in replies if free is not None), default=None)
 
     async def offload(self) -> int:
         """Free what only a step needs; what the devices got back, of all ranks together (bytes).
@@ -215,7 +213,7 @@ class RankTrainer:
         # A call between two buckets of a stream would take its replies.
         async with self._streaming:
             self._is_offloaded = True
-            return sum(cast(list[int], await self.ranks.run(self.ranks.call, "offload")))
+            return sum(await called(self.ranks, Worker.offload))
 
     async def save(self, directory: str) -> None:
         """Write a Hugging Face directory, atomically.
@@ -256,7 +254,7 @@ class RankTrainer:
         folder = Path(directory).resolve()
         steps, done = saved.read_summary(folder, self._plan)
         with working(LOADS_STATE):
-            await self.ranks.run(self.ranks.call, "load", folder, steps, done)
+            await called(self.ranks, Worker.load, folder, steps, done)
 
     async def start_recording(self, recording: Recording) -> None:
         """Record every rank from now on.
@@ -264,7 +262,7 @@ class RankTrainer:
         Raises:
             TrainerError: a rank failed.
         """
-        await self.ranks.run(self.ranks.call, "start_recording", recording)
+        await called(self.ranks, Worker.start_recording, recording)
 
     async def write_recording(self, recording: Recording, phases: Sequence[Phase]) -> None:
         """End the recording; every rank writes its files. phases: of the step, in seconds since 1970.
@@ -273,7 +271,7 @@ class RankTrainer:
             OSError: they cannot be written.
             TrainerError: a rank failed.
         """
-        for error in await self.ranks.run(self.ranks.call, "write_recording", recording, list(phases)):
+        for error in await called(self.ranks, Worker.write_recording, recording, list(phases)):
             if isinstance(error, OSError):
                 raise error
 
@@ -282,7 +280,7 @@ class RankTrainer:
         await self.ranks.run(self.ranks.close)
 
     def _buckets(self) -> _Weights:
-        return _Weights(self.ranks.stream("weights", self._manifest, self._bucket_bytes))
+        return _Weights(self.ranks.stream(Worker.weights, self._manifest, self._bucket_bytes))
 
     def _save(self, directory: Path) -> None:
         like = Path(self._plan.models["old"])
@@ -292,10 +290,10 @@ class RankTrainer:
         with atomic_directory(directory) as partial:
             partial.mkdir()
             with working(CHECKPOINT):
-                replies = await self.ranks.run(self.ranks.call, "save", partial)
+                replies = await called(self.ranks, Worker.save, partial)
             is_copied.set_result(None)
             await self._written()
-            steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], replies)[0]
+            steps, done = replies[0]
             saved.write_summary(partial, self._plan, steps, done)
 
     async def _written(self) -> None:
@@ -305,7 +303,7 @@ class RankTrainer:
             await asyncio.sleep(_POLL_S)
             # A call between two buckets of a stream would take its replies.
             async with self._streaming:
-                replies = await self.ranks.run(self.ranks.call, "is_written")
+                replies = await called(self.ranks, Worker.is_written)
             for error in replies:
                 if isinstance(error, OSError):
                     raise error
@@ -315,10 +313,10 @@ class RankTrainer:
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool
     ) -> list[tuple[FloatArray, ...]]:
         """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
-        replies = await self.ranks.run(self.ranks.call, "score", samples, role, statistics)
+        replies = await called(self.ranks, Worker.score, samples, role, statistics)
         num_fields = 1 + _NUM_STATISTICS * statistics
         scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
-        for reply in cast(list[dict[int, FloatArray]], replies):
+        for reply in replies:
             for index, values in reply.items():
                 scored[index][:, scored_tokens(samples[index], role)] = values
         return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
@@ -353,7 +351,7 @@ def _check_finite(name: str | None) -> None:
 class _Weights:
     """The weights in buckets, as they are received. checksum: of all tensors, once all are received."""
 
-    def __init__(self, stream: Generator[Bucket, None, object]) -> None:
+    def __init__(self, stream: Generator[Bucket, None, int]) -> None:
         self._stream = stream
         self.checksum = 0
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceSnapshot
+from agentrl.trainer.launch.device_weights import DeviceSnapshot, DeviceStore
 from agentrl.trainer.launch.rank_plan import RankPlan
+from agentrl.trainer.launch.shared_buffers import Filled
+from agentrl.trainer.plan import Worker
 from agentrl.types.seams import Bucket, Snapshot, TensorSpec
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+W = TypeVar("W")
 R = TypeVar("R")
 
 
@@ -37,16 +42,26 @@ class Ranks(Protocol):
             TrainerError: a rank failed.
         """
 
-    def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of every rank's `Worker`; the replies, in the order of the ranks."""
+    def call(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method of every rank's `Worker`, by its name; the replies, in the order of the ranks."""
 
-    def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
+    def stream(
+        self,
+        method: Callable[Concatenate[W, P], Generator[Filled, None, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Generator[Bucket, None, R]:
         """Buckets of rank 0, one at a time, to their end; returns what the method of rank 0 returned."""
 
-    def snapshot(self, method: str, *args: object) -> Snapshot:
+    def snapshot(
+        self,
+        method: Callable[Concatenate[W, P], Generator[Filled, None, int]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Snapshot:
         """All buckets that `stream` would give, whose checksum the method of rank 0 returns."""
 
-    async def run(self, function: Callable[..., R], *args: object) -> R:
+    async def run(self, function: Callable[Q, R], *args: Q.args, **kwargs: Q.kwargs) -> R:
         """Run a function that makes such calls, off the event loop where the ranks are processes."""
 
     def end(self) -> None:
@@ -54,6 +69,13 @@ class Ranks(Protocol):
 
     def close(self) -> None:
         """End all ranks."""
+
+
+async def called(
+    ranks: Ranks, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
+) -> list[R]:
+    """`Ranks.call`, off the event loop."""
+    return await ranks.run(lambda: ranks.call(method, *args, **kwargs))
 
 
 _freed: WeakKeyDictionary[Ranks, list[int]] = WeakKeyDictionary()
@@ -73,12 +95,12 @@ class Snapshots:
             TrainerError: a rank failed.
         """
         async with self._streaming:
-            facts: object = None
+            facts = None
             if on_device:
-                call = self._ranks.run(self._ranks.call, "weights_on_device", manifest, bucket_bytes)
-                facts = (await call)[0]
-            if not isinstance(facts, DeviceFacts):
-                return await self._ranks.run(self._ranks.snapshot, "weights", manifest, bucket_bytes)
+                facts = (await called(self._ranks, Worker.weights_on_device, manifest, bucket_bytes))[0]
+            if facts is None:
+                ranks = self._ranks
+                return await ranks.run(lambda: ranks.snapshot(Worker.weights, manifest, bucket_bytes))
         copy, process = partial(self._copied, bucket_bytes), self._ranks.where[0]
         return DeviceSnapshot(facts, process=process, copy=copy, freed=self._freed)
 
@@ -93,10 +115,10 @@ class Snapshots:
         async with self._streaming:
             numbers, self._freed[:] = tuple(self._freed), []
             if numbers:
-                await self._ranks.run(self._ranks.call, "free_weights", numbers)
+                await called(self._ranks, DeviceStore.free_weights, numbers)
             if not keeps_memory and isinstance(snapshot, DeviceSnapshot) and snapshot.number not in numbers:
                 snapshot.device = None
-                await self._ranks.run(self._ranks.call, "settle_weights", snapshot.number)
+                await called(self._ranks, DeviceStore.settle_weights, snapshot.number)
 
     @property
     def _freed(self) -> list[int]:
@@ -105,4 +127,5 @@ class Snapshots:
     async def _copied(self, bucket_bytes: int, number: int) -> Snapshot:
         """A version on the device of rank 0, copied to the host's memory."""
         async with self._streaming:
-            return await self._ranks.run(self._ranks.snapshot, "copied_weights", number, bucket_bytes)
+            ranks = self._ranks
+            return await ranks.run(lambda: ranks.snapshot(DeviceStore.copied_weights, number, bucket_bytes))

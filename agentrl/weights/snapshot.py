@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from agentrl.types.seams import Bucket, TensorSpec, Work
 from agentrl.weights.codec import non_finite, views
@@ -30,7 +30,7 @@ class LocalSnapshot:
         self.process = f"process {os.getpid()}"
 
     @classmethod
-    def of_stream(cls, stream: Generator[Bucket, None, object]) -> LocalSnapshot:
+    def of_stream(cls, stream: Generator[Bucket, None, int]) -> LocalSnapshot:
         """All buckets of a stream that returns their checksum."""
         buckets: list[Bucket] = []
         checks: list[Future[str | None]] = []
@@ -41,7 +41,8 @@ class LocalSnapshot:
                     buckets.append(next(stream))
                 except StopIteration as end:
                     names = [check.result() for check in checks]
-                    return cls(buckets, cast(int, end.value), next(filter(None, names), None))
+                    checksum: int = end.value
+                    return cls(buckets, checksum, next(filter(None, names), None))
                 checks.append(thread.submit(non_finite, views(buckets[-1])))
 
     @property

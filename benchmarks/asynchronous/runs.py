@@ -18,7 +18,7 @@ from agentrl.run.stages import process_tree, tree_cpu_time
 from agentrl.types import JSON
 
 DRIVER, ENGINE, TRAINER = "driver", "engine", "trainer"
-_MODULES: Final = {"agentrl.engine.embedded": ENGINE, "agentrl.trainer.launch.rank": TRAINER}
+_MODULES: Final = {"agentrl.engine.embedded": ENGINE, "agentrl.processes.hosted": TRAINER}
 """The module that a process of a run is started with, and its side."""
 _TIMED: Final = '"perf/step_time"'
 _PERIOD_S = 0.05

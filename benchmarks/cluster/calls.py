@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.launch.ray_ranks import RayRanks
-from agentrl.trainer.snapshots import Ranks
+from agentrl.trainer.snapshots import Ranks, called
 from agentrl.types import JSON, TrainBatch
 from benchmarks import idle
 from benchmarks.cluster.context import Cluster, RayBench
@@ -48,7 +47,7 @@ async def hand_off(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     gigabytes = sum(array.nbytes for sample in batch.samples for array in arrays_of(sample)) / 1e9
     with _rank(cluster, RAY) as ranks:
         num_arrays = sum(len(arrays_of(sample)) for sample in batch.samples)
-        share_of_views = int(str(ranks.call("num_views", batch)[0])) / num_arrays
+        share_of_views = ranks.call(idle.IdleWorker.num_views, batch)[0] / num_arrays
     spent = await _calls(cluster, batch, bench)
     figures = {side: figures_of([gigabytes / call.wall_s for call in calls]) for side, calls in spent.items()}
     return {
@@ -68,7 +67,7 @@ async def _calls(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[s
         sides = {LOCAL: local, RAY: on_ray}
 
         async def call(ranks: Ranks) -> None:
-            await ranks.run(ranks.call, "take", batch)
+            await called(ranks, idle.IdleWorker.take, batch)
 
         return await timed(
             {side: partial(call, ranks) for side, ranks in sides.items()}, repeats=bench.repeats
@@ -78,11 +77,8 @@ async def _calls(cluster: Cluster, batch: TrainBatch, bench: RayBench) -> dict[s
 @contextmanager
 def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
     folder = cluster.folder / side
-    ranks: Ranks = (
-        Processes(1, folder, preloaded=idle.__name__)
-        if side == LOCAL
-        else RayRanks(cluster.session, cluster.placement, 1, folder, preloaded=idle.__name__)
-    )
+    places = None if side == LOCAL else cluster.places
+    ranks = Processes(1, folder, preloaded=idle.__name__, places=places)
     try:
         ranks.begin(IdlePlan())
         yield ranks

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.placement import RankNeeds, layout_of
+from agentrl.processes.ray.actors import Actors
 from agentrl.processes.ray.placement import RayPlacement, placed
 from agentrl.processes.ray.session import RaySession, connected
 from agentrl.types import JSON
@@ -46,6 +47,11 @@ class Cluster:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
+
+    @property
+    def places(self) -> Actors:
+        """Where the rank is started."""
+        return Actors(self.session, self.placement.group, self.placement.ranks)
 
     @cached_property
     def session(self) -> RaySession:

@@ -28,7 +28,7 @@ from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
 from agentrl.processes.child import Child
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
@@ -63,7 +63,7 @@ async def publish(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     """How long a whole publish takes by each way, and how much more memory this process has at its peak."""
     model, copying, num_bytes = _model(bench.model, cluster.folder / "model")
     grown: dict[str, list[int]] = {way.name: [] for way in WAYS}
-    ranks = RayRanks(cluster.session, cluster.placement, 1, cluster.folder / "ranks", preloaded=WORKER)
+    ranks = Processes(1, cluster.folder / "ranks", preloaded=WORKER, places=cluster.places)
     try:
         plan = TorchPlan(policy=Learning(PolicyLoss(), TrainerConfig(), 1), models={"old": str(model)})
         trainer = await RankTrainer.started(ranks, plan)

@@ -15,6 +15,7 @@ from agentrl.assembly.places import local_places, local_servers
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
+from agentrl.processes.children import Children
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
@@ -166,7 +167,7 @@ def test_groups_share_them_out_in_order(monkeypatch, tmp_path):
 
 def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, "4,5,6,7")
-    ranks = Processes(2, tmp_path, preloaded=WORKER, gpus=(("6",), ("5",)))
+    ranks = Processes(2, tmp_path, preloaded=WORKER, places=Children((("6",), ("5",))))
     try:
         environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks.pids]
     finally:

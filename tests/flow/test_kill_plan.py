@@ -35,7 +35,7 @@ PHASES = {
 """What is killed while the run is in a phase."""
 MARKS = {
     "engine": b"agentrl.engine.embedded",
-    "rank": b"launch.rank",
+    "rank": b"rank-",
     "player": b"agentrl.run.player",
     "sandbox": b"from inside import enter",
 }

@@ -46,15 +46,15 @@ def ranks_on_both(folder: Path, address: str):
     from agentrl.processes.placement import RankNeeds, layout_of
     from agentrl.processes.ray.placement import placed
     from agentrl.processes.ray.session import connected
-    from agentrl.trainer.launch.ray_ranks import RayRanks
     from agentrl.trainer.megatron.plan import WORKER
+    from tests.processes.ranks import ranks_on
 
     config = ClusterConfig(cluster="ray", ray_address=address)
     with connected(config, folder, os.environ) as session:
         # A machine has one CPU. The second one is still coming up: the run waits for it.
         placement = placed(session, layout_of(RankNeeds(2, 1, 1.0, 0), (), colocate=False), 300.0)
         assert [allocation.host for allocation in placement.ranks] == [NEAR, FAR]
-        ranks = RayRanks(session, placement, 2, folder / "on-ray", preloaded=WORKER)
+        ranks = ranks_on(session, placement, 2, folder / "on-ray", preloaded=WORKER)
         try:
             yield ranks
         finally:
@@ -150,11 +150,11 @@ async def weights(folder: Path, address: str) -> dict[str, object]:
     from agentrl.processes.ray.placement import placed
     from agentrl.processes.ray.session import connected
     from agentrl.trainer.launch.rank_snapshot import RankSnapshot
-    from agentrl.trainer.launch.ray_ranks import RayRanks
     from agentrl.trainer.ranks import RankTrainer
     from agentrl.trainer.torch.plan import WORKER
     from tests.engine.serving import save_tiny
     from tests.engine.test_fleet import expect_versions
+    from tests.processes.ranks import ranks_on
     from tests.processes.test_servers_on_ray import fleet_in, real
     from tests.trainer.test_processes import plan_over
 
@@ -167,7 +167,7 @@ async def weights(folder: Path, address: str) -> dict[str, object]:
         needs = RankNeeds(1, 1, 1.0, 0), [ServerNeeds(2.0, 0)]
         placement = placed(session, layout_of(*needs, colocate=False), 300.0)
         (rank,), (server,) = placement.ranks, placement.servers
-        ranks = RayRanks(session, placement, 1, folder / "ranks", preloaded=WORKER)
+        ranks = ranks_on(session, placement, 1, folder / "ranks", preloaded=WORKER)
         launcher = RayLauncher(session, placement.group, placement.servers, placement.ranks)
         prompt, versions = [1, 10, 20], []
         try:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl.errors import ClusterError
+from agentrl.errors import RemoteError
 from agentrl.processes.ray.draining import Draining, in_words
 from agentrl.run.leaving import MachineLeavingError, stopped_in_time
 from agentrl.run.resuming import RunStart, with_restarts
@@ -83,14 +83,14 @@ def attempts_of(limit, *errors):
 
     try:
         with_restarts(start, SimpleNamespace(line=lines.append), attempt)
-    except ClusterError as error:
+    except RemoteError as error:
         lines.append(error)
     return begun, lines
 
 
 FOLDER = SimpleNamespace(path="runs/x", report=SimpleNamespace(exists=lambda: False))
 LEAVES, STAYS = (MachineLeavingError("It is going away.", may_move=may_move) for may_move in (True, False))
-LOST = ClusterError("it was lost")
+LOST = RemoteError("it was lost")
 
 
 def test_an_attempt_that_a_departure_ends_is_no_failure():

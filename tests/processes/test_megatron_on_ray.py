@@ -11,12 +11,12 @@ import torch
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import WORKER, MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.weights.hf.export import save_model
+from tests.processes.ranks import ranks_on
 from tests.processes.test_ray_ranks import await_end
 from tests.trainer.test_processes import RecordingSink, learned
 from tests.trainer.tiny import qwen3, settings, tokenizer
@@ -39,7 +39,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture
 def ranks(session, placement, tmp_path):
-    ranks = RayRanks(session, placement, 2, tmp_path, preloaded=WORKER)
+    ranks = ranks_on(session, placement, 2, tmp_path, preloaded=WORKER)
     yield ranks
     ranks.close()
 

@@ -10,13 +10,14 @@ import time
 import pytest
 import torch
 
-from agentrl.errors import ClusterError, ConfigError, TrainerError
-from agentrl.processes.ray.actors import RemoteObject
+from agentrl.errors import ConfigError, RemoteError, TrainerError
+from agentrl.processes.ray.actors import ActorObject
 from agentrl.trainer.launch.inline import InlineRank
-from agentrl.trainer.launch.ray_ranks import RayRanks
+from agentrl.trainer.plan import Worker
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER
 from agentrl.weights.hf.export import save_model
+from tests.processes.ranks import ranks_on
 from tests.trainer.test_processes import RecordingSink, Waits, learned, plan_over, takes_two_versions
 from tests.trainer.tiny import batch, qwen3, tokenizer
 
@@ -31,7 +32,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(session, placement, tmp_path_factory):
     """One rank for all tests that leave it alive."""
-    ranks = RayRanks(session, placement, 1, tmp_path_factory.mktemp("ranks"), preloaded=WORKER)
+    ranks = ranks_on(session, placement, 1, tmp_path_factory.mktemp("ranks"), preloaded=WORKER)
     yield ranks
     ranks.close()
     await_end(ranks)
@@ -69,10 +70,10 @@ async def test_the_versions_that_a_rank_on_ray_keeps_are_those_of_a_dry_run(mode
 
 async def test_a_stream_that_is_left_is_finished_before_the_next_call(model, ranks):
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    buckets = ranks.stream("weights", trainer._manifest, 2048)
+    buckets = ranks.stream(Worker.weights, trainer._manifest, 2048)
     next(buckets)
     buckets.close()
-    assert ranks.call("manifest") == [trainer._manifest]
+    assert ranks.call(Worker.manifest) == [trainer._manifest]
 
 
 async def test_the_stacks_of_a_rank_are_printed_in_the_middle_of_a_call(model, ranks, tmp_path):
@@ -131,23 +132,30 @@ async def test_a_rank_that_fails_says_why_and_its_log_is_kept(ranks, model):
     await_end(ranks)
 
 
+class Nothing:
+    """A class of a module that no process has."""
+
+
+Nothing.__module__ = "nowhere"
+
+
 @pytest.mark.full
 def test_a_process_that_does_not_come_up_says_why(session, placement, tmp_path):
     log = tmp_path / "x.log"
-    broken = RemoteObject(session, placement.group, placement.ranks[0], log, environment={"": "no name"})
-    with pytest.raises(ClusterError, match=r"did not start: .*Invalid argument") as caught:
+    broken = ActorObject(session, placement.group, placement.ranks[0], log, environment={"": "no name"})
+    with pytest.raises(RemoteError, match=r"did not start: .*Invalid argument") as caught:
         broken.identify()
     assert caught.value.is_gone
-    absent = RemoteObject(session, placement.group, placement.ranks[0], log)
-    with pytest.raises(ClusterError, match="ModuleNotFoundError: No module named 'nowhere'"):
-        absent.create("nowhere:Nothing").result()
+    absent = ActorObject(session, placement.group, placement.ranks[0], log)
+    with pytest.raises(RemoteError, match="ModuleNotFoundError: No module named 'nowhere'"):
+        absent.create(Nothing).result()
     assert "No module named 'nowhere'" in absent.last_lines()[-1]
     absent.close()
 
 
 @pytest.mark.faults
 async def test_a_rank_that_is_killed_in_mid_call_is_named(session, placement, model, tmp_path):
-    ranks = RayRanks(session, placement, 1, tmp_path, preloaded=WORKER)
+    ranks = ranks_on(session, placement, 1, tmp_path, preloaded=WORKER)
     never = tmp_path / "never"
     trainer = await RankTrainer.started(ranks, plan_over(model, loss=WaitsFor(tmp_path / "begun", never)))
     updating = asyncio.create_task(trainer.update(batch()))
@@ -161,9 +169,9 @@ async def test_a_rank_that_is_killed_in_mid_call_is_named(session, placement, mo
 
 @pytest.mark.faults
 async def test_a_rank_that_is_killed_in_mid_stream_is_named(session, placement, model, tmp_path):
-    ranks = RayRanks(session, placement, 1, tmp_path, preloaded=WORKER)
+    ranks = ranks_on(session, placement, 1, tmp_path, preloaded=WORKER)
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    buckets = ranks.stream("weights", trainer._manifest, 2048)
+    buckets = ranks.stream(Worker.weights, trainer._manifest, 2048)
     received = [next(buckets), next(buckets)]
     os.kill(ranks.pids[0], signal.SIGKILL)
     with pytest.raises(TrainerError, match=rf"rank 0 .*process {ranks.pids[0]} on .*was killed, or crashed"):
@@ -175,7 +183,7 @@ async def test_a_rank_that_is_killed_in_mid_stream_is_named(session, placement, 
 
 @pytest.mark.faults
 async def test_a_call_that_is_cancelled_twice_ends_the_ranks(session, placement, model, tmp_path):
-    ranks = RayRanks(session, placement, 1, tmp_path, preloaded=WORKER)
+    ranks = ranks_on(session, placement, 1, tmp_path, preloaded=WORKER)
     never = tmp_path / "never"
     trainer = await RankTrainer.started(ranks, plan_over(model, loss=WaitsFor(tmp_path / "begun", never)))
     updating = asyncio.create_task(trainer.update(batch()))

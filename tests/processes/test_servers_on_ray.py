@@ -30,7 +30,6 @@ from agentrl.losses import PolicyLoss
 from agentrl.processes.placement import RankNeeds, ServerNeeds, layout_of
 from agentrl.processes.ray.placement import placed
 from agentrl.trainer.launch.rank_plan import RankPlan
-from agentrl.trainer.launch.ray_ranks import RayRanks
 from agentrl.trainer.megatron import plan as megatron_plan
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Learning
@@ -42,6 +41,7 @@ from tests.engine.fleets import PATIENT, pids_at, send_signal
 from tests.engine.serving import save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 from tests.engine.test_fleet import expect_exact, expect_versions, publish, start_request, until
+from tests.processes.ranks import ranks_on
 from tests.trainer.test_processes import plan_over
 from tests.trainer.tiny import settings as trainer_settings
 
@@ -186,7 +186,7 @@ async def serves_the_weights_of_a_rank(
     placement = placed(session, layout_of(*needs, colocate=False), 60)
     # Version 1 has other weights than the server starts with.
     rank_plan, worker = plan(save_tiny(folder / "trained", context_len=CONTEXT, seed=1))
-    ranks = RayRanks(session, placement, 1, folder / "ranks", preloaded=worker)
+    ranks = ranks_on(session, placement, 1, folder / "ranks", preloaded=worker)
     launcher = RayLauncher(session, placement.group, placement.servers, placement.ranks)
     settings = real(folder)
     settings = replace(

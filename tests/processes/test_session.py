@@ -27,7 +27,7 @@ import os, sys
 from pathlib import Path
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.placement import RankNeeds, layout_of
-from agentrl.processes.ray.actors import RemoteObject
+from agentrl.processes.ray.actors import ActorObject
 from agentrl.processes.ray.placement import placed
 from agentrl.processes.ray.session import connected
 
@@ -35,8 +35,8 @@ folder = Path(sys.argv[1])
 with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
     import ray
     placement = placed(session, layout_of(RankNeeds(1, 1, 0.1, 0), (), colocate=False), 60)
-    busy = RemoteObject(session, placement.group, placement.ranks[0], folder / "rank-0.log")
-    busy.identify()
+    busy = ActorObject(session, placement.group, placement.ranks[0], folder / "rank-0.log")
+    assert busy.pid
     # It does not end by itself.
     busy.create("time:sleep", 3600)
     print(ray.get_runtime_context().gcs_address, flush=True)

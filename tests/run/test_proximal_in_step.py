@@ -12,7 +12,7 @@ from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import UserError
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
-from agentrl.trainer.plan import Done
+from agentrl.trainer.plan import Done, Worker
 from agentrl.types import RolloutId
 from tests.run.in_step import (
     CORRECTIONS,
@@ -204,7 +204,7 @@ async def test_a_step_whose_tokens_are_all_masked_changes_nothing(tmp_path):
     assert masked.trained == []
     assert {entry.reason for entry in iteration_entries(masked)} == {"zero_std", "zero_advantage"}
     await loop.iterate(2)
-    (saved,) = inner.ranks.call("save", tmp_path)
+    (saved,) = inner.ranks.call(Worker.save, tmp_path)
     assert (loop.version, saved) == (2, (2, {"old": Done(2, 0)}))
 
 

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from agentrl.runtime.activity import PROCESS, Activities
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.plan import Learning
+from agentrl.trainer.plan import Learning, Worker
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.weights.hf.export import save_model
@@ -113,6 +114,30 @@ async def takes_two_versions(model, ranks):
 
 async def test_the_versions_that_a_rank_keeps_for_servers_are_those_of_a_dry_run(model, processes):
     await takes_two_versions(model, processes)
+
+
+async def test_memory_that_is_in_use_here_is_not_filled_again(model, processes):
+    trainer = await RankTrainer.started(processes, plan_over(model))
+
+    async def taken():
+        take = partial(processes.snapshot, Worker.weights, trainer._manifest, 1 << 14)
+        return await processes.run(take)
+
+    first = await taken()
+    buckets = await first.buckets()
+    assert len(buckets) > 1
+    before = [bucket.data.tobytes() for bucket in buckets]
+    assert await first.run(bytes_of) == before
+    first.free()
+    await trainer.update(batch())
+    second = await taken()
+    assert await second.run(bytes_of) != before
+    assert [bucket.data.tobytes() for bucket in buckets] == before
+    second.free()
+
+
+def bytes_of(buckets):
+    return [bucket.data.tobytes() for bucket in buckets]
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from agentrl.errors import ConfigError
+from agentrl.processes.remote import LOOPBACK
 from agentrl.trainer.launch.processes import Processes
-from agentrl.trainer.launch.rendezvous import LOOPBACK, RankStore
+from agentrl.trainer.launch.rendezvous import RankStore
 
 NOBODY = 65534
 WORLD_SIZE = 2
@@ -135,21 +136,21 @@ def test_the_client_that_the_attack_uses_fills_a_store_of_torch():
 
 def test_no_port_of_a_running_group_is_a_store_and_strangers_stop_nothing(ranks):
     ranks.begin(SumPlan())
-    assert ranks.call("total") == [3.0] * WORLD_SIZE
+    assert ranks.call(Sums.total) == [3.0] * WORLD_SIZE
     # Those of this process are of the tests' own; none is new with the ranks.
     ports = ports_of(*ranks.pids)
     assert ports, "gloo listens"
     assert [port for port in ports if is_store(port)] == []
     for port in ports:
         attack(port)
-    assert ranks.call("total") == [3.0] * WORLD_SIZE
+    assert ranks.call(Sums.total) == [3.0] * WORLD_SIZE
 
 
 def test_every_plan_of_the_same_ranks_meets_anew(ranks):
     # Left over from the plan before, an address in the store leads to a port that nobody listens at any more.
     for _ in range(10):
         ranks.begin(SumPlan())
-        assert ranks.call("total") == [3.0] * WORLD_SIZE
+        assert ranks.call(Sums.total) == [3.0] * WORLD_SIZE
 
 
 def test_the_driver_of_ranks_on_its_machine_listens_nowhere(tmp_path):

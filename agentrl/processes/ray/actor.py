@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
+from agentrl.processes.hosted import BESIDE_THREADS
+
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
         PlacementGroupSchedulingStrategy,
     )
 
-_CONTROL, _CONCURRENT = "control", "concurrent"
-_THREADS = {_CONTROL: 1, _CONCURRENT: 2}
+_CONTROL, _CONCURRENT, _TOLD = "control", "concurrent", "told"
+_THREADS = {_CONTROL: 1, _CONCURRENT: BESIDE_THREADS, _TOLD: 1}
 
 
 class _Method(Protocol):
@@ -63,6 +65,10 @@ class Actor:
     def control(self, method: str, *args: object) -> ObjectRef[object]:
         """Begin a call now that takes no time."""
         return self._method(method).options(concurrency_group=_CONTROL).remote(*args)
+
+    def told(self, method: str) -> ObjectRef[object]:
+        """Begin a call now that waits for messages."""
+        return self._method(method).options(concurrency_group=_TOLD).remote()
 
     def kill(self) -> None:
         """End the process, whatever it does; any thread may call this."""

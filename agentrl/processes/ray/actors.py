@@ -6,113 +6,35 @@ and reaches any number of objects by reference; arrays in it are read in place, 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from agentrl.errors import ClusterError, DiskError
+from agentrl.errors import DiskError, RemoteError
+from agentrl.processes.hosted import Arguments
 from agentrl.processes.placement import Allocation
 from agentrl.processes.ray.actor import Actor, in_bundle
 from agentrl.processes.ray.host import HostSettings, Identity, ObjectHost
 from agentrl.processes.ray.logs import LogMirror
 from agentrl.processes.ray.session import RaySession
+from agentrl.processes.remote import LOOPBACK, PendingCall, SharedArguments, last_lines_of, path_of
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.util.placement_group import PlacementGroup
 
-_LAST_LINES = 8
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
 _FULL = (
     "is full, and so is the disk that it spills to; make room in Ray's --temp-dir, or start Ray with more "
     "--object-store-memory"
 )
-
-
-class SharedActor:
-    """Arguments in the object store."""
-
-    def __init__(self, ref: ObjectRef[tuple[object, ...]]) -> None:
-        self.ref = ref
-
-
-def put(*args: object) -> SharedActor:
-    """Arguments of a call of several objects, copied once; where the object store is full, Ray writes others
-    of it to its disk.
-
-    Raises:
-        DiskError: that is full, too.
-    """
-    import ray
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
-
-    try:
-        return SharedActor(ray.put(args))
-    except (ObjectStoreFullError, OutOfDiskError):
-        raise DiskError(
-            f"Ray's object store on the run's machine {_FULL}, then resume with --resume."
-        ) from None
-
-
-class PendingCall:
-    """A call that has begun, of an object."""
-
-    def __init__(self, of: RemoteObject, ref: ObjectRef[object]) -> None:
-        self.of = of
-        self.ref = ref
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return bool(completed([self], 0))
-
-    def result(self) -> object:
-        """What the method returned; waits for it.
-
-        Raises:
-            ClusterError: the method raised an exception, or the process or its machine has gone.
-        """
-        import ray
-        from ray.exceptions import RayError
-
-        try:
-            return ray.get(self.ref)
-        except RayError as error:
-            raise self._described(error) from None
-
-    async def reply(self) -> object:
-        """As `result`, in an event loop, and without a thread that waits.
-
-        Raises:
-            ClusterError: as for `result`.
-        """
-        from ray.exceptions import RayError
-
-        try:
-            return await asyncio.wrap_future(self.ref.future())
-        except RayError as error:
-            # It asks the machine whether it is there.
-            raise await asyncio.to_thread(self._described, error) from None
-
-    def _described(self, error: Exception) -> ClusterError:
-        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
-
-        if not isinstance(error, RayTaskError):
-            return ClusterError(self.of.end_reason(error), is_gone=True)
-        if isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
-            return ClusterError(f"Ray's object store on its machine {_FULL}", at_s=time.time())
-        if isinstance(error.cause, ClusterError):
-            return ClusterError(str(error.cause), at_s=error.cause.at_s)
-        return ClusterError(_first_line(error.cause or error), at_s=time.time())
-
-
-def completed(calls: Sequence[PendingCall], timeout_s: float | None = None) -> list[PendingCall]:
-    """Those of the calls that have ended, well or not; waits for the first. [] = none in time."""
-    import ray
-
-    done, _ = ray.wait([call.ref for call in calls], num_returns=1, timeout=timeout_s, fetch_local=False)
-    return [call for call in calls if call.ref in done]
 
 
 def emptied(log: Path) -> Path:
@@ -122,13 +44,12 @@ def emptied(log: Path) -> Path:
     return log
 
 
-class RemoteObject:
-    """An object in a process of its own, in an allocation, until `close` or the end of this process.
+class ActorProcess:
+    """The process of an actor in an allocation, with its log, until `close` or the end of this process.
 
     log: gets its output, here on this machine; that of another machine is copied every moment. environment:
     variables of the process, over those that the run passes on. name: in Ray's lists; left out, that of the
-    log. The constructor does not wait, and `create`
-    does not either: start all objects first.
+    log. The constructor does not wait: start all first.
     """
 
     def __init__(
@@ -142,7 +63,7 @@ class RemoteObject:
         name: str = "",
     ) -> None:
         self.allocation, self.log, self._session = allocation, log, session
-        is_here = allocation.node == session.node
+        self.is_here = allocation.node == session.node
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         # Of a bundle that has moved, only Ray knows the devices.
@@ -151,14 +72,13 @@ class RemoteObject:
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(given)} if given else {}
         settings = HostSettings(
             f"{session.namespace}-{log.stem}",
-            log.resolve() if is_here else None,
+            log.resolve() if self.is_here else None,
             {**session.environment, **devices, **(environment or {})},
         )
         strategy = in_bundle(group, allocation.bundle)
         self._name = session.new_name(name or log.stem.replace("-", " "))
         named = {"name": self._name, "namespace": session.namespace}
         self._actor = Actor(ObjectHost, settings, strategy=strategy, num_gpus=num_gpus, **named)
-        self._is_here = is_here
         self._identity: Identity | None = None
         self._mirror: LogMirror | None = None
 
@@ -166,7 +86,7 @@ class RemoteObject:
         """Its process; waits until it is up, and has its log copied from then on.
 
         Raises:
-            ClusterError: it did not start.
+            RemoteError: it did not start.
         """
         return self._identity or self._identified(self._identity_call().result())
 
@@ -174,24 +94,34 @@ class RemoteObject:
         """As `identify`, in an event loop, and without a thread that waits.
 
         Raises:
-            ClusterError: it did not start.
+            RemoteError: it did not start.
         """
         return self._identity or self._identified(await self._identity_call().reply())
 
-    def _identity_call(self) -> PendingCall:
-        return PendingCall(self, self._actor.control("identity"))
+    def _identity_call(self) -> PendingCall[Identity]:
+        return self._pending(self._actor.control("identity"))
 
-    def _identified(self, identity: object) -> Identity:
-        assert isinstance(identity, Identity), identity
+    def _identified(self, identity: Identity) -> Identity:
         self._identity = identity
-        if not self._is_here:
+        if not self.is_here:
             name = self._session.new_name(f"log of {self._name.removeprefix(f'{self._session.title} ')}")
             self._mirror = LogMirror(self._session, name, identity, self.log)
         return identity
 
     @property
+    def pid(self) -> int:
+        """Its process on its machine; waits until it is up; see `Remote`."""
+        return self.identify().pid
+
+    @property
+    def process(self) -> str:
+        """Its process, among those of the cluster; waits until it is up; see `Remote`."""
+        identity = self.identify()
+        return f"process {identity.pid} on {identity.node}"
+
+    @property
     def where(self) -> str:
-        """Its process and its machine, for an error message."""
+        """Its process and its machine, for a sentence."""
         if self._identity is None:
             return f"process ? on {self.allocation.host}"
         return f"process {self._identity.pid} on {self._identity.host}"
@@ -201,28 +131,30 @@ class RemoteObject:
         """Whether its machine did not answer when the process had gone."""
         return self._mirror is not None and self._mirror.is_lost
 
-    def create(self, target: str, *args: object) -> PendingCall:
-        """Begin to make the object. target: its class or a function, as `package.module:name`."""
-        return PendingCall(self, self._actor.call("create", target, *args))
+    def _pending(self, ref: ObjectRef[object]) -> PendingCall[R]:
+        # Ray knows methods by their names alone.
+        return PendingCall(cast(Future[R], ref.future()), self._described)
 
-    def call(self, method: str, *args: object) -> PendingCall:
-        """Begin a call of a method, after all earlier ones."""
-        return PendingCall(self, self._actor.call("call", method, args))
+    def _described(self, error: BaseException) -> BaseException:
+        """An error of Ray in a sentence."""
+        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
-    def call_shared(self, method: str, args: SharedActor) -> PendingCall:
-        """Begin a call with arguments that are in the object store."""
-        return PendingCall(self, self._actor.call("call", method, args.ref))
-
-    def call_concurrently(self, method: str, *args: object) -> PendingCall:
-        """Begin a call of a method now, whatever else the object does; it must be safe in another thread."""
-        return PendingCall(self, self._actor.concurrent("call_concurrently", method, *args))
+        if not isinstance(error, RayError):
+            return error
+        if not isinstance(error, RayTaskError):
+            return RemoteError(self.end_reason(error), is_gone=True)
+        if isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
+            return RemoteError(f"Ray's object store on its machine {_FULL}", at_s=time.time())
+        if isinstance(error.cause, RemoteError):
+            return RemoteError(str(error.cause), at_s=error.cause.at_s)
+        return RemoteError(_first_line(error.cause or error), at_s=time.time())
 
     def print_stacks(self) -> None:
         """Have the process print the stacks of its threads into its log now."""
         self._actor.control("print_stacks")
 
     def end(self) -> None:
-        """Kill the process without waiting; any thread may do that. Pending calls then raise ClusterError."""
+        """Kill the process without waiting; any thread may do that. Pending calls then raise RemoteError."""
         self._actor.kill()
 
     def close(self) -> None:
@@ -231,12 +163,11 @@ class RemoteObject:
         if self._mirror is not None:
             self._mirror.close()
 
-    def last_lines(self, count: int = _LAST_LINES) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The last lines of its log, as far as its machine can still be reached."""
         if self._mirror is not None:
             self._mirror.catch_up()
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line for line in lines if line.strip()][-count:]
+        return last_lines_of(self.log)
 
     def end_reason(self, error: Exception) -> str:
         """How it ended, after an error of Ray that says that it has."""
@@ -252,6 +183,96 @@ class RemoteObject:
             lines = [line for line in text.splitlines() if line.strip()]
             return f"did not start: {lines[-1].strip()}"
         return "was killed, or crashed"
+
+
+class ActorObject(ActorProcess, Generic[T]):
+    """An object in the process of an actor; see `Remote`."""
+
+    def create(self, kind: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> PendingCall[None]:
+        """Begin to make the object. kind: its class, or a function of a module that makes it."""
+        return self._pending(self._actor.call("create", path_of(kind), (args, kwargs)))
+
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> PendingCall[R]:
+        """Begin a call of a method, after all earlier ones."""
+        return self._pending(self._actor.call("call", method.__name__, (args, kwargs)))
+
+    def shared(self, *args: object, **kwargs: object) -> SharedArguments:
+        """Arguments in the object store, once.
+
+        Raises:
+            DiskError: that is full, and so is its disk.
+        """
+        return SharedArguments(_stored((args, kwargs)))
+
+    def call_shared(
+        self, method: Callable[Concatenate[T, P], R], arguments: SharedArguments
+    ) -> PendingCall[R]:
+        """Begin a call of a method, after all earlier ones."""
+        return self._pending(self._actor.call("call", method.__name__, arguments.held))
+
+    def call_beside(
+        self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> PendingCall[R]:
+        """Begin a call of a method now, in another thread of the process."""
+        return self._pending(self._actor.concurrent("call_beside", method.__name__, (args, kwargs)))
+
+    def listen(self, on_message: Callable[[object], None]) -> None:
+        """Pass on what the object tells, in a thread, until the process ends."""
+        Thread(target=self._listen, args=(on_message,), daemon=True).start()
+
+    def _listen(self, on_message: Callable[[object], None]) -> None:
+        with suppress(RemoteError):
+            while True:
+                messages: PendingCall[list[object]] = self._pending(self._actor.told("told"))
+                for message in messages.result():
+                    on_message(message)
+
+
+class Actors:
+    """Objects in the bundles of a placement; see `Remotes`. Their number is that of their allocation."""
+
+    def __init__(self, session: RaySession, group: PlacementGroup, allocations: Sequence[Allocation]) -> None:
+        self._session, self._group, self._allocations = session, group, allocations
+        is_near = all(allocation.node == session.node for allocation in allocations)
+        self.host = LOOPBACK if is_near else session.host
+
+    def is_here(self, number: int) -> bool:
+        """Whether its allocation is on this machine."""
+        return self._allocations[number].node == self._session.node
+
+    def number_here(self, number: int) -> int:
+        """Its number among those of its machine; 0 for one that has GPUs, since it sees no others."""
+        own = self._allocations[number]
+        return 0 if own.devices else sum(other.node == own.node for other in self._allocations[:number])
+
+    def start(
+        self,
+        number: int,
+        log: Path,
+        on_message: Callable[[object], None],
+        kind: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[ActorObject[T], PendingCall[None]]:
+        """Start a process, and begin to make an object in it."""
+        actor = ActorObject[T](self._session, self._group, self._allocations[number], emptied(log))
+        actor.listen(on_message)
+        return actor, actor.create(kind, *args, **kwargs)
+
+
+def _stored(arguments: Arguments) -> ObjectRef[Arguments]:
+    """Where the object store is full, Ray writes others of it to its disk."""
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        return ray.put(arguments)
+    except (ObjectStoreFullError, OutOfDiskError):
+        raise DiskError(
+            f"Ray's object store on the run's machine {_FULL}, then resume with --resume."
+        ) from None
 
 
 def _first_line(error: BaseException) -> str:

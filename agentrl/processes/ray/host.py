@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import io
 import logging
 import os
 import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from agentrl.errors import ClusterError
 from agentrl.processes.child import print_stacks_on_signal
+from agentrl.processes.hosted import Arguments, ObjectHolder, listen
 from agentrl.runtime.temporary import sweep
 
-_MAX_ERROR_CHARS = 300
 _LOGS = "agentrl-log-"
 _UNREAD_S = 3600.0
 """How long a log of a process that has ended waits for the driver, which removes it when it has read it."""
@@ -49,10 +45,9 @@ class Identity(NamedTuple):
 
 
 class ObjectHost:
-    """The class of the actor.
+    """The class of the actor: it holds an object.
 
-    Calls of the object run one after the other; those of `call_concurrently` meanwhile. An exception of the
-    object is printed into the log, and raised as a ClusterError.
+    Calls of the object run one after the other; those of `call_beside` meanwhile.
     """
 
     def __init__(self, settings: HostSettings) -> None:
@@ -61,7 +56,9 @@ class ObjectHost:
         self._log = settings.log or _new_log(settings.name)
         _write_output_to(self._log)
         print_stacks_on_signal()
-        self._object: object = None
+        self._holder = ObjectHolder()
+        self._told = SimpleQueue[object]()
+        listen(self._told.put)
 
     def identity(self) -> Identity:
         """This process."""
@@ -74,21 +71,25 @@ class ObjectHost:
         """Print the stacks of all threads of this process into its log."""
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    def create(self, target: str, *args: object) -> None:
+    def told(self) -> list[object]:
+        """What the object has told since the last call, after a wait for something."""
+        messages = [self._told.get()]
+        with suppress(Empty):
+            while True:
+                messages.append(self._told.get_nowait())
+        return messages
+
+    def create(self, target: str, arguments: Arguments) -> None:
         """Make the object. target: its class, or a function that makes it, as `package.module:name`."""
-        with _Reported():
-            module, _, name = target.partition(":")
-            self._object = getattr(importlib.import_module(module), name)(*args)
+        self._holder.create(target, *arguments)
 
-    def call(self, method: str, args: tuple[object, ...]) -> object:
+    def call(self, method: str, arguments: Arguments) -> object:
         """Call a method of the object."""
-        with _Reported():
-            return getattr(self._object, method)(*args)
+        return self._holder.call(method, *arguments)
 
-    def call_concurrently(self, method: str, *args: object) -> object:
+    def call_beside(self, method: str, arguments: Arguments) -> object:
         """Call a method of the object while another call runs."""
-        with _Reported():
-            return getattr(self._object, method)(*args)
+        return self._holder.call(method, *arguments)
 
 
 class LogReader:
@@ -103,25 +104,6 @@ class LogReader:
     def remove(self, path: str) -> None:
         """Delete a file."""
         Path(path).unlink(missing_ok=True)
-
-
-class _Reported:
-    """Prints an exception of its block, and raises it as one that any process can read."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        traceback.print_exception(error, file=sys.stderr)
-        sys.stderr.flush()
-        first_line = next(iter(str(error).splitlines()), "")
-        reported = f"{type(error).__name__}: {first_line}"[:_MAX_ERROR_CHARS]
-        # The cause may be of a class that the driver cannot import.
-        raise ClusterError(reported, at_s=time.time()) from None
 
 
 def _new_log(name: str) -> Path:

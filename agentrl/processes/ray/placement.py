@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.errors import ClusterError, ConfigError
+from agentrl.errors import ConfigError, RemoteError
 from agentrl.processes.placement import Allocation, Bundle, ClusterLayout, PlacedBundle, described
 from agentrl.processes.ray.actor import in_bundle
 from agentrl.processes.ray.session import RaySession
@@ -45,7 +45,7 @@ def placed(session: RaySession, layout: ClusterLayout, timeout_s: float) -> RayP
 
     Raises:
         ConfigError: the cluster has no room for them, or got none in time; agentrl is missing on a machine.
-        ClusterError: a machine was lost meanwhile.
+        RemoteError: a machine was lost meanwhile.
         CancelledError: the task that waits was cancelled.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -128,7 +128,7 @@ def _devices(
 
     Raises:
         ConfigError: agentrl cannot be imported on a machine.
-        ClusterError: a machine was lost, or starts no process.
+        RemoteError: a machine was lost, or starts no process.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -146,7 +146,7 @@ def _devices(
             "same Python, the same packages and the same agentrl on each."
         ) from error
     except RayError as error:
-        raise ClusterError(f"a machine of the cluster did not say which GPUs it has: {error}") from error
+        raise RemoteError(f"a machine of the cluster did not say which GPUs it has: {error}") from error
     return dict(zip(numbers, found, strict=True))
 
 

@@ -46,7 +46,7 @@ class PlayerProcess(Protocol):
         """The process on its machine.
 
         Raises:
-            ClusterError: it has gone, with the actor that started it.
+            RemoteError: it has gone, with the actor that started it.
         """
 
     @property

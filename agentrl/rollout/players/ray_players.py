@@ -9,24 +9,28 @@ actor when this process is gone.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agentrl.errors import ClusterError, WorldBrokenError
-from agentrl.processes.child import ProcessFailure
+from agentrl.errors import RemoteError, WorldBrokenError
+from agentrl.processes.child import Child, ProcessFailure
 from agentrl.processes.placement import Allocation
-from agentrl.processes.ray.actors import RemoteObject, completed, emptied
+from agentrl.processes.ray.actors import ActorObject, emptied
 from agentrl.processes.ray.draining import Draining
 from agentrl.processes.ray.session import RaySession
+from agentrl.processes.remote import completed
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-_RELAY = "agentrl.rollout.players.relay:Relay"
+_SECRET = "RAY_AUTH_TOKEN"
 _END_S = 8.0
 _KILL_S = 2.0
 
@@ -46,7 +50,8 @@ class RayPlayers:
 
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> RayPlayer:
         """Start a player; see `PlayerLauncher`."""
-        actor = RemoteObject(self.session, self.group, self.allocations[number], emptied(log.absolute()))
+        allocation = self.allocations[number]
+        actor = ActorObject[Relay](self.session, self.group, allocation, emptied(log.absolute()))
         return RayPlayer(number, plan, actor, events, self.session.draining)
 
 
@@ -54,15 +59,20 @@ class RayPlayer:
     """A player whose messages an actor relays; see `PlayerProcess`."""
 
     def __init__(
-        self, number: int, plan: PlayerPlan, actor: RemoteObject, events: PlayerEvents, draining: Draining
+        self,
+        number: int,
+        plan: PlayerPlan,
+        actor: ActorObject[Relay],
+        events: PlayerEvents,
+        draining: Draining,
     ) -> None:
         self.log, self._draining = actor.log, draining
         self._number, self._actor, self._events = number, actor, events
         self._outbox = messages.Outbox[messages.ToPlayer](self._send_all, events.failed)
         self._is_closing = False
         self._reason, self._failure = "sent a message that failed", ""
-        self._created = actor.create(_RELAY, plan.module)
-        actor.call("send", plan.plan)
+        self._created = actor.create(Relay, plan.module)
+        actor.call(Relay.send, plan.plan)
         self._watching: asyncio.Task[None] | None = None
         self._following = asyncio.create_task(self._follow())
 
@@ -85,7 +95,7 @@ class RayPlayer:
         self._is_closing = True
         self._end_watch()
         if self._created.is_done:
-            self._actor.call_concurrently("close")
+            self._actor.call_beside(Relay.close)
 
     async def end_reason(self) -> str:
         """How the player, its actor or its machine ended."""
@@ -103,18 +113,18 @@ class RayPlayer:
         """The player's process on its machine.
 
         Raises:
-            ClusterError: it has gone.
+            RemoteError: it has gone.
         """
         await self._created.reply()
-        return cast(int, await self._actor.call_concurrently("pid").reply())
+        return await self._actor.call_beside(Relay.pid).reply()
 
     def _kill(self) -> None:
         if self._created.is_done and not self.machine_is_gone:
-            completed([self._actor.call_concurrently("end")], _KILL_S)
+            completed([self._actor.call_beside(Relay.end)], _KILL_S)
         self._actor.close()
 
     def _send_all(self, data: bytes) -> None:
-        self._actor.call("send", data)
+        self._actor.call(Relay.send, data)
 
     async def _follow(self) -> None:
         """Pass on what the player sends, until it ends."""
@@ -122,12 +132,12 @@ class RayPlayer:
             node = (await self._actor.identified()).node
             self._watching = asyncio.create_task(self._watch(node))
             await self._created.reply()
-            while received := await self._actor.call_concurrently("receive").reply():
-                for data in cast(Sequence[bytes], received):
+            while received := await self._actor.call_beside(Relay.receive).reply():
+                for data in received:
                     self._receive(messages.unpickled(data))
-            exit_description = await self._actor.call_concurrently("exit_description").reply()
+            exit_description = await self._actor.call_beside(Relay.exit_description).reply()
             self._reason = str(exit_description or "closed its pipe")
-        except ClusterError as error:
+        except RemoteError as error:
             self._reason = str(error)
         except WorldBrokenError as error:
             self._events.failed(error)
@@ -150,3 +160,48 @@ class RayPlayer:
         for each in cast(Sequence[messages.FromPlayer], message):
             if not self._is_closing:
                 self._events.received(each)
+
+
+class Relay:
+    """A player in the process of an actor, on its machine: the object of the actor.
+
+    It starts `python -m MODULE FD` as a child, whose output is the actor's, and passes messages on as bytes:
+    nothing is read here. The child ends with its actor.
+    """
+
+    def __init__(self, module: str) -> None:
+        # Ray has read it, and no environment needs it.
+        os.environ.pop(_SECRET, None)
+        self._child = Child(module, (), None)
+        self._socket = socket.socket(fileno=os.dup(self._child.pipe.fileno()))
+
+    def pid(self) -> int:
+        """The child's process on this machine."""
+        return self._child.pid
+
+    def send(self, data: bytes) -> None:
+        """Send the next message to the child, unless it has ended."""
+        with suppress(OSError):
+            self._child.pipe.send_bytes(data)
+
+    def receive(self) -> Sequence[bytes]:
+        """What the child has sent since the last call, after a wait for something; () = it has ended."""
+        received: list[bytes] = []
+        with suppress(EOFError, OSError):
+            received.append(self._child.pipe.recv_bytes())
+            while self._child.pipe.poll():
+                received.append(self._child.pipe.recv_bytes())
+        return received
+
+    def close(self) -> None:
+        """Have the child read the end of its pipe."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """Kill the child: one that stands still does not read that its pipe has ended."""
+        self._child.end()
+
+    def exit_description(self) -> str | None:
+        """How the child ended; see `Child.exit_description`."""
+        return self._child.exit_description()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 from agentrl.records.clock import PeerClock
 from agentrl.runtime.activity import ENDED, PROCESS, Doing, Span, current_activities
-from agentrl.trainer.launch.calls import BEGIN, IMPORT, Reply
+from agentrl.trainer.launch.rank import BEGIN, IMPORT, Reply
+
+R = TypeVar("R")
 
 _TITLES: Final = {
     IMPORT: "importing",
@@ -33,22 +35,23 @@ class RankCourse:
 
     def __init__(self, number: int) -> None:
         self._clocks = [PeerClock() for _ in range(number)]
+        self._processes: dict[str, Doing] | None = None
 
     def begin(self, method: str) -> None:
         """All ranks begin a call."""
+        activities = current_activities()
+        self._processes = None if activities is None else activities.processes
         self._all_enter(_TITLES.get(method, method))
 
     def enter(self, rank: int, phase: str) -> None:
-        """A rank enters a phase of its call."""
+        """A rank enters a phase of its call; from any thread."""
         self._enter(rank, phase, "")
 
-    def receive(self, rank: int, message: object) -> object:
-        """What a message of a rank holds; a `Reply` ends its call."""
-        if not isinstance(message, Reply):
-            return message
-        self._add(rank, message, _MAIN)
+    def receive(self, rank: int, reply: Reply[R]) -> R:
+        """What a call of a rank returned, which ends that."""
+        self._add(rank, reply, _MAIN)
         self._enter(rank, "", _FOR_OTHERS)
-        return message.value
+        return reply.value
 
     def wait(self) -> None:
         """All ranks have returned, and wait for the next call."""
@@ -59,7 +62,7 @@ class RankCourse:
         self._all_enter(ENDED)
 
     @contextmanager
-    def concurrent(self, rank: int) -> Iterator[Callable[[object], object]]:
+    def concurrent(self, rank: int) -> Iterator[Callable[[Reply[R]], R]]:
         """The block of work beside the calls of a rank; yields what takes its `Reply`, and returns the value.
 
         Such work may overlap.
@@ -68,11 +71,9 @@ class RankCourse:
         lanes = None if activities is None else activities.lanes(f"beside the calls of rank {rank}")
         lane = 0 if lanes is None else lanes.take()
 
-        def receive(message: object) -> object:
-            if not isinstance(message, Reply):
-                return message
-            self._add(rank, message, _MAIN + lane)
-            return message.value
+        def receive(reply: Reply[R]) -> R:
+            self._add(rank, reply, _MAIN + lane)
+            return reply.value
 
         try:
             yield receive
@@ -80,7 +81,7 @@ class RankCourse:
             if lanes is not None:
                 lanes.free(lane)
 
-    def _add(self, rank: int, reply: Reply, lane: int) -> None:
+    def _add(self, rank: int, reply: Reply[R], lane: int) -> None:
         offset_s = self._clocks[rank].offset_s(reply.ended)
         start_s, end_s, process = reply.began_s + offset_s, reply.ended.time_s + offset_s, f"rank {rank}"
         if (activities := current_activities()) is not None and end_s - start_s >= _SHORTEST_S:
@@ -93,5 +94,5 @@ class RankCourse:
 
     def _enter(self, rank: int, name: str, what: str) -> None:
         # The span is the rank's own, by its clock.
-        if (activities := current_activities()) is not None:
-            activities.processes[f"rank {rank}"] = Doing(name, what, perf_counter())
+        if self._processes is not None:
+            self._processes[f"rank {rank}"] = Doing(name, what, perf_counter())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
-from agentrl.trainer.launch.shared_buffers import bucket_of
+from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
 from agentrl.types.seams import Bucket
 from agentrl.weights.snapshot import LocalSnapshot
 
+P = ParamSpec("P")
+W = TypeVar("W")
 R = TypeVar("R")
 
 
@@ -45,18 +47,23 @@ class InlineRank:
         self.close()
         self._worker = self._stack.enter_context(plan.worker(RankPlace(0, 0, None)))
 
-    def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of the worker; a list of its one reply."""
-        return [getattr(self._worker, method)(*args)]
+    def call(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method of the worker, by its name; a list of its one reply."""
+        return [getattr(self._worker, method.__name__)(*args, **kwargs)]
 
-    def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
+    def stream(
+        self,
+        method: Callable[Concatenate[W, P], Generator[Filled, None, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Generator[Bucket, None, R]:
         """The buckets that a method of the worker fills; returns what the method returned."""
-        buckets = getattr(self._worker, method)(*args)
+        buckets = getattr(self._worker, method.__name__)(*args, **kwargs)
         while True:
             try:
                 filled = next(buckets)
             except StopIteration as end:
-                returned: object = end.value
+                returned: R = end.value
                 return returned
             bucket = bucket_of(filled)
             data = ref(bucket.data)
@@ -65,13 +72,18 @@ class InlineRank:
             if data() is None:
                 filled.pool.give_back(filled.buffer)
 
-    def snapshot(self, method: str, *args: object) -> LocalSnapshot:
+    def snapshot(
+        self,
+        method: Callable[Concatenate[W, P], Generator[Filled, None, int]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> LocalSnapshot:
         """All buckets of the stream."""
-        return LocalSnapshot.of_stream(self.stream(method, *args))
+        return LocalSnapshot.of_stream(self.stream(method, *args, **kwargs))
 
-    async def run(self, function: Callable[..., R], *args: object) -> R:
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it in this thread, at once."""
-        return function(*args)
+        return function(*args, **kwargs)
 
     def end(self) -> None:
         """Do nothing: its calls are made in the thread of their caller."""

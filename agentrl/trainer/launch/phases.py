@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import NamedTuple
+
+from agentrl.processes.hosted import tell
 
 
 class Entered(NamedTuple):
@@ -15,22 +14,5 @@ class Entered(NamedTuple):
 
 
 def report_phase(phase: str) -> None:
-    """A phase begins; where nobody has asked for them, this does nothing."""
-    _send.get()(Entered(phase))
-
-
-@contextmanager
-def reporting(send: Callable[[object], None]) -> Iterator[None]:
-    """In this block, phases are sent as messages."""
-    token = _send.set(send)
-    try:
-        yield
-    finally:
-        _send.reset(token)
-
-
-def _ignore(message: object) -> None:
-    del message
-
-
-_send: Final[ContextVar[Callable[[object], None]]] = ContextVar("agentrl_phases", default=_ignore)
+    """A phase begins; in the driver's own process, this does nothing."""
+    tell(Entered(phase))

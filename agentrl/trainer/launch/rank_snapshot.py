@@ -1,59 +1,43 @@
-"""A version of the weights that a rank keeps in its own process, which Ray has started."""
+"""A version of the weights that a rank keeps in its own process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
+from weakref import ReferenceType, ref
 
-from agentrl.errors import AgentRLError, ClusterError, TrainerError
-from agentrl.processes.ray.actors import RemoteObject
+from agentrl.errors import RemoteError, TrainerError
+from agentrl.processes.remote import PendingCall, Remote
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled
-from agentrl.trainer.launch.shared_buffers import Bytes
-from agentrl.types.seams import Bucket, TensorSpec, Work
+from agentrl.trainer.launch.rank import RankProcess, Refused, SnapshotFacts
+from agentrl.trainer.launch.shared_buffers import Bytes, received
+from agentrl.types.seams import Bucket, Work
 
 R = TypeVar("R")
 
 
-class SnapshotFacts(NamedTuple):
-    """A snapshot in a rank. number: by which the rank knows it. The others: see `Snapshot`."""
-
-    number: int
-    parts: tuple[tuple[TensorSpec, ...], ...]
-    checksum: int
-    not_finite: str | None
-
-
-class Refused(NamedTuple):
-    """Work on a snapshot raised this error."""
-
-    error: AgentRLError
-
-
 class RankSnapshot:
-    """A snapshot in a rank; see `Snapshot`. Its calls run beside those of the rank's worker, so that a server
+    """A snapshot in rank 0; see `Snapshot`. Its calls run beside those of the rank's worker, so that a server
     that is restarted in the middle of a training step gets its weights at once.
 
-    is_here: whether the rank, which is rank 0, is on this machine. course: of all ranks. failure: the error
-    of the rank, from one of Ray.
+    course: of all ranks. failure: the error of the rank, from that of its process.
     """
 
     device = None
 
     def __init__(
         self,
-        rank: RemoteObject,
+        rank: Remote[RankProcess],
         facts: SnapshotFacts,
         *,
-        is_here: bool,
         course: RankCourse,
-        failure: Callable[[ClusterError], TrainerError],
+        failure: Callable[[RemoteError], TrainerError],
     ) -> None:
         self._rank, self._number, self._course, self._failure = rank, facts.number, course, failure
         self.parts, self.checksum, self.not_finite = facts.parts, facts.checksum, facts.not_finite
-        self.is_here = is_here
-        identity = rank.identify()
-        self.process = f"process {identity.pid} on {identity.node}"
+        self.is_here, self.process = rank.is_here, rank.process
+        self._mapped: dict[int, ReferenceType[Bytes]] = {}
 
     async def run(self, work: Work[R]) -> R:
         """Call `work` with the buckets, in a thread of the rank.
@@ -61,32 +45,39 @@ class RankSnapshot:
         Raises:
             TrainerError: the rank has gone.
         """
-        return cast(R, await self._reply("run_work", pickled(work)))
+        call = self._rank.call_beside(RankProcess.run_work, self._number, pickled(work))
+        with self._course.concurrent(0) as receive:
+            value = receive(await self._reply(call))
+        if isinstance(value, Refused):
+            raise value.error
+        return cast(R, value)
 
     async def on_host(self) -> RankSnapshot:
         """Itself."""
         return self
 
     async def buckets(self) -> Sequence[Bucket]:
-        """Copies of the buckets in this process.
+        """The buckets in this process: of a rank on this machine their memory, of another one copies.
 
         Raises:
             TrainerError: the rank has gone.
         """
-        # One after the other: each is in the object store until this process has read it.
-        arrays = [cast(Bytes, await self._reply("bytes_of", number)) for number in range(len(self.parts))]
-        return [Bucket(part, bytes_B) for part, bytes_B in zip(self.parts, arrays, strict=True)]
+        buckets: list[Bucket] = []
+        for number, part in enumerate(self.parts):
+            # One after the other: a copy is in the object store until this process has read it.
+            call = self._rank.call_beside(RankProcess.data_of, self._number, number)
+            buckets.append(received(part, await self._reply(call)))
+            if buckets[-1].file is not None:
+                self._mapped[number] = ref(buckets[-1].data)
+        return buckets
 
     def free(self) -> None:
-        """Have the rank free the memory, without waiting."""
-        self._rank.call_concurrently("free_snapshot", self._number)
+        """Have the rank free the memory, without waiting; what this process still uses stays as it is."""
+        in_use = [number for number, data in self._mapped.items() if data() is not None]
+        self._rank.call_beside(RankProcess.free_snapshot, self._number, in_use)
 
-    async def _reply(self, method: str, argument: object) -> object:
-        with self._course.concurrent(0) as receive:
-            try:
-                reply = receive(await self._rank.call_concurrently(method, self._number, argument).reply())
-            except ClusterError as error:
-                raise self._failure(error) from None
-        if isinstance(reply, Refused):
-            raise reply.error
-        return reply
+    async def _reply(self, call: PendingCall[R]) -> R:
+        try:
+            return await call.reply()
+        except RemoteError as error:
+            raise self._failure(error) from None

@@ -24,8 +24,6 @@ from agentrl.http.serving import WAITING_CONNECTIONS, bound
 from agentrl.processes.interfaces import is_loopback
 from agentrl.weights.shared import SharedFile
 
-LOOPBACK = "127.0.0.1"
-"""The address for ranks that are all on the driver's machine."""
 _TIMEOUT_S = 600.0
 _HOST_TIMEOUT_S = 30.0
 _ANY_NUMBER = -1
@@ -62,7 +60,7 @@ class Rendezvous(NamedTuple):
 class RankStore:
     """The store of a group of ranks, for as long as this object exists.
 
-    host: LOOPBACK, or an address at which other machines reach this one; it listens at that address alone.
+    host: a loopback address, or one at which other machines reach this one; it listens at that one alone.
 
     Raises:
         UserError: the host is not this machine.

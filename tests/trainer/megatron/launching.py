@@ -112,8 +112,7 @@ def descendants(pid: int) -> list[int]:
 
 def ranks_of(pid: int) -> list[int]:
     """The processes of ranks that a process has started, in their order."""
-    mark = b"agentrl.trainer.launch.rank"
-    return [child for child in descendants(pid) if mark in words_of(child)]
+    return [child for child in descendants(pid) if b"rank-" in b" ".join(words_of(child)[-2:])]
 
 
 def words_of(pid: int) -> list[bytes]:

@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM
 import agentrl
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
+from agentrl.processes.remote import call_all
 from agentrl.records import reconcile
-from agentrl.trainer.launch.messages import pickled
+from agentrl.trainer.launch.rank import RankProcess
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
-from agentrl.trainer.plan import Learning
+from agentrl.trainer.plan import Learning, Worker
 from agentrl.weights.hf.export import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.megatron.launching import (
@@ -96,7 +97,7 @@ def update_once(folder: str) -> None:
     """What a driver does that is killed meanwhile."""
     place = Path(folder)
     processes = processes_on(plan_in(place, Sleeps(place / "begun", 300.0)), place / "ranks")
-    processes.call("update", batch())
+    processes.call(Worker.update, batch())
 
 
 @pytest.mark.full
@@ -136,7 +137,7 @@ async def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            trainer.ranks.call("update", batch())
+            trainer.ranks.call(Worker.update, batch())
         await trainer.save(str(tmp_path / "saved"))
         assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config.num_hidden_layers == 4
     finally:
@@ -168,10 +169,11 @@ def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listenin
     message = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
     if not listening:
         # Both have failed when somebody asks, rank 0 because rank 1 has gone.
-        processes._send_to_all("update", pickled(("update", (batch(),))))
-        wait_until(lambda: not any(map(alive, processes.pids)))
+        calls = call_all(processes._ranks, RankProcess.call, "update", (batch(),), {})
+        processes._unread = [*enumerate(calls)]
+        wait_until(lambda: calls[1].is_done)
     with pytest.raises(TrainerError, match=message):
-        processes.call("update", batch())
+        processes.call(Worker.update, batch())
     assert not any(map(alive, processes.pids))
     assert "Traceback" in (tmp_path / "ranks" / "rank-1.log").read_text()
 

@@ -14,22 +14,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agentrl.engine.config import Role
-from agentrl.engine.sglang.launch.hosted import Opened
+from agentrl.engine.sglang.launch.hosted import HostedServer
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.engine.sglang.launch.listener import HOST, tail_of, url_of
 from agentrl.engine.sglang.launch.process import ServerSettings
-from agentrl.errors import ClusterError, ConfigError, EngineUnavailableError
+from agentrl.errors import ConfigError, EngineUnavailableError, RemoteError
 from agentrl.processes.placement import Allocation
-from agentrl.processes.ray.actors import PendingCall, RemoteObject, completed
+from agentrl.processes.ray.actors import ActorObject
 from agentrl.processes.ray.session import RaySession
+from agentrl.processes.remote import PendingCall
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-_HOSTED = "agentrl.engine.sglang.launch.hosted:HostedServer"
+R = TypeVar("R")
+
 _POLL_S = 0.05
 _SIGNAL_INTERVAL_S = 0.5
 _STOP_S = 15.0
@@ -115,9 +117,9 @@ class RayServer:
         self.bootstrap_port: int | None = None
         self._port: int | None = None
         self._url: str | None = None
-        self._actor: RemoteObject | None = None
-        self._starting: PendingCall | None = None
-        self._serving: PendingCall | None = None
+        self._actor: ActorObject[HostedServer] | None = None
+        self._starting: PendingCall[str] | None = None
+        self._serving: PendingCall[int | None] | None = None
         self._end_reason = "it was never started"
 
     @property
@@ -145,7 +147,7 @@ class RayServer:
     @property
     def running(self) -> bool:
         """Whether its process, or one of its children, runs, and its actor does; also one that hangs."""
-        return self._serving is not None and not completed([self._serving], 0)
+        return self._serving is not None and not self._serving.is_done
 
     @property
     def left_s(self) -> float | None:
@@ -157,11 +159,11 @@ class RayServer:
         """The process of its actor, on its machine.
 
         Raises:
-            ClusterError: it has none now, or that has gone.
+            RemoteError: it has none now, or that has gone.
         """
         if self._actor is None:
-            raise ClusterError(f"{self.name} has no actor now.", is_gone=True)
-        return self._actor.identify().pid
+            raise RemoteError(f"{self.name} has no actor now.", is_gone=True)
+        return self._actor.pid
 
     @property
     def end_reason(self) -> str:
@@ -169,7 +171,7 @@ class RayServer:
         if self._serving is not None and not self.running:
             try:
                 self._end_reason = f"it ended (exit code {self._serving.result()})"
-            except ClusterError as error:
+            except RemoteError as error:
                 assert self._actor is not None, "a server that was started has an actor"
                 self._end_reason = f"its actor, {self._actor.where}, {error}"
         return self._end_reason
@@ -182,8 +184,7 @@ class RayServer:
             EngineUnavailableError: its actor did not start.
         """
         actor = await self._opened()
-        opened = await self._reply(actor.call("check"))
-        assert isinstance(opened, Opened), opened
+        opened = await self._reply(actor.call(HostedServer.check))
         self._port, self.bootstrap_port = opened.port, opened.bootstrap_port
         self._url = url_of(self.settings.host, self.port)
         if opened.problem:
@@ -205,13 +206,13 @@ class RayServer:
         up = False
         try:
             actor = await self._opened()
-            self._starting = actor.call("start")
+            self._starting = actor.call(HostedServer.start)
             # Calls run in their order: this one begins when the server is up, or has not started.
-            self._serving = actor.call("wait_ended")
+            self._serving = actor.call(HostedServer.wait_ended)
             problem = await self._reply(self._starting)
             self._starting = None
             if problem:
-                raise EngineUnavailableError(str(problem).replace(actor.identify().log, str(self.log)))
+                raise EngineUnavailableError(problem.replace(actor.identify().log, str(self.log)))
             up = True
         finally:
             if not up:
@@ -220,7 +221,7 @@ class RayServer:
     def terminate(self) -> None:
         """Begin to end it, without waiting."""
         if self._actor is not None and self._serving is not None:
-            self._actor.call_concurrently("terminate")
+            self._actor.call_beside(HostedServer.terminate)
 
     async def stop(self) -> None:
         """End it and all its children, then its actor, and wait. Does nothing where it does not run."""
@@ -239,32 +240,31 @@ class RayServer:
         """The last lines of its log as it is here, with a heading."""
         return tail_of(self.log)
 
-    async def _opened(self) -> RemoteObject:
+    async def _opened(self) -> ActorObject[HostedServer]:
         """Its actor, with the server in it."""
         if self._actor is None:
-            actor = self._actor = RemoteObject(
+            actor = self._actor = ActorObject[HostedServer](
                 self._place.session, self._place.group, self.allocation, self.log, name=self._listed
             )
             try:
                 identity = await actor.identified()
-            except ClusterError as error:
+            except RemoteError as error:
                 await self.stop()
                 raise EngineUnavailableError(f"the actor of {self.name} {error}.") from error
             if identity.node != self._node:
                 self._node, self._port = identity.node, None
                 self.settings = replace(self.settings, host=identity.host)
-            await self._reply(actor.create(_HOSTED, self.settings, self.name, self._port, identity.log))
+            await self._reply(actor.create(HostedServer, self.settings, self.name, self._port, identity.log))
         return self._actor
 
-    async def _reply(self, call: PendingCall) -> object:
-        """The reply to a call, without a thread that waits for it.
+    async def _reply(self, call: PendingCall[R]) -> R:
+        """The reply to a call of its actor.
 
         Raises:
             EngineUnavailableError: the actor has gone, or raised an exception.
         """
-        while not completed([call], 0):
-            await asyncio.sleep(_POLL_S)
         try:
-            return call.result()
-        except ClusterError as error:
-            raise EngineUnavailableError(f"{self.name}: its actor, {call.of.where}, {error}.") from error
+            return await call.reply()
+        except RemoteError as error:
+            where = "" if self._actor is None else f", {self._actor.where},"
+            raise EngineUnavailableError(f"{self.name}: its actor{where} {error}.") from error
