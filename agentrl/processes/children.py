@@ -19,13 +19,15 @@ from threading import Lock, Thread
 from types import MappingProxyType
 from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from agentrl.errors import RemoteError
+from agentrl.errors import AgentRLError, RemoteError
 from agentrl.processes.child import Child
 from agentrl.processes.gpus import variables_of
-from agentrl.processes.hosted import PICKLE_PROTOCOL, AnswerHeader, CallKind, Header, RaisedError
+from agentrl.processes.hosted import PICKLE_PROTOCOL, AnswerHeader, CallKind, Header
 from agentrl.processes.remote import LOOPBACK, PendingCall, SharedArguments, last_lines_of, path_of
 
 _MODULE = "agentrl.processes.hosted"
+UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, IndexError, TypeError, ValueError)
+"""What pickle raises where an object is of a class that this process does not have."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -160,15 +162,20 @@ class ChildObject(Generic[T]):
             call.set_exception(RemoteError(ended, is_gone=True))
 
     def _settle(self, header: AnswerHeader, data: bytes) -> None:
-        value: object = pickle.loads(data)
+        error: Exception | None = None
+        try:
+            value: object = pickle.loads(data)
+        except UNREADABLE as unreadable:
+            value, error = None, unreadable
+        if header.is_error and isinstance(value, AgentRLError):
+            error = value
         if header.number is None:
             self._on_message(value)
             return
         with self._lock:
             call = self._calls.pop(header.number)
-        if header.is_error:
-            assert isinstance(value, RaisedError), value
-            call.set_exception(RemoteError(value.error, at_s=value.at_s))
+        if error is not None:
+            call.set_exception(error)
         else:
             call.set_result(value)
 

@@ -22,10 +22,11 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from agentrl.errors import RemoteError
+from agentrl.errors import AgentRLError, RemoteError
 from agentrl.processes.child import follow_driver
 from agentrl.processes.remote import MAX_ERROR_CHARS
 
+_PACKAGE: Final = "agentrl."
 PICKLE_PROTOCOL: Final = 5
 """It copies the bytes of an array once."""
 BESIDE_THREADS: Final = 2
@@ -44,23 +45,16 @@ class Header(NamedTuple):
 
 
 class AnswerHeader(NamedTuple):
-    """Of an answer. number: of the call; None = a message of the object. is_error: the value is the error."""
+    """Of an answer. number: of the call; None = a message of the object. is_error: an exception."""
 
     number: int | None
     is_error: bool = False
 
 
-class RaisedError(NamedTuple):
-    """The exception of a call. error: type and message. at_s: in seconds since 1970."""
-
-    error: str
-    at_s: float
-
-
 class ObjectHolder:
     """Makes an object and calls its methods.
 
-    An exception of the object is printed into the log, and raised as a RemoteError.
+    An exception of the object is printed into the log, and raised as one that any process can read.
     """
 
     def __init__(self) -> None:
@@ -79,7 +73,11 @@ class ObjectHolder:
 
 
 class Reported:
-    """Prints an exception of its block, and raises it as one that any process can read."""
+    """Prints an exception of its block, and raises it as one that any process can read.
+
+    An `AgentRLError` stays what it is, where it can be sent. Any other is a RemoteError: its class may be one
+    that the driver cannot import.
+    """
 
     def __enter__(self) -> None:
         return None
@@ -91,10 +89,20 @@ class Reported:
             return
         traceback.print_exception(error, file=sys.stderr)
         sys.stderr.flush()
+        if isinstance(error, AgentRLError) and _can_be_sent(error):
+            return
         first_line = next(iter(str(error).splitlines()), "")
         described = f"{type(error).__name__}: {first_line}"[:MAX_ERROR_CHARS]
-        # The cause may be of a class that the driver cannot import.
         raise RemoteError(described, at_s=time.time()) from None
+
+
+def _can_be_sent(error: AgentRLError) -> bool:
+    if not type(error).__module__.startswith(_PACKAGE):
+        return False
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), type(error))
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError):
+        return False
 
 
 def tell(message: object) -> None:
@@ -153,8 +161,8 @@ class PipeHost:
             else:
                 value = self._holder.call(header.method, args, kwargs)
             self._send(AnswerHeader(header.number), value)
-        except RemoteError as error:
-            self._send(AnswerHeader(header.number, is_error=True), RaisedError(str(error), error.at_s))
+        except AgentRLError as error:
+            self._send(AnswerHeader(header.number, is_error=True), error)
 
     def _send(self, header: AnswerHeader, value: object) -> None:
         with Reported():

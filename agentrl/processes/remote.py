@@ -11,10 +11,14 @@ Methods are named by the class's functions, so calls and replies have types. `pr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from agentrl.errors import AgentRLError, RemoteError
+from agentrl.runtime.stage import summary_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +35,10 @@ LAST_LINES = 8
 
 
 class PendingCall(Generic[R_co]):
-    """A call that has begun. future: of its value. described: what an exception of the future says."""
+    """A call that has begun. future: of its value. described: what an exception of the future says.
+
+    An `AgentRLError` of the object is raised as it is, and any other exception as a RemoteError.
+    """
 
     def __init__(
         self, future: Future[R_co], described: Callable[[BaseException], BaseException] = lambda error: error
@@ -50,7 +57,12 @@ class PendingCall(Generic[R_co]):
             RemoteError: the method raised an exception, or the process or its machine has gone.
         """
         if (error := self.future.exception()) is not None:
-            raise self._described(error) from None
+            described = self._described(error)
+            if not isinstance(described, AgentRLError):
+                described = RemoteError(
+                    f"its reply cannot be read ({summary_of(described)})", at_s=time.time()
+                )
+            raise described from None
         return self.future.result()
 
     async def reply(self) -> R_co:
@@ -59,11 +71,14 @@ class PendingCall(Generic[R_co]):
         Raises:
             RemoteError: as for `result`.
         """
-        await asyncio.wait([asyncio.wrap_future(self.future)])
+        ended = asyncio.wrap_future(self.future)
+        # Its exception is read below; asyncio would log one that nobody reads.
+        ended.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([ended])
+        if self.future.exception() is None:
+            return self.future.result()
         # A description may ask the machine whether it is there.
-        return (
-            self.future.result() if self.future.exception() is None else await asyncio.to_thread(self.result)
-        )
+        return await asyncio.to_thread(self.result)
 
 
 class SharedArguments(NamedTuple):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from agentrl.errors import RemoteError
+from agentrl.errors import RemoteError, RequestTooLargeError
 from agentrl.processes.children import Children
 from agentrl.processes.hosted import tell
 from agentrl.processes.ray.actors import Actors
@@ -59,6 +62,14 @@ class Counter:
 
     def leave(self):
         os._exit(3)
+
+    def refuse(self):
+        raise RequestTooLargeError("too many tokens")
+
+    def foreign(self):
+        sys.modules["nowhere"] = ModuleType("nowhere")
+        sys.modules["nowhere"].Absent = type("Absent", (), {"__module__": "nowhere"})
+        return sys.modules["nowhere"].Absent()
 
     def unsendable(self):
         return threading.Lock()
@@ -224,6 +235,28 @@ def test_a_reply_that_cannot_be_sent_is_an_error_of_its_call(start):
     remote, _ = start(Counter, 0)
     with pytest.raises(RemoteError, match=r"pickle|serialize"):
         remote.call(Counter.unsendable).result()
+    assert remote.call(Counter.add, 1).result() == 1
+
+
+def test_an_error_of_the_package_is_raised_as_what_it_is(start):
+    remote, _ = start(Counter, 0)
+    with pytest.raises(RequestTooLargeError, match=r"^too many tokens$"):
+        remote.call(Counter.refuse).result()
+    assert "Traceback" in remote.log.read_text()
+
+
+async def test_an_error_that_was_raised_is_not_logged_as_one_that_nobody_read(start, caplog):
+    remote, _ = start(Counter, 0)
+    with pytest.raises(RemoteError, match="no luck"):
+        await remote.call(Counter.fail, "no luck").reply()
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_reply_of_a_class_that_this_process_lacks_is_an_error_of_its_call(start):
+    remote, _ = start(Counter, 0)
+    with pytest.raises(RemoteError, match=r"cannot be read .*nowhere"):
+        remote.call(Counter.foreign).result()
     assert remote.call(Counter.add, 1).result() == 1
 
 

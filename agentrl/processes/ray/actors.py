@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from agentrl.errors import DiskError, RemoteError
+from agentrl.errors import AgentRLError, DiskError, RemoteError
 from agentrl.processes.hosted import Arguments
 from agentrl.processes.placement import Allocation
 from agentrl.processes.ray.actor import Actor, in_bundle
@@ -137,16 +137,23 @@ class ActorProcess:
 
     def _described(self, error: BaseException) -> BaseException:
         """An error of Ray in a sentence."""
-        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+        from ray.exceptions import (
+            ObjectStoreFullError,
+            OutOfDiskError,
+            RayError,
+            RaySystemError,
+            RayTaskError,
+        )
 
-        if not isinstance(error, RayError):
+        # That of a reply which this process cannot read.
+        if not isinstance(error, RayError) or isinstance(error, RaySystemError):
             return error
         if not isinstance(error, RayTaskError):
             return RemoteError(self.end_reason(error), is_gone=True)
         if isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
             return RemoteError(f"Ray's object store on its machine {_FULL}", at_s=time.time())
-        if isinstance(error.cause, RemoteError):
-            return RemoteError(str(error.cause), at_s=error.cause.at_s)
+        if isinstance(error.cause, AgentRLError):
+            return error.cause
         return RemoteError(_first_line(error.cause or error), at_s=time.time())
 
     def print_stacks(self) -> None:

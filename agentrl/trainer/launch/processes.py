@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 from weakref import ref
 
-from agentrl.errors import RemoteError, TrainerError
+from agentrl.errors import AgentRLError, RemoteError, TrainerError
 from agentrl.processes.children import Children
 from agentrl.processes.gpus import check_gpus
 from agentrl.processes.remote import PendingCall, Remote, Remotes, call_all, completed
+from agentrl.runtime.stage import summary_of
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.phases import Entered
@@ -268,9 +269,7 @@ class Processes:
         return on_the_way.popleft().result()
 
     def _raise_failure(self, number: int, call: PendingCall[R], others: Mapping[PendingCall[R], int]) -> None:
-        try:
-            call.result()
-        except RemoteError as error:
+        if (error := _error_of(call)) is not None:
             self._fail(number, error, others)
 
     def _fail(self, number: int, error: RemoteError, others: Mapping[PendingCall[R], int]) -> NoReturn:
@@ -283,11 +282,9 @@ class Processes:
             if not done:
                 break
             for call in done:
-                of = waiting.pop(call)
-                try:
-                    call.result()
-                except RemoteError as later:
-                    errors.setdefault(of, later)
+                number = waiting.pop(call)
+                if (later := _error_of(call)) is not None:
+                    errors.setdefault(number, later)
         culprit = min(errors, key=lambda rank: (not errors[rank].is_gone, errors[rank].at_s))
         self._failure = self._sentence(culprit, errors[culprit])
         self._unread = []
@@ -304,6 +301,17 @@ class Processes:
             f"rank {number} of the trainer ({rank.where}) {how}; the others were ended, too "
             f"(see {rank.log}{ends})."
         )
+
+
+def _error_of(call: PendingCall[object]) -> RemoteError | None:
+    """Why a call that has ended did not return."""
+    try:
+        call.result()
+    except RemoteError as error:
+        return error
+    except AgentRLError as error:
+        return RemoteError(summary_of(error), at_s=time.time())
+    return None
 
 
 class Background:

@@ -13,7 +13,7 @@ from itertools import count
 from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
-from agentrl.errors import AgentRLError, TrainerError
+from agentrl.errors import TrainerError
 from agentrl.processes.interfaces import use_interface_to
 from agentrl.records.clock import Moment, now
 from agentrl.records.gpu_memory import held_text, is_out_of_memory
@@ -62,12 +62,6 @@ class SnapshotFacts(NamedTuple):
     parts: tuple[tuple[TensorSpec, ...], ...]
     checksum: int
     not_finite: str | None
-
-
-class Refused(NamedTuple):
-    """Work on a snapshot raised this error."""
-
-    error: AgentRLError
 
 
 class _Kept(NamedTuple):
@@ -176,13 +170,9 @@ class RankProcess:
         return Reply(facts, method, began_s, now())
 
     def run_work(self, number: int, work: bytes) -> Reply[object]:
-        """Call a pickled function with the buckets of a snapshot; an error of it is `Refused`."""
+        """Call a pickled function with the buckets of a snapshot."""
         began_s, function = perf_counter(), pickle.loads(work)
-        value: object
-        try:
-            value = function(self._snapshots[number].snapshot.content)
-        except AgentRLError as error:
-            value = Refused(error)
+        value = function(self._snapshots[number].snapshot.content)
         return Reply(value, _name_of(function), began_s, now())
 
     def data_of(self, number: int, bucket: int) -> SharedBytes | Bytes:

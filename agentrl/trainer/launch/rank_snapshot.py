@@ -10,7 +10,7 @@ from agentrl.errors import RemoteError, TrainerError
 from agentrl.processes.remote import PendingCall, Remote
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled
-from agentrl.trainer.launch.rank import RankProcess, Refused, SnapshotFacts
+from agentrl.trainer.launch.rank import RankProcess, SnapshotFacts
 from agentrl.trainer.launch.shared_buffers import Bytes, received
 from agentrl.types.seams import Bucket, Work
 
@@ -40,17 +40,14 @@ class RankSnapshot:
         self._mapped: dict[int, ReferenceType[Bytes]] = {}
 
     async def run(self, work: Work[R]) -> R:
-        """Call `work` with the buckets, in a thread of the rank.
+        """Call `work` with the buckets, in a thread of the rank; raises what it raises.
 
         Raises:
             TrainerError: the rank has gone.
         """
         call = self._rank.call_beside(RankProcess.run_work, self._number, pickled(work))
         with self._course.concurrent(0) as receive:
-            value = receive(await self._reply(call))
-        if isinstance(value, Refused):
-            raise value.error
-        return cast(R, value)
+            return cast(R, receive(await self._reply(call)))
 
     async def on_host(self) -> RankSnapshot:
         """Itself."""
