@@ -23,16 +23,16 @@ import torch
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.engine.embedded.messages import (
     Abort,
-    Answer,
     Cancel,
     Close,
     CloseSession,
     Generate,
     Message,
+    MessageAnswer,
     Numbered,
     Open,
-    Release,
-    Resume,
+    ReleaseMemory,
+    ResumeMemory,
     UpdateMessage,
 )
 from agentrl.engine.embedded.sink import EmbeddedSink
@@ -45,7 +45,7 @@ from agentrl.weights.hf.fresh import draw_weights
 from agentrl.weights.hf.source import open_source
 
 
-class Host:
+class EngineHost:
     """Serves one engine at a time. Created in the event loop in which it runs.
 
     send: sends answers to the driver, from any thread. fail: ends the process with an error, which is not the
@@ -53,12 +53,12 @@ class Host:
     """
 
     def __init__(
-        self, send: Callable[[Sequence[Answer]], None], fail: Callable[[BaseException], None]
+        self, send: Callable[[Sequence[MessageAnswer]], None], fail: Callable[[BaseException], None]
     ) -> None:
         self._send = send
         self._engine: EmbeddedEngine | None = None
         self._requests: dict[int, asyncio.Task[None]] = {}
-        self._answers: list[Answer] = []
+        self._answers: list[MessageAnswer] = []
         self._updates = Updates(self._sink, lambda answer: self._send_all([answer]), fail)
 
     def receive(self, messages: Sequence[Numbered]) -> Sequence[Numbered]:
@@ -98,11 +98,11 @@ class Host:
         return await self._served.generate(message.prompt_ids, message.sampling, session=message.session)
 
     async def _reply(self, number: int, work: Coroutine[None, None, object]) -> None:
-        """Answer a message with the result of its work, or with its error."""
+        """MessageAnswer a message with the result of its work, or with its error."""
         try:
-            self._answer(Answer(number, await work))
+            self._answer(MessageAnswer(number, await work))
         except AgentRLError as error:
-            self._answer(Answer(number, error=error))
+            self._answer(MessageAnswer(number, error=error))
 
     async def _handle_other(self, message: Message) -> object:
         match message:
@@ -114,9 +114,9 @@ class Host:
                 await self._served.close_session(message.session)
             case Abort():
                 await self._served.abort()
-            case Release():
+            case ReleaseMemory():
                 return await self._served.release_memory(message.tags)
-            case Resume():
+            case ResumeMemory():
                 await self._served.resume_memory(message.tags)
             case Close():
                 await self.close()
@@ -155,7 +155,7 @@ class Host:
     def _sink(self) -> EmbeddedSink:
         return self._served.sink
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: MessageAnswer) -> None:
         # Requests that end in one step are answered together.
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -165,7 +165,7 @@ class Host:
         answers, self._answers = self._answers, []
         self._send_all(answers)
 
-    def _send_all(self, answers: Sequence[Answer]) -> None:
+    def _send_all(self, answers: Sequence[MessageAnswer]) -> None:
         # Where the driver has exited, the reading thread detects it.
         with suppress(OSError):
             self._send(answers)
@@ -183,11 +183,11 @@ async def serve(pipe: Connection) -> None:
     def put(item: Sequence[Numbered] | BaseException | None) -> None:
         loop.call_soon_threadsafe(inbox.put_nowait, item)
 
-    def send(answers: Sequence[Answer]) -> None:
+    def send(answers: Sequence[MessageAnswer]) -> None:
         with sending:
             pipe.send(answers)
 
-    host = Host(send, put)
+    host = EngineHost(send, put)
 
     def receive() -> None:
         with suppress(EOFError, OSError):

@@ -81,13 +81,13 @@ class EndUpdate(NamedTuple):
 UpdateMessage: TypeAlias = Begin | Put | Commit | EndUpdate
 
 
-class Release(NamedTuple):
+class ReleaseMemory(NamedTuple):
     """Free memory, and hold all requests. The answer is how much the system got back (bytes)."""
 
     tags: Collection[MemoryTag]
 
 
-class Resume(NamedTuple):
+class ResumeMemory(NamedTuple):
     """Allocate released memory again."""
 
     tags: Collection[MemoryTag]
@@ -98,13 +98,13 @@ class Close(NamedTuple):
 
 
 Message: TypeAlias = (
-    Open | Generate | Cancel | CloseSession | Abort | UpdateMessage | Release | Resume | Close
+    Open | Generate | Cancel | CloseSession | Abort | UpdateMessage | ReleaseMemory | ResumeMemory | Close
 )
 Numbered: TypeAlias = tuple[int, Message]
 """A message, and the number of its answer."""
 
 
-class Answer(NamedTuple):
+class MessageAnswer(NamedTuple):
     """The answer to a message: a value, or an error."""
 
     number: int

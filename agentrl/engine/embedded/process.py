@@ -46,7 +46,7 @@ class EngineProcess:
         self._outbox: list[messages.Numbered] = []
         self._waiting: dict[int, asyncio.Future[object]] = {}
         # Where there are any, the loop has a call of `_settle_some`.
-        self._arrived: deque[messages.Answer] = deque()
+        self._arrived: deque[messages.MessageAnswer] = deque()
         self._number = 0
         self._failure: str | None = None
         self._last_message: ProcessFailure | None = None
@@ -133,7 +133,7 @@ class EngineProcess:
                 if isinstance(message, ProcessFailure):
                     self._last_message = message
                     continue
-                self._arrived.extend(cast(Sequence[messages.Answer], message))
+                self._arrived.extend(cast(Sequence[messages.MessageAnswer], message))
         except (EOFError, OSError):
             self._die()
         if not settling:
@@ -145,7 +145,7 @@ class EngineProcess:
         if self._arrived and self._loop is not None:
             self._loop.call_soon(self._settle_some)
 
-    def _settle(self, answer: messages.Answer) -> None:
+    def _settle(self, answer: messages.MessageAnswer) -> None:
         future = self._waiting.pop(answer.number, None)
         if future is None or future.done():
             return
@@ -226,7 +226,7 @@ class ProcessEngine:
         """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
         self._released |= set(tags)
         self._waits.leave()
-        freed = cast(int, await self._process.call(messages.Release(tuple(tags))))
+        freed = cast(int, await self._process.call(messages.ReleaseMemory(tuple(tags))))
         self._enter()
         return freed
 
@@ -236,7 +236,7 @@ class ProcessEngine:
         Raises:
             EngineError: the cache is asked for, and the weights that were released have not been sent again.
         """
-        await self._process.call(messages.Resume(tuple(tags)))
+        await self._process.call(messages.ResumeMemory(tuple(tags)))
         self._released -= set(tags)
         if not self._released:
             self._waits.come_back()

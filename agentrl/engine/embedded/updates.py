@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import TypeAlias
 from weakref import ref
 
-from agentrl.engine.embedded.messages import Answer, Begin, Commit, EndUpdate, Put, UpdateMessage
+from agentrl.engine.embedded.messages import Begin, Commit, EndUpdate, MessageAnswer, Put, UpdateMessage
 from agentrl.engine.embedded.sink import EmbeddedSink
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.types.seams import Bucket
@@ -33,7 +33,7 @@ class Updates:
     def __init__(
         self,
         sink: Callable[[], EmbeddedSink],
-        answer: Callable[[Answer], None],
+        answer: Callable[[MessageAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._sink, self._answer, self._fail = sink, answer, fail
@@ -71,9 +71,9 @@ class Updates:
                 continue
             number, message = work
             try:
-                self._answer(Answer(number, await self._handle(message)))
+                self._answer(MessageAnswer(number, await self._handle(message)))
             except AgentRLError as error:
-                self._answer(Answer(number, error=error))
+                self._answer(MessageAnswer(number, error=error))
 
     async def _handle(self, message: UpdateMessage) -> object:
         match message:

@@ -75,7 +75,7 @@ class DirectClient:
         """Have it send requests again."""
         self._send(messages.Release(salt))
 
-    def receive(self, message: messages.Held) -> None:
+    def receive(self, message: messages.RequestsHeld) -> None:
         """The player has no request in flight."""
         held = self._pending.get(message.number)
         if held is not None and not held.done():
@@ -124,7 +124,7 @@ class DirectRequests:
 
     async def _hold(self, number: int, released: asyncio.Event) -> None:
         async with self._policy.held(_aborted_by_the_driver) as ended_at:
-            self._send(messages.Held(number, time.perf_counter() - ended_at))
+            self._send(messages.RequestsHeld(number, time.perf_counter() - ended_at))
             await released.wait()
 
 

@@ -69,7 +69,9 @@ class RemotePolicy:
         """
         number = self._next()
         try:
-            completion = await self._call(number, messages.Generate(number, prompt_ids, sampling, session))
+            completion = await self._call(
+                number, messages.EngineRequest(number, prompt_ids, sampling, session)
+            )
         except asyncio.CancelledError:
             self._send(messages.CancelRequest(number))
             raise
@@ -81,9 +83,9 @@ class RemotePolicy:
     async def close_session(self, session: str) -> None:
         """Free the cache of a session."""
         number = self._next()
-        await self._call(number, messages.CloseSession(number, session))
+        await self._call(number, messages.EndSession(number, session))
 
-    def settle(self, answer: messages.Answer) -> None:
+    def settle(self, answer: messages.EngineAnswer) -> None:
         """Return an answer to its caller."""
         future, _ = self._waiting.get(answer.number, (None, None))
         if future is None or future.done():
@@ -115,7 +117,7 @@ class RemotePolicy:
             del self._waiting[number]
 
 
-class Host:
+class GroupHost:
     """Plays groups as tasks. player: what plays them. direct: its requests to servers, if it sends any.
 
     fail: called with a fault of the package's own.
@@ -150,7 +152,7 @@ class Host:
                 (self._absence.leave if message.is_away else self._absence.come_back)()
             case messages.ClocksStopped():
                 self._policy.stop_clocks(message)
-            case messages.Answer():
+            case messages.EngineAnswer():
                 self._policy.settle(message)
             case messages.Hold() if self._direct is not None:
                 self._direct.hold(message)
@@ -251,7 +253,7 @@ class Reports:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._beat)
                 counts = {} if self.direct is None else self.direct.counts
-                self._pipe.send_now([messages.InProgress(self._reporter.report(self._held_at()), counts)])
+                self._pipe.send_now([messages.PlayerReport(self._reporter.report(self._held_at()), counts)])
 
     def _beat(self) -> None:
         self._num_late = 0
@@ -283,7 +285,7 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
                     player = replace(player, note=lambda step: pipe.send(messages.Stepped(step)))
                 direct = reports.direct = None if own is None else DirectRequests(own, pipe.send)
                 pipe.send_now([messages.Opened()])
-                host = Host(player, policy, direct, absence, pipe.fail)
+                host = GroupHost(player, policy, direct, absence, pipe.fail)
                 try:
                     await _serve(host, inbox, pipe)
                 finally:
@@ -294,7 +296,7 @@ async def serve(connection: Connection, open_player: OpenPlayer) -> None:
         reports.end()
 
 
-async def _serve(host: Host, inbox: asyncio.Queue[Received], pipe: Pipe) -> None:
+async def _serve(host: GroupHost, inbox: asyncio.Queue[Received], pipe: Pipe) -> None:
     while True:
         getting = asyncio.ensure_future(inbox.get())
         await asyncio.wait([getting, pipe.failure], return_when=asyncio.FIRST_COMPLETED)

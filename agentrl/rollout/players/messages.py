@@ -47,7 +47,7 @@ class ClocksStopped(NamedTuple):
     is_stopped: bool
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """The answer to a request: a completion, None to the end of a session, or an error."""
 
     number: int
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Send no request to the servers, and end the running ones with their tokens so far; `Held` answers."""
+    """Send no request to the servers, and end the running ones with their tokens; `RequestsHeld` answers."""
 
     number: int
 
@@ -67,7 +67,7 @@ class Release(NamedTuple):
     salt: str | None
 
 
-ToPlayer: TypeAlias = Play | CancelGroup | Stop | EngineAway | ClocksStopped | Answer | Hold | Release
+ToPlayer: TypeAlias = Play | CancelGroup | Stop | EngineAway | ClocksStopped | EngineAnswer | Hold | Release
 
 
 class Opened(NamedTuple):
@@ -94,7 +94,7 @@ class Stepped(NamedTuple):
     step: GroupStep
 
 
-class Generate(NamedTuple):
+class EngineRequest(NamedTuple):
     """A request to the engine."""
 
     number: int
@@ -103,7 +103,7 @@ class Generate(NamedTuple):
     session: str
 
 
-class CloseSession(NamedTuple):
+class EndSession(NamedTuple):
     """Free the cache of a session."""
 
     number: int
@@ -116,7 +116,7 @@ class CancelRequest(NamedTuple):
     number: int
 
 
-class InProgress(NamedTuple):
+class PlayerReport(NamedTuple):
     """What the player does at this moment, and what has ended since the last report.
 
     counts: of its own requests to servers; see `PolicyClient.counts`.
@@ -126,16 +126,16 @@ class InProgress(NamedTuple):
     counts: Mapping[str, int]
 
 
-class Held(NamedTuple):
+class RequestsHeld(NamedTuple):
     """No request of the player runs. ago_s: since the first of them had ended (seconds)."""
 
     number: int
     ago_s: float
 
 
-EngineCall: TypeAlias = Generate | CloseSession | CancelRequest
+EngineCall: TypeAlias = EngineRequest | EndSession | CancelRequest
 """A player's use of the driver's engine."""
-FromPlayer: TypeAlias = Opened | Failed | Played | Stepped | EngineCall | InProgress | Held
+FromPlayer: TypeAlias = Opened | Failed | Played | Stepped | EngineCall | PlayerReport | RequestsHeld
 
 Message = TypeVar("Message")
 

@@ -234,10 +234,10 @@ class Players:
             case messages.Stepped(step):
                 if self._in_place_of is not None and self._in_place_of.note is not None:
                     self._in_place_of.note(step)
-            case messages.InProgress():
+            case messages.PlayerReport():
                 player.mirror.show(message.report)
                 player.direct.counts = message.counts
-            case messages.Held():
+            case messages.RequestsHeld():
                 player.direct.receive(message)
             case _:
                 player.requests.handle(message)

@@ -48,10 +48,10 @@ class Requests:
     def handle(self, message: messages.EngineCall) -> None:
         """Start a request, or cancel it."""
         match message:
-            case messages.Generate():
+            case messages.EngineRequest():
                 self._sessions.add(message.session)
                 self._start(message.number, self._generate(message))
-            case messages.CloseSession():
+            case messages.EndSession():
                 self._sessions.discard(message.session)
                 self._start(message.number, self._close_session(message.session))
             case messages.CancelRequest():
@@ -71,7 +71,7 @@ class Requests:
         task = self._tasks[number] = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(partial(self._answer, number))
 
-    async def _generate(self, message: messages.Generate) -> Completion:
+    async def _generate(self, message: messages.EngineRequest) -> Completion:
         with relayed_to(_RemoteClocks(message.number, self._send)), requesting():
             return await self._engine.generate(message.prompt_ids, message.sampling, session=message.session)
 
@@ -84,8 +84,8 @@ class Requests:
             return
         error = task.exception()
         if error is None:
-            self._send(messages.Answer(number, task.result()))
+            self._send(messages.EngineAnswer(number, task.result()))
         elif isinstance(error, AgentRLError):
-            self._send(messages.Answer(number, error=error))
+            self._send(messages.EngineAnswer(number, error=error))
         else:
-            self._send(messages.Answer(number, error=EngineError(summary_of(error))))
+            self._send(messages.EngineAnswer(number, error=EngineError(summary_of(error))))

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from agentrl.records.clock import PeerClock
 from agentrl.runtime.activity import ENDED, PROCESS, Doing, Span, current_activities
-from agentrl.trainer.launch.rank import BEGIN, IMPORT, Reply
+from agentrl.trainer.launch.rank import BEGIN, IMPORT, RankReply
 
 R = TypeVar("R")
 
@@ -47,7 +47,7 @@ class RankCourse:
         """A rank enters a phase of its call; from any thread."""
         self._enter(rank, phase, "")
 
-    def receive(self, rank: int, reply: Reply[R]) -> R:
+    def receive(self, rank: int, reply: RankReply[R]) -> R:
         """What a call of a rank returned, which ends that."""
         self._add(rank, reply, _MAIN)
         self._enter(rank, "", _FOR_OTHERS)
@@ -62,8 +62,8 @@ class RankCourse:
         self._all_enter(ENDED)
 
     @contextmanager
-    def concurrent(self, rank: int) -> Iterator[Callable[[Reply[R]], R]]:
-        """The block of work beside the calls of a rank; yields what takes its `Reply`, and returns the value.
+    def concurrent(self, rank: int) -> Iterator[Callable[[RankReply[R]], R]]:
+        """The block of work beside the calls of a rank; yields what takes its reply, and returns the value.
 
         Such work may overlap.
         """
@@ -71,7 +71,7 @@ class RankCourse:
         lanes = None if activities is None else activities.lanes(f"beside the calls of rank {rank}")
         lane = 0 if lanes is None else lanes.take()
 
-        def receive(reply: Reply[R]) -> R:
+        def receive(reply: RankReply[R]) -> R:
             self._add(rank, reply, _MAIN + lane)
             return reply.value
 
@@ -81,7 +81,7 @@ class RankCourse:
             if lanes is not None:
                 lanes.free(lane)
 
-    def _add(self, rank: int, reply: Reply[R], lane: int) -> None:
+    def _add(self, rank: int, reply: RankReply[R], lane: int) -> None:
         offset_s = self._clocks[rank].offset_s(reply.ended)
         start_s, end_s, process = reply.began_s + offset_s, reply.ended.time_s + offset_s, f"rank {rank}"
         if (activities := current_activities()) is not None and end_s - start_s >= _SHORTEST_S:

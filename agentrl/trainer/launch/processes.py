@@ -26,7 +26,7 @@ from agentrl.runtime.stage import summary_of
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.phases import Entered
-from agentrl.trainer.launch.rank import BEGIN, IMPORT, RankProcess, Reply, SentBucket, StreamEnd
+from agentrl.trainer.launch.rank import BEGIN, IMPORT, RankProcess, RankReply, SentBucket, StreamEnd
 from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.rank_snapshot import RankSnapshot
 from agentrl.trainer.launch.rendezvous import RankStore
@@ -227,7 +227,7 @@ class Processes:
             raise TrainerError(self._failure)
         unread = self._unread
         for (number, _), result in zip(unread, self._results(unread), strict=True):
-            if isinstance(result, Reply):
+            if isinstance(result, RankReply):
                 self._course.receive(number, result)
 
     def _identify(self) -> None:
@@ -238,7 +238,7 @@ class Processes:
             except RemoteError as error:
                 self._fail(number, error, {})
 
-    def _values(self, calls: Sequence[PendingCall[Reply[R]]]) -> list[R]:
+    def _values(self, calls: Sequence[PendingCall[RankReply[R]]]) -> list[R]:
         """What the calls of all ranks returned, with which their call ends."""
         replies = self._results([*enumerate(calls)])
         values = [self._course.receive(number, reply) for number, reply in enumerate(replies)]

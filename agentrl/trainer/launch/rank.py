@@ -33,7 +33,7 @@ _REMEDY = "lower max_tokens_per_gpu or the servers' mem_fraction_static, or set 
 R = TypeVar("R")
 
 
-class Reply(NamedTuple, Generic[R]):
+class RankReply(NamedTuple, Generic[R]):
     """What a call of a rank returned. began_s, ended: its begin and its end, by the rank's clock."""
 
     value: R
@@ -52,7 +52,7 @@ class SentBucket(NamedTuple):
 class StreamEnd(NamedTuple):
     """reply: of the method of the stream, with what its generator returned."""
 
-    reply: Reply[object]
+    reply: RankReply[object]
 
 
 class SnapshotFacts(NamedTuple):
@@ -89,17 +89,17 @@ class RankProcess:
         self._worker: object = None
         self._stream: Generator[Filled, None, object] | None = None
         self._streamed, self._began_s = IMPORT, began_s
-        self._end = StreamEnd(Reply(None, IMPORT, began_s, now()))
+        self._end = StreamEnd(RankReply(None, IMPORT, began_s, now()))
         # Those whose memory the driver may still read, the oldest first.
         self._sent: deque[Filled] = deque()
         self._snapshots: dict[int, _Kept] = {}
         self._numbers = count()
 
-    def imported(self) -> Reply[object]:
+    def imported(self) -> RankReply[object]:
         """The import of the worker's module."""
         return self._end.reply
 
-    def begin(self, plan: bytes) -> Reply[object]:
+    def begin(self, plan: bytes) -> RankReply[object]:
         """Build the worker of a pickled plan; the networks of the plan before are freed first."""
         began_s = perf_counter()
         loaded: RankPlan = pickle.loads(plan)
@@ -109,15 +109,15 @@ class RankProcess:
             place = place._replace(rendezvous=place.rendezvous._replace(plan=number))
         with naming_holders():
             self._worker = self._stack.enter_context(loaded.worker(place))
-        return Reply(None, BEGIN, began_s, now())
+        return RankReply(None, BEGIN, began_s, now())
 
-    def call(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Reply[object]:
+    def call(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> RankReply[object]:
         """Call a method of the worker; a stream of it runs to its end, and its buckets go nowhere."""
         began_s = perf_counter()
         with naming_holders():
             value = getattr(self._worker, method)(*args, **kwargs)
         if not isinstance(value, Generator):
-            return Reply(value, method, began_s, now())
+            return RankReply(value, method, began_s, now())
         self._stream, self._streamed, self._began_s = value, method, began_s
         return self.end_stream()
 
@@ -143,12 +143,12 @@ class RankProcess:
                 filled = next(self._stream)
         except StopIteration as end:
             self._stream = None
-            self._end = StreamEnd(Reply(end.value, self._streamed, self._began_s, now()))
+            self._end = StreamEnd(RankReply(end.value, self._streamed, self._began_s, now()))
             return self._end
         self._sent.append(filled)
         return SentBucket(filled.tensors, self._data_of(filled))
 
-    def end_stream(self) -> Reply[object]:
+    def end_stream(self) -> RankReply[object]:
         """Run the stream to its end, without its buckets."""
         while not isinstance(bucket := self.next_bucket(None), StreamEnd):
             # Nobody reads this one.
@@ -159,7 +159,7 @@ class RankProcess:
 
     def keep_stream(
         self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> Reply[SnapshotFacts]:
+    ) -> RankReply[SnapshotFacts]:
         """Run a stream of the worker to its end, and keep its buckets here until they are freed."""
         began_s = perf_counter()
         number, filled = next(self._numbers), list[Filled]()
@@ -167,13 +167,13 @@ class RankProcess:
             snapshot = LocalSnapshot.of_stream(_kept(self._begun(method, args, kwargs), filled))
         self._snapshots[number] = _Kept(snapshot, filled)
         facts = SnapshotFacts(number, parts_of(snapshot.content), snapshot.checksum, snapshot.not_finite)
-        return Reply(facts, method, began_s, now())
+        return RankReply(facts, method, began_s, now())
 
-    def run_work(self, number: int, work: bytes) -> Reply[object]:
+    def run_work(self, number: int, work: bytes) -> RankReply[object]:
         """Call a pickled function with the buckets of a snapshot."""
         began_s, function = perf_counter(), pickle.loads(work)
         value = function(self._snapshots[number].snapshot.content)
-        return Reply(value, _name_of(function), began_s, now())
+        return RankReply(value, _name_of(function), began_s, now())
 
     def data_of(self, number: int, bucket: int) -> SharedBytes | Bytes:
         """The bytes of a bucket of a snapshot, or where they are."""

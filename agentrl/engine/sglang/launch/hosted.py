@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, EngineError
 _POLL_S = 0.05
 
 
-class Opened(NamedTuple):
+class ServerPorts(NamedTuple):
     """A server's ports on its machine. problem: what is wrong with its arguments; "" = nothing."""
 
     port: int
@@ -44,14 +44,14 @@ class HostedServer:
         self._server.log = Path(log)
         self._starting: Future[None] | None = None
 
-    def check(self) -> Opened:
+    def check(self) -> ServerPorts:
         """Check the arguments with the SGLang of this machine."""
         problem = ""
         try:
             self._submit(self._server.check()).result()
         except ConfigError as error:
             problem = str(error)
-        return Opened(self._server.port, self._server.bootstrap_port, problem)
+        return ServerPorts(self._server.port, self._server.bootstrap_port, problem)
 
     def start(self) -> str:
         """Start it and wait until it is healthy; "", or why it is not."""

@@ -90,7 +90,7 @@ def recorded(model: Model, layout: Layout) -> _Copies | None:
 
 
 def remember(
-    model: Model, layout: Layout, recording: Recording, unread: dict[str, tuple[str, int] | None]
+    model: Model, layout: Layout, recording: CopyRecorder, unread: dict[str, tuple[str, int] | None]
 ) -> None:
     """Keep the copies of a call of `load_weights` that was right, if repeating them would be."""
     _known.pop(model, None)
@@ -106,7 +106,7 @@ def _memory_of(modules: Sequence[ref[torch.nn.Module]]) -> list[int]:
     return [tensor.data_ptr() for tensors in owned for tensor in tensors if tensor is not None]
 
 
-class Recording(TorchDispatchMode):
+class CopyRecorder(TorchDispatchMode):
     """Records what its block does with parts of a sender's memory, which `begin` announces one by one."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from .copies import Recording, recorded, remember
+from .copies import CopyRecorder, recorded, remember
 from .device import content_hash, differs, mapped_card
 from .locations import Locations, Model
 from .tensors import SentTensor, open_file, parse_tensor, size_of
@@ -79,7 +79,7 @@ def _load_first(
     unread: dict[str, tuple[str, int] | None] = {}
     flags: list[_Flag] = []
     with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
-        recording = Recording()
+        recording = CopyRecorder()
         with recording:
             model.load_weights(_received(bytes_B, parts, flags, recording, is_near=is_near))
         # Only now: loading one tensor may have changed another.
@@ -112,7 +112,7 @@ def _received(
     bytes_B: torch.Tensor,
     parts: Sequence[Part],
     flags: list[_Flag],
-    recording: Recording,
+    recording: CopyRecorder,
     *,
     is_near: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
