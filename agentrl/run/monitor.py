@@ -62,6 +62,31 @@ class _Iterations:
     bar: StageBar
 
 
+@dataclass(slots=True)
+class _TraceFile:
+    """The file of the timeline. taken_s: when the last timeline was taken; `latest` is not written yet."""
+
+    path: Path | None
+    taken_s: float
+    latest: Timeline | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next timeline is to be taken."""
+        return time.perf_counter() - self.taken_s >= TRACE_PERIOD_S
+
+    def take(self, timeline: Timeline) -> None:
+        """The state at this moment."""
+        self.latest, self.taken_s = timeline, time.perf_counter()
+
+    def write(self) -> None:
+        """Write the trace, if there is a new one; what the disk does not take is left out."""
+        timeline, self.latest = self.latest, None
+        if timeline is not None and self.path is not None:
+            with suppress(OSError):
+                timeline.write(self.path)
+
+
 class Monitor:
     """Samples the state of a run each second, on its event loop; a thread writes its files, and warns.
 
@@ -90,9 +115,8 @@ class Monitor:
         period_s: float = PERIOD_S,
     ) -> None:
         self.activities = activities
-        self._folder, self._warn, self._trace = folder, warn, trace
-        self._timeline: Timeline | None = None
-        self._traced_s = time.perf_counter()
+        self._folder, self._warn = folder, warn
+        self._trace = _TraceFile(trace, time.perf_counter())
         self._hang_warning_s = hang_warning_s
         self._period_s = min(period_s, hang_warning_s / 4) if hang_warning_s else period_s
         self._processes: list[Processes] = []
@@ -128,8 +152,8 @@ class Monitor:
             self._thread.join()
         self._refresh()
         self._write("")
-        self._timeline = self.timeline()
-        self._write_trace()
+        self._trace.take(self.timeline())
+        self._trace.write()
         self._contexts.close()
 
     def follow(self, processes: Processes) -> None:
@@ -213,8 +237,8 @@ class Monitor:
         """Take a sample, and show it."""
         self._sample, self._num_late = self.status(), 0
         self._past.append(self.activities.busy)
-        if time.perf_counter() - self._traced_s >= TRACE_PERIOD_S:
-            self._timeline, self._traced_s = self.timeline(), time.perf_counter()
+        if self._trace.is_due:
+            self._trace.take(self.timeline())
         if self._observed is not None and self._observed.loop is not None:
             self._observed.bar.note(**figures_of(self._sample))
         if self._starting is not None:
@@ -234,19 +258,12 @@ class Monitor:
                     self._warn(f"The run goes on, after {time_text(self._idle_s)} without progress.")
                 num_events, warned_s, self._idle_s = self.activities.num_events, 0.0, 0.0
             status = self._write(self._held_at(ident))
-            self._write_trace()
+            self._trace.write()
             if status and self._hang_warning_s and self._idle_s >= max(self._hang_warning_s, 2 * warned_s):
                 self._warn(f"Warning: {blame_text(status)}")
                 warned_s = self._idle_s
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._refresh)
-
-    def _write_trace(self) -> None:
-        """Write the trace, if there is a new one."""
-        timeline, self._timeline = self._timeline, None
-        if timeline is not None and self._trace is not None:
-            with suppress(OSError):
-                timeline.write(self._trace)
 
     def _held_at(self, ident: int) -> str:
         """The place of the code that holds the event loop, if its last sample is late; "" = it is free."""

@@ -62,7 +62,7 @@ class Replay:
         if config.rollout.replay is None:
             return None
         replay = cls.opened(Path(config.rollout.replay), vocab_size=vocab_size)
-        for warning in replay._warnings(config):
+        for warning in _warnings(replay, config):
             on_event(f"Warning: {warning}")
         replay.needs_greedy = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING
         return replay
@@ -108,47 +108,6 @@ class Replay:
             raise ConfigError(
                 f"replay = {self.folder} is not the journal that the run began with; name that one, or start "
                 "a new run."
-            )
-
-    def _warnings(self, config: RunConfig) -> Iterator[str]:
-        """Sentences on how the run that replays differs from the one that played."""
-        played, estimator = self.config, config.algorithm.advantage_estimator
-        if config.algorithm.compares and played.rollout.n_samples_per_prompt < 2:
-            raise ConfigError(
-                f"advantage_estimator `{estimator}` compares siblings, and groups in {self.folder} are of "
-                "one episode; choose one that does not, such as reinforce_plus_plus."
-            )
-        if estimator in WITH_GREEDY_SIBLING and played.algorithm.advantage_estimator != estimator:
-            raise ConfigError(
-                f"advantage_estimator `{estimator}` compares with a greedy episode of each prompt, and "
-                f"{self.folder} was played without; choose another, such as rloo."
-            )
-        teacher = config.algorithm.opd.teacher if config.algorithm.use_opd else None
-        if teacher is not None and played.rollout.privileged_context_path is None:
-            raise ConfigError(
-                f"opd_teacher = {teacher} reads prompts with a privileged context, and {self.folder} was "
-                "played without one; name a run that was played with privileged_context_path."
-            )
-        if off_policy_by := played.rollout.off_policy_by:
-            replayed = f"replay = {self.folder}, played with {off_policy_by},"
-            try:
-                config.algorithm.check_rollouts(None, off_policy_by=replayed)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
-        if played.env.env != config.env.env:
-            yield (
-                f"{self.folder} was played in {played.env.env}; {config.env.env} gives the limits and the "
-                "fresh model here, and its tasks are not played."
-            )
-        if _initial_weights(played) != _initial_weights(config):
-            yield (
-                f"{self.folder} was played with other settings of the initial weights than this run has: if "
-                "the weights differ, its tokens are off-policy from the first step on."
-            )
-        if self.num_steps < config.rollout.num_rollout:
-            yield (
-                f"{self.folder} holds {self.num_steps} of num_rollout = {config.rollout.num_rollout} steps; "
-                "the training ends after these."
             )
 
     async def take(self) -> list[GroupOutcome]:
@@ -231,6 +190,48 @@ class Replay:
         groups = (outcome.kept for outcome in outcomes)
         sizes = [len(group.episodes) - len(group.greedy) for group in groups if group is not None]
         return sizes == [rollout.n_samples_per_prompt] * rollout.prompts
+
+
+def _warnings(replay: Replay, config: RunConfig) -> Iterator[str]:
+    """Sentences on how the run that replays differs from the one that played."""
+    played, estimator = replay.config, config.algorithm.advantage_estimator
+    if config.algorithm.compares and played.rollout.n_samples_per_prompt < 2:
+        raise ConfigError(
+            f"advantage_estimator `{estimator}` compares siblings, and groups in {replay.folder} are of "
+            "one episode; choose one that does not, such as reinforce_plus_plus."
+        )
+    if estimator in WITH_GREEDY_SIBLING and played.algorithm.advantage_estimator != estimator:
+        raise ConfigError(
+            f"advantage_estimator `{estimator}` compares with a greedy episode of each prompt, and "
+            f"{replay.folder} was played without; choose another, such as rloo."
+        )
+    teacher = config.algorithm.opd.teacher if config.algorithm.use_opd else None
+    if teacher is not None and played.rollout.privileged_context_path is None:
+        raise ConfigError(
+            f"opd_teacher = {teacher} reads prompts with a privileged context, and {replay.folder} was "
+            "played without one; name a run that was played with privileged_context_path."
+        )
+    if off_policy_by := played.rollout.off_policy_by:
+        replayed = f"replay = {replay.folder}, played with {off_policy_by},"
+        try:
+            config.algorithm.check_rollouts(None, off_policy_by=replayed)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    if played.env.env != config.env.env:
+        yield (
+            f"{replay.folder} was played in {played.env.env}; {config.env.env} gives the limits and the "
+            "fresh model here, and its tasks are not played."
+        )
+    if _initial_weights(played) != _initial_weights(config):
+        yield (
+            f"{replay.folder} was played with other settings of the initial weights than this run has: if "
+            "the weights differ, its tokens are off-policy from the first step on."
+        )
+    if replay.num_steps < config.rollout.num_rollout:
+        yield (
+            f"{replay.folder} holds {replay.num_steps} of num_rollout = {config.rollout.num_rollout} steps; "
+            "the training ends after these."
+        )
 
 
 def _without_greedy(outcome: GroupOutcome) -> GroupOutcome:

@@ -352,11 +352,12 @@ class EmbeddedEngine:
 
     def _admit(self) -> None:
         """Admit waiting requests by turns; those of a cached session first, because they need no new slot."""
-        for request in [each for each in self._waiting if self._slots.is_cached(each.session)]:
+        slots = self._slots
+        for request in [each for each in self._waiting if slots.sessions.idle_slot(each.session) is not None]:
             self._waiting.remove(request, request.client)
-            self._slots.admit(request)
-        while self._waiting and self._slots.has_free_slot():
-            self._slots.admit(self._waiting.pop())
+            slots.admit(request)
+        while self._waiting and slots.sessions.is_any_free:
+            slots.admit(self._waiting.pop())
 
     def _pending(self) -> list[Request]:
         return [request for request in (*self._slots.requests, *self._waiting) if request is not None]

@@ -51,8 +51,69 @@ class Request:
         return self.prompt if begun is None else np.concatenate([self.prompt, begun.token_ids])
 
 
+class SlotSessions:
+    """Which session has which slot. One whose session has no request is idle: it keeps the tokens of that."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._sessions: dict[int, str] = {}
+        # Insertion order is the order of last use: the first is evicted first.
+        self._idle: dict[str, int] = {}
+
+    @property
+    def is_any_free(self) -> bool:
+        """Whether a slot is free or idle."""
+        return bool(self._free or self._idle)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The slots that are not free."""
+        return tuple(self._sessions)
+
+    @property
+    def idle_sessions(self) -> tuple[str, ...]:
+        """The sessions whose slots are idle."""
+        return tuple(self._idle)
+
+    def idle_slot(self, session: str) -> int | None:
+        """The idle slot of a session; None = it has none."""
+        return self._idle.get(session)
+
+    def oldest_idle(self) -> int | None:
+        """The slot to release before the next one is claimed; None = one is free."""
+        return None if self._free else next(iter(self._idle.values()))
+
+    def claim(self, session: str) -> int:
+        """The session's slot, or a free one."""
+        if session in self._idle:
+            return self._idle.pop(session)
+        slot = heapq.heappop(self._free)
+        self._sessions[slot] = session
+        return slot
+
+    def rest(self, slot: int) -> None:
+        """A slot is idle from now on."""
+        self._idle[self._sessions[slot]] = slot
+
+    def release(self, slot: int) -> None:
+        """A slot is free from now on."""
+        self._idle.pop(self._sessions.pop(slot), None)
+        heapq.heappush(self._free, slot)
+
+    def exchange(self, active: int, other: int) -> None:
+        """Swap an active slot with a free or idle one."""
+        evicted = self._sessions.pop(other, None)
+        self._sessions[other] = self._sessions.pop(active)
+        if evicted is None:
+            self._free[self._free.index(other)] = active
+            heapq.heapify(self._free)
+        else:
+            self._sessions[active] = evicted
+            self._idle[evicted] = active
+
+
 class Slots:
-    """The state of all slots. Arrays have one row per slot."""
+    """The state of all slots. Arrays have one row per slot. sessions: whose slots they are."""
 
     def __init__(self, num_slots: int, context_len: int) -> None:
         self.ids = np.zeros((num_slots, context_len), np.int64)
@@ -75,18 +136,7 @@ class Slots:
             keeps=np.zeros(num_slots, np.bool_),
         )
         self._stops = np.full((num_slots, 1), _NO_TOKEN, np.int64)
-        self._free = list(range(num_slots))
-        self._sessions: dict[int, str] = {}
-        # Insertion order is the order of last use: the first is evicted first.
-        self._idle: dict[str, int] = {}
-
-    def is_cached(self, session: str) -> bool:
-        """Whether an idle slot holds tokens of this session."""
-        return session in self._idle
-
-    def has_free_slot(self) -> bool:
-        """Whether a slot is free or idle, so that a request can be admitted."""
-        return bool(self._free or self._idle)
+        self.sessions = SlotSessions(num_slots)
 
     def admit(self, request: Request) -> None:
         """Assign the request its session's slot, a free one, or the least recently used idle one."""
@@ -178,28 +228,27 @@ class Slots:
     def keep(self, slot: int) -> None:
         """Make an active slot idle: the request has ended, its tokens stay for the session's next turn."""
         self._deactivate(slot)
-        self._idle[self._sessions[slot]] = slot
+        self.sessions.rest(slot)
 
     def release(self, slot: int) -> None:
         """Free a slot and drop its tokens."""
         self._deactivate(slot)
-        self._idle.pop(self._sessions.pop(slot), None)
+        self.sessions.release(slot)
         self.cached[slot] = self.num_tokens[slot] = 0
-        heapq.heappush(self._free, slot)
 
     def forget(self, session: str) -> None:
         """Release the idle slot of a session; a session without one is ignored."""
-        if session in self._idle:
-            self.release(self._idle[session])
+        if (slot := self.sessions.idle_slot(session)) is not None:
+            self.release(slot)
 
     def clear(self) -> None:
         """Release every slot that is not free."""
-        for slot in tuple(self._sessions):
+        for slot in self.sessions.taken:
             self.release(slot)
 
     def drop_caches(self) -> None:
         """Invalidate all cached keys and values: idle slots are freed, active ones compute theirs again."""
-        for session in tuple(self._idle):
+        for session in self.sessions.idle_sessions:
             self.forget(session)
         self.cached[:] = 0
 
@@ -229,23 +278,12 @@ class Slots:
             moved.slot = other
         if active in self.searching:
             self.searching = (self.searching - {active}) | {other}
-        evicted = self._sessions.pop(other, None)
-        self._sessions[other] = self._sessions.pop(active)
-        if evicted is None:
-            self._free[self._free.index(other)] = active
-            heapq.heapify(self._free)
-        else:
-            self._sessions[active] = evicted
-            self._idle[evicted] = active
+        self.sessions.exchange(active, other)
 
     def _claim(self, session: str) -> int:
-        if session in self._idle:
-            return self._idle.pop(session)
-        if not self._free:
-            self.release(next(iter(self._idle.values())))
-        slot = heapq.heappop(self._free)
-        self._sessions[slot] = session
-        return slot
+        if self.sessions.idle_slot(session) is None and (oldest := self.sessions.oldest_idle()) is not None:
+            self.release(oldest)
+        return self.sessions.claim(session)
 
     def _deactivate(self, slot: int) -> None:
         self.active[slot] = self.scoring[slot] = False

@@ -170,7 +170,7 @@ def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listenin
     if not listening:
         # Both have failed when somebody asks, rank 0 because rank 1 has gone.
         calls = call_all(processes._ranks, RankProcess.call, "update", (batch(),), {})
-        processes._unread = [*enumerate(calls)]
+        processes._watched.unread = [*enumerate(calls)]
         wait_until(lambda: calls[1].is_done)
     with pytest.raises(TrainerError, match=message):
         processes.call(Worker.update, batch())
