@@ -167,8 +167,8 @@ class Relay:
 
     It starts `python -m MODULE FD` as a child, whose output is the actor's, and passes messages on as bytes:
     nothing is read here. The child ends with its actor.
-    Environments are not in the actor itself, which would save 71 of 270 MB: the environment of a process of Ray
-    has Ray's token, and it has two dozen threads, with which no environment can fork.
+    Environments are not in the actor itself, which would save 71 of 270 MB: a process of Ray has Ray's token
+    among its variables, and two dozen threads, beside which no environment can fork.
     """
 
     def __init__(self, module: str) -> None:
