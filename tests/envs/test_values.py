@@ -99,7 +99,7 @@ class Endless(GymEnv):
     chance_score = 0.05
 
     def __init__(self):
-        super().__init__("Find-v0", rows=2_000)
+        super().__init__("Find-v0", rows=700)
 
 
 def test_a_check_reports_a_world_whose_observations_are_cut():
