@@ -172,7 +172,8 @@ async def test_where_a_device_is_full_weights_go_through_the_host(tmp_path):
         expected = dict(
             named_weights(AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32))
         )
-        assert same(dict(pair for bucket in sink.snapshot.content for pair in unpack(bucket)), expected)
+        buckets = await sink.snapshot.buckets()
+        assert same(dict(pair for bucket in buckets for pair in unpack(bucket)), expected)
 
 
 @pytest.mark.full
