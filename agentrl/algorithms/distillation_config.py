@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.correction_config import Positive
-from agentrl.config import Section
+from agentrl.config import Needs, Section
+
+Positive = Annotated[float, Field(gt=0.0)]
 
 
 class OpdConfig(Section):
     """The teacher of on-policy distillation, and its weight."""
+
+    prefix: ClassVar[str] = "opd"
 
     kl_coef: Positive = 1.0
     """Weight of the teacher in the advantages (use_opd)."""
@@ -26,13 +29,13 @@ class OpdConfig(Section):
     teacher_url: str | None = None
     """Address of a teacher that runs already, with the policy's tokenizer: of SGLang, a router or `agentrl
     serve`; several with commas (use_opd)."""
-    teacher_key_env: str | None = None
+    teacher_key_env: Annotated[str | None, Needs("teacher_url")] = None
     """Environment variable with the key of the teacher's servers; left out, none is sent
     (opd_teacher_url)."""
-    teacher_timeout_s: Positive = 600.0
+    teacher_timeout_s: Annotated[Positive, Needs("teacher_url")] = 600.0
     """Time that the teacher's servers may take for one sample, with all retries, before the run stops with a
     sentence (seconds; opd_teacher_url)."""
-    teacher_concurrency: Annotated[int, Field(ge=1)] = 64
+    teacher_concurrency: Annotated[int, Field(ge=1), Needs("teacher_url")] = 64
     """Samples that are at the teacher's servers at a time (count; opd_teacher_url)."""
 
     @property
@@ -50,3 +53,32 @@ class OpdConfig(Section):
         if self.teacher_url is not None and not self.urls:
             raise ValueError("opd_teacher_url holds no address; write one such as http://127.0.0.1:30000.")
         return self
+
+    def check(
+        self, privileged_context_path: str | None, temperature: float, *, is_renormalised: bool
+    ) -> None:
+        """Check that this teacher can score what is played with these settings.
+
+        is_renormalised: the policy's logprobs are over the tokens that top-p and top-k kept.
+
+        Raises:
+            ValueError: it would read what the policy reads; or it is served, and the tokens are of another
+                temperature or renormalised, which no server does.
+        """
+        if self.teacher is not None and privileged_context_path is None:
+            raise ValueError(
+                f"opd_teacher = {self.teacher} teaches by what it reads and the policy does not; name a "
+                "function that returns it (privileged_context_path), such as "
+                "agentrl.algorithms.distillation:answer."
+            )
+        if self.teacher_url is not None and temperature != 1.0:
+            raise ValueError(
+                "opd_teacher_url: servers give logprobs of prompts at temperature 1, and rollout_temperature "
+                f"is {temperature:g}; sample at 1, or load the teacher (opd_teacher_load)."
+            )
+        if self.teacher_url is not None and is_renormalised:
+            raise ValueError(
+                "opd_teacher_url: servers give logprobs of all tokens, and replay_sampling_mask renormalises "
+                "the policy's over those that were kept; load the teacher (opd_teacher_load), or sample with "
+                "rollout_top_p = 1 and rollout_top_k = 0."
+            )

@@ -10,11 +10,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
+from agentrl.config import Variant
+
+_Positive = Annotated[float, Field(gt=0.0)]
+_Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Controlled(NamedTuple):
@@ -165,3 +170,82 @@ def _uniform(tokens: Tokens) -> Floats:
 def _check_share(name: str, value: float) -> None:
     if not 0.0 < value <= 1.0:
         raise ValueError(f"{name} is a share above 0 and at most 1, got {value}")
+
+
+class EntropyConfig(Variant):
+    """Which tokens lose their gradient, or are held, so that the entropy stays up."""
+
+    compares_tokens: ClassVar[bool] = True
+    """Whether what becomes of a token depends on all tokens of the batch."""
+    needs_statistics: ClassVar[bool] = False
+    """Whether the trainer computes statistics of its distributions, see `Trainer.score`."""
+
+    def control(self) -> EntropyControl | None:
+        """What acts on advantages; None = nothing."""
+
+
+class NoEntropyConfig(EntropyConfig):
+    """All tokens are learned from."""
+
+    name: Literal["none"] = "none"
+    compares_tokens: ClassVar[bool] = False
+
+
+class ClipCovConfig(EntropyConfig):
+    """Likely tokens with a high advantage lose their gradient: a few of them, drawn."""
+
+    name: Literal["clip_cov"] = "clip_cov"
+    prefix: ClassVar[str] = "clip_cov"
+
+    ratio: _Share = 2e-4
+    """Share of tokens that lose it."""
+    low: float = 1.0
+    """Least covariance of logprob and advantage of these."""
+    high: float = 5.0
+    """Largest covariance of these."""
+
+    def control(self) -> EntropyControl:
+        """What acts on advantages."""
+        return ClipCov(self.ratio, self.low, self.high)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"clip_cov_low ({self.low:g}) must be below clip_cov_high ({self.high:g}).")
+        return self
+
+
+class KlCovConfig(EntropyConfig):
+    """Likely tokens with a high advantage are held near the policy before the update."""
+
+    name: Literal["kl_cov"] = "kl_cov"
+    prefix: ClassVar[str] = "kl_cov"
+
+    ratio: _Share = 2e-3
+    """Share of tokens that are, those with the largest covariance of logprob and advantage."""
+    coef: _Positive = 1.0
+    """Weight of the penalty for their distance."""
+
+    def control(self) -> EntropyControl:
+        """What acts on advantages, and on the loss."""
+        return KlCov(self.ratio, self.coef)
+
+
+class TopEntropyConfig(EntropyConfig):
+    """Only tokens where the policy is uncertain are learned from."""
+
+    name: Literal["top_entropy"] = "top_entropy"
+    prefix: ClassVar[str] = "top_entropy"
+    needs_statistics: ClassVar[bool] = True
+
+    quantile: _Share = 0.2
+    """Share of tokens that keep their gradient, those of the highest entropy."""
+
+    def control(self) -> EntropyControl:
+        """What acts on advantages."""
+        return TopEntropy(self.quantile)
+
+
+EntropyChoice = Annotated[
+    NoEntropyConfig | ClipCovConfig | KlCovConfig | TopEntropyConfig, Field(discriminator="name")
+]

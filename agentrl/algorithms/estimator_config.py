@@ -1,166 +1,187 @@
-"""Settings of single estimators, of shaped rewards and of entropy control: tables of `[algorithm]`."""
+"""What the estimators have in common: the keys that several have, and what a run asks of each."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from enum import Enum
+from functools import partial
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.correction_config import NotNegative, Positive
-from agentrl.algorithms.hierarchy import role_of
-from agentrl.config import Section
+from agentrl.algorithms.advantages import AdvantageEstimator
+from agentrl.algorithms.baselines import grpo
+from agentrl.algorithms.controls import RoleBaselines
+from agentrl.algorithms.group_relative import GroupRelative, TurnRelative
+from agentrl.algorithms.rewards import KlPenalty
+from agentrl.config import Variant
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-ShareAboveZero = Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-class SapoConfig(Section):
-    """How soon the gradient of a token fades as its ratio leaves 1: the larger, the sooner."""
-
-    tau_positive: Positive = 1.0
-    """Temperature where the advantage is positive (sapo)."""
-    tau_negative: Positive = 1.05
-    """Temperature elsewhere (sapo)."""
-
-
-class VespoConfig(Section):
-    """The factor of a sequence by its ratio w to the engine: w^k exp(lambda (1 - w))."""
-
-    k_positive: Positive = 2.0
-    """k where the advantage is not negative (vespo)."""
-    lambda_positive: Positive = 3.0
-    """lambda where the advantage is not negative (vespo)."""
-    k_negative: Positive = 3.0
-    """k elsewhere (vespo)."""
-    lambda_negative: Positive = 2.0
-    """lambda elsewhere (vespo)."""
+Weighting = Literal["token", "sample", "rollout", "prompt", "constant"]
+Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl", "reinforce"]
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Bounds = tuple[float, float]
+_NEAR = (0.2, 0.28)
 
 
-class DppoConfig(Section):
-    """The trust region of a token around the engine's probability."""
+class AlgorithmPart(Enum):
+    """Beside a key: which part of the algorithm it belongs to, which a function of the user's may replace."""
 
-    divergence: Literal["tv", "kl"] = "tv"
-    """What eps_clip and eps_clip_high bound: the total variation or the KL of two outcomes, the token and any
-    other (dppo)."""
-
-
-class RaeConfig(Section):
-    """The baseline of a role: its mean reward so far."""
-
-    decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Share of the baseline that is left after another rollout (rae)."""
+    CREDIT = "from rewards to advantages"
+    LOSS = "from advantages to a loss"
 
 
-class ClipCovConfig(Section):
-    """Likely tokens with a high advantage lose their gradient: a few of them, drawn."""
+class CreditParts(NamedTuple):
+    """What an estimator of a run is made with. kl: the penalty in the reward. baselines: of roles."""
 
-    ratio: ShareAboveZero = 2e-4
-    """Share of tokens that lose it (clip_cov)."""
-    low: float = 1.0
-    """Least covariance of logprob and advantage of these (clip_cov)."""
-    high: float = 5.0
-    """Largest covariance of these (clip_cov)."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> ClipCovConfig:
-        if self.low >= self.high:
-            raise ValueError(f"clip_cov_low ({self.low:g}) must be below clip_cov_high ({self.high:g}).")
-        return self
+    kl: KlPenalty | None = None
+    baselines: RoleBaselines | None = None
 
 
-class KlCovConfig(Section):
-    """Likely tokens with a high advantage are held near the policy before the update."""
+class EstimatorConfig(Variant):
+    """A named estimator: how rewards become advantages, and the loss that goes with them by default."""
 
-    ratio: ShareAboveZero = 2e-3
-    """Share of tokens that are, those with the largest covariance of logprob and advantage (kl_cov)."""
-    coef: Positive = 1.0
-    """Weight of the penalty for their distance (kl_cov)."""
+    objective: ClassVar[Objective] = "clip"
+    """What the loss does with the probability ratio."""
+    compares: ClassVar[bool] = True
+    """Whether it needs siblings."""
+    compares_only: ClassVar[bool] = True
+    """Whether the advantages of a group are 0 where the rewards of its episodes are equal."""
+    plays_greedy: ClassVar[bool] = False
+    """Whether it compares with one more sibling, which takes the likeliest token throughout."""
+    takes_ratio_to_engine: ClassVar[bool] = False
+    """Whether its ratio is that of the current policy to the engine: it corrects for older weights."""
+    needs_statistics: ClassVar[bool] = False
+    """Whether the trainer computes statistics of its distributions, see `Trainer.score`."""
+    is_whitened: ClassVar[bool] = False
+    """Whether it is made of whitened advantages."""
 
+    loss_weighting: Weighting = "token"
+    """What has equal weight: every token, sample, rollout or prompt, or every token divided by a constant."""
+    normalize_advantages: bool = False
+    """Whiten advantages over the batch; reinforce_plus_plus and its baseline form always do."""
+    credit_level: Annotated[Literal["episode", "turn"], AlgorithmPart.CREDIT] = "episode"
+    """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
 
-class TopEntropyConfig(Section):
-    """Only tokens where the policy is uncertain are learned from."""
-
-    quantile: ShareAboveZero = 0.2
-    """Share of tokens that keep their gradient, those of the highest entropy (top_entropy)."""
-
-
-class GdpoConfig(Section):
-    """Several rewards, each of which is normalised by itself."""
-
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward by its name, such as {env = 1.0, brevity = 0.2}; left out, each reward counts 1
-    (gdpo; a table; as a flag: JSON)."""
-
-
-class GigpoConfig(Section):
-    """Turns that began in one state, compared beside whole episodes."""
-
-    step_advantage_weight: Positive = 1.0
-    """Weight of the advantage of a turn among those from the same state, beside the episode's (gigpo)."""
-
-
-class HierarchyConfig(Section):
-    """Several agents in one role, and rewards that include what another role has achieved."""
-
-    roles: dict[str, str] = Field(default_factory=dict)
-    """Role of each agent by its name or a pattern, such as {"searcher_*" = "searcher"}: agents of one role
-    are siblings, also in one episode; left out, each agent is a role of its own (a table; as a flag:
-    JSON)."""
-    reward_shares: dict[str, dict[str, Finite]] = Field(default_factory=dict)
-    """For a role, shares of the mean rewards of other roles in the episode that are added to its own reward,
-    such as {searcher = {planner = 0.5}} (a table; as a flag: JSON)."""
+    @abstractmethod
+    def estimator(self, parts: CreditParts) -> AdvantageEstimator:
+        """From groups to advantages."""
 
     @property
-    def is_set(self) -> bool:
-        """Whether anything of it applies."""
-        return bool(self.roles or self.reward_shares)
-
-    @model_validator(mode="after")
-    def _names(self) -> HierarchyConfig:
-        if empty := [pattern for pattern, role in self.roles.items() if not (pattern and role)]:
-            raise ValueError(f"hierarchy_roles needs a name and a role, got {empty[0]!r}; leave it out.")
-        for role, shares in self.reward_shares.items():
-            if not shares or role in shares:
-                raise ValueError(
-                    f"hierarchy_reward_shares of {role} must name other roles, such as "
-                    f"{{{role} = {{planner = 0.5}}}}; name some, or leave it out."
-                )
-            for name in (role, *shares):
-                if (own := role_of(name, self.roles)) != name:
-                    raise ValueError(
-                        f"hierarchy_reward_shares names {name}, which hierarchy_roles gives the role {own}; "
-                        "name the role."
-                    )
-        return self
-
-
-class ShapingConfig(Section):
-    """What an estimator compares in place of scores; those that are journalled and logged do not change."""
-
-    scale: float = 1.0
-    """Factor of the score (reward)."""
-    low: float | None = None
-    """Least score that is compared (reward); left out, any."""
-    high: float | None = None
-    """Largest score that is compared (reward); left out, any."""
-    turn_penalty: NotNegative = 0.0
-    """Penalty for each turn (reward)."""
-    overlong_len: Annotated[int, Field(ge=0)] | None = None
-    """Sampled tokens of an episode without a penalty (tokens); left out, any number."""
-    overlong_buffer_len: Annotated[int, Field(ge=1)] = 256
-    """Further tokens over which the penalty grows to its full size (shaping_overlong_len; tokens)."""
-    overlong_penalty: NotNegative = 1.0
-    """Its full size (shaping_overlong_len; reward)."""
+    def loss_objective(self) -> Objective:
+        """`objective`, where a key decides it."""
+        return self.objective
 
     @property
-    def is_set(self) -> bool:
-        """Whether anything changes a score."""
-        return self != ShapingConfig()
+    def bounds(self) -> Bounds:
+        """How far the ratio may fall and rise before its gradient is cut off: as set, or its own."""
+        return _NEAR
+
+    @property
+    def set_bounds(self) -> tuple[float | None, float | None]:
+        """The two that were set."""
+        return None, None
+
+    @property
+    def dual_clip(self) -> float | None:
+        """Most that a negative advantage is multiplied by; None = any."""
+        return None
 
     @model_validator(mode="after")
-    def _bounds(self) -> ShapingConfig:
-        if self.low is not None and self.high is not None and self.low >= self.high:
+    def _suits_itself(self) -> Self:
+        if self.credit_level == "turn" and not isinstance(self, ByTurnsConfig):
             raise ValueError(
-                f"shaping_low ({self.low:g}) must be below shaping_high ({self.high:g}); change one."
+                f"credit_level = turn compares a turn with those of the other siblings, which `{self.name}` "
+                "does not; choose rloo, gspo or cispo."
+            )
+        if self.is_whitened and not self.normalize_advantages:
+            raise ValueError(
+                f"`{self.name}` is made of whitened advantages; leave normalize_advantages out, or choose "
+                "another advantage_estimator."
             )
         return self
+
+
+class BoundedConfig(EstimatorConfig):
+    """One whose loss has bounds of the probability ratio."""
+
+    own_bounds: ClassVar[Bounds] = _NEAR
+
+    eps_clip: Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, AlgorithmPart.LOSS] = None
+    """How far below 1 the probability ratio may fall before its gradient is cut off (ratio; gmpo: log-ratio
+    in nats; dppo: divergence); left out, 0.2, none with kl_cov; gspo 0.0003, gmpo 0.4, cispo 1: no bound,
+    dppo 0.15, with kl 0.05."""
+    eps_clip_high: Annotated[Positive | None, AlgorithmPart.LOSS] = None
+    """How far above 1 the probability ratio may rise before its gradient is cut off (ratio; gmpo: log-ratio
+    in nats; dppo: divergence); left out, 0.28, none with kl_cov; gspo 0.0004, gmpo 0.4, cispo 4, dppo as
+    eps_clip."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """Those that were set, or its own."""
+        low, high = self.own_bounds
+        return self.eps_clip or low, self.eps_clip_high or high
+
+    @property
+    def set_bounds(self) -> tuple[float | None, float | None]:
+        """The two that were set."""
+        return self.eps_clip, self.eps_clip_high
+
+
+class DualClippedConfig(BoundedConfig):
+    """One whose loss has a bound for negative advantages, too."""
+
+    eps_clip_c: Annotated[Annotated[float, Field(gt=1.0)] | None, AlgorithmPart.LOSS] = None
+    """Dual clip: a negative advantage is multiplied by at most this (ratio; dppo: any advantage); left out,
+    none; dppo 20."""
+
+    @property
+    def dual_clip(self) -> float | None:
+        """Most that a negative advantage is multiplied by; None = any."""
+        return self.eps_clip_c
+
+
+class ScaledConfig(EstimatorConfig):
+    """One whose advantages may be divided by a standard deviation."""
+
+    scale_rewards: Annotated[Literal["group", "batch", "none"], AlgorithmPart.CREDIT] = "group"
+    """Whose standard deviation of rewards advantages are divided by: that of the group, of the whole batch,
+    or none; gigpo: group or none."""
+
+    def estimator(self, parts: CreditParts) -> AdvantageEstimator:
+        """The rewards of siblings, less their mean."""
+        baseline = partial(grpo, std_normalization=self.scale_rewards == "group")
+        return GroupRelative(baseline, kl=parts.kl, scale="batch" if self.scale_rewards == "batch" else None)
+
+
+class LaterConfig(EstimatorConfig):
+    """One to which it matters when a reward is earned."""
+
+    gamma: Annotated[Share, AlgorithmPart.CREDIT] = 1.0
+    """Discount of later rewards: of tokens, or of turns."""
+
+
+class ByTurnsConfig(LaterConfig):
+    """One that may compare turns in place of episodes."""
+
+    def by_turns(self, kl: KlPenalty | None) -> AdvantageEstimator | None:
+        """Turns against those of the other siblings; None = episodes are compared."""
+        return TurnRelative(gamma=self.gamma, kl=kl) if self.credit_level == "turn" else None
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """What is of turns alone, or of episodes alone."""
+        if self.credit_level == "turn":
+            return {"scale_rewards": "with credit_level = turn; drop that"}
+        return {"gamma": "without credit_level = turn; choose it"}
+
+
+class DiscountedConfig(LaterConfig, DualClippedConfig):
+    """One with returns of each token."""
+
+    compares: ClassVar[bool] = False
+
+    normalize_advantages: bool = True
+    discount_per: Annotated[Literal["token", "turn"], AlgorithmPart.CREDIT] = "token"
+    """What gamma and lambd count."""

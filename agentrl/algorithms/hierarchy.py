@@ -6,10 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.tokens import Tokens, TokenScores
+from agentrl.config import Section
 from agentrl.types import Episode, Group, Rollout, RolloutId, Verdict
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def role_of(agent: str, roles: Mapping[str, str]) -> str:
@@ -121,3 +127,40 @@ class Hierarchical:
         by_role = [self.hierarchy.by_role(group) for group in groups]
         renamed = replace(tokens, rollout_ids=tuple(map(self.hierarchy.renamed, tokens.rollout_ids)))
         return self.estimator(by_role, renamed, scores)
+
+
+class HierarchyConfig(Section):
+    """Several agents in one role, and rewards that include what another role has achieved."""
+
+    prefix: ClassVar[str] = "hierarchy"
+
+    roles: dict[str, str] = Field(default_factory=dict)
+    """Role of each agent by its name or a pattern, such as {"searcher_*" = "searcher"}: agents of one role
+    are siblings, also in one episode; left out, each agent is a role of its own (a table; as a flag:
+    JSON)."""
+    reward_shares: dict[str, dict[str, _Finite]] = Field(default_factory=dict)
+    """For a role, shares of the mean rewards of other roles in the episode that are added to its own reward,
+    such as {searcher = {planner = 0.5}} (a table; as a flag: JSON)."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything of it applies."""
+        return bool(self.roles or self.reward_shares)
+
+    @model_validator(mode="after")
+    def _names(self) -> HierarchyConfig:
+        if empty := [pattern for pattern, role in self.roles.items() if not (pattern and role)]:
+            raise ValueError(f"hierarchy_roles needs a name and a role, got {empty[0]!r}; leave it out.")
+        for role, shares in self.reward_shares.items():
+            if not shares or role in shares:
+                raise ValueError(
+                    f"hierarchy_reward_shares of {role} must name other roles, such as "
+                    f"{{{role} = {{planner = 0.5}}}}; name some, or leave it out."
+                )
+            for name in (role, *shares):
+                if (own := role_of(name, self.roles)) != name:
+                    raise ValueError(
+                        f"hierarchy_reward_shares names {name}, which hierarchy_roles gives the role {own}; "
+                        "name the role."
+                    )
+        return self

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.tokens import Tokens, TokenScores
+from agentrl.config import Needs, Section
 from agentrl.types import Group, Rollout, RolloutId, Verdict
+
+_NotNegative = Annotated[float, Field(ge=0.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +96,37 @@ class Shaped:
         }
         changes += [by_id[v.rollout_id].total - v.total for v in group.verdicts if v.rollout_id in by_id]
         return replace(group, verdicts=tuple(by_id.get(v.rollout_id, v) for v in group.verdicts))
+
+
+class ShapingConfig(Section):
+    """What an estimator compares in place of scores; those that are journalled and logged do not change."""
+
+    prefix: ClassVar[str] = "shaping"
+
+    scale: float = 1.0
+    """Factor of the score (reward)."""
+    low: float | None = None
+    """Least score that is compared (reward); left out, any."""
+    high: float | None = None
+    """Largest score that is compared (reward); left out, any."""
+    turn_penalty: _NotNegative = 0.0
+    """Penalty for each turn (reward)."""
+    overlong_len: Annotated[int, Field(ge=0)] | None = None
+    """Sampled tokens of an episode without a penalty (tokens); left out, any number."""
+    overlong_buffer_len: Annotated[int, Field(ge=1), Needs("overlong_len")] = 256
+    """Further tokens over which the penalty grows to its full size (shaping_overlong_len; tokens)."""
+    overlong_penalty: Annotated[_NotNegative, Needs("overlong_len")] = 1.0
+    """Its full size (shaping_overlong_len; reward)."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything changes a score."""
+        return self != ShapingConfig()
+
+    @model_validator(mode="after")
+    def _bounds(self) -> ShapingConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(
+                f"shaping_low ({self.low:g}) must be below shaping_high ({self.high:g}); change one."
+            )
+        return self

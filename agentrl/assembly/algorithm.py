@@ -6,31 +6,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
-from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
-from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
-from agentrl.algorithms.entropy import ClipCov, EntropyControl, KlCov, TopEntropy
-from agentrl.algorithms.estimators import Adjusted, Gae, ReinforcePlusPlus, RoleConditioned
+from agentrl.algorithms.correction_config import OpsmConfig
+from agentrl.algorithms.corrections import Correction
+from agentrl.algorithms.entropy import KlCovConfig
+from agentrl.algorithms.estimator_choice import RaeConfig, SapoConfig, VespoConfig
+from agentrl.algorithms.estimator_config import CreditParts
+from agentrl.algorithms.estimators import Adjusted
 from agentrl.algorithms.filters import has_signal
-from agentrl.algorithms.gates import InStages, TokenGate
-from agentrl.algorithms.group_relative import (
-    BetaNormalized,
-    GreedyBaseline,
-    GroupRelative,
-    LengthWeighted,
-    OptimalToken,
-    RewardDecoupled,
-    TurnRelative,
-)
+from agentrl.algorithms.gates import InStages
 from agentrl.algorithms.hierarchy import Hierarchical, Hierarchy
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
-from agentrl.algorithms.states import StateRelative
 from agentrl.algorithms.weights import (
     WeightFunction,
     constant,
@@ -117,7 +109,7 @@ def build_algorithm(
         masks_older=config.mask_offpolicy_in_partial_rollout and max_staleness is not None,
         statistics=config.needs_statistics,
         controls=controls,
-        bootstraps=config.bootstrap_truncated,
+        bootstraps=config.critic is not None and config.critic.bootstrap_truncated,
         correction=estimator.correction,
         uncorrected=replace(estimator, correction=None) if in_step else None,
         teacher=build_teacher(config, max(max_length, max_tokens)),
@@ -132,7 +124,8 @@ def build_controls(config: AlgorithmConfig) -> Controls:
         kl = AdaptiveKl(coef, config.kl_target, config.kl_horizon)
     if config.entropy_target is not None:
         entropy = AdaptiveEntropy(config.entropy_coef, config.entropy_target, config.entropy_coef_step)
-    baselines = RoleBaselines(config.rae.decay) if config.advantage_estimator == "rae" else None
+    estimator = config.advantage_estimator
+    baselines = RoleBaselines(estimator.decay) if isinstance(estimator, RaeConfig) else None
     return Controls(kl, entropy, baselines, "kl_loss" if config.use_kl_loss else "ref_kl")
 
 
@@ -146,15 +139,19 @@ def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -
     """
     path = config.custom_advantage_function_path
     controls = controls or build_controls(config)
-    estimator = _builtin_estimator(config, controls) if path is None else _custom_estimator(path)
+    kl = KlPenalty(config.kl_coef, controls.kl) if config.kl_coef else None
+    if path is None:
+        estimator = config.advantage_estimator.estimator(CreditParts(kl, controls.baselines))
+    else:
+        estimator = _custom_estimator(path)
     if config.hierarchy.is_set:
         estimator = Hierarchical(estimator, _hierarchy(config))
     return Adjusted(
         Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
         opd_kl_coef=config.opd.kl_coef if config.use_opd else 0.0,
-        opd_only=config.use_opd and config.opd.only,
-        normalize_advantages=config.recipe.normalize,
-        control=_entropy_control(config),
+        opd_only=config.learns_from_teacher_alone,
+        normalize_advantages=config.advantage_estimator.normalize_advantages,
+        control=config.entropy_control.control(),
         correction=_correction(config),
     )
 
@@ -167,20 +164,23 @@ def build_loss(config: AlgorithmConfig) -> Loss:
     """
     if config.custom_loss_function_path is not None:
         return _custom_loss(config.custom_loss_function_path)
-    low, high = config.recipe.eps
+    low, high = config.ratio_bounds
+    estimator, correction = config.advantage_estimator, config.correction
+    sapo = estimator if isinstance(estimator, SapoConfig) else SapoConfig()
+    vespo = estimator if isinstance(estimator, VespoConfig) else VespoConfig()
     return PolicyLoss(
         eps_clip=low,
         eps_clip_high=high,
-        eps_clip_c=config.eps_clip_c,
-        objective=config.recipe.objective,
+        eps_clip_c=estimator.dual_clip,
+        objective=estimator.loss_objective,
         entropy_coef=config.entropy_coef,
         adapts_entropy=config.entropy_target is not None,
         kl=_kl_term(config),
-        opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
-        sapo_tau=(config.sapo.tau_positive, config.sapo.tau_negative),
+        opsm_delta=correction.delta if isinstance(correction, OpsmConfig) else None,
+        sapo_tau=(sapo.tau_positive, sapo.tau_negative),
         vespo=(
-            LossKernel(config.vespo.k_positive, config.vespo.lambda_positive),
-            LossKernel(config.vespo.k_negative, config.vespo.lambda_negative),
+            LossKernel(vespo.k_positive, vespo.lambda_positive),
+            LossKernel(vespo.k_negative, vespo.lambda_negative),
         ),
     )
 
@@ -193,7 +193,7 @@ def roles_of(config: AlgorithmConfig, *, is_async: bool = False) -> tuple[ScoreR
     is_scored: dict[ScoreRole, bool] = {
         "old": config.rescores(is_async=is_async),
         "ref": config.has_penalty,
-        "values": config.advantage_estimator == "ppo",
+        "values": config.critic is not None,
     }
     return tuple(role for role, scored in is_scored.items() if scored)
 
@@ -222,8 +222,8 @@ def build_teacher(config: AlgorithmConfig, max_tokens: int) -> Teacher | None:
 def policy_term_only(config: AlgorithmConfig) -> bool:
     """Whether the loss is the policy term only, so that a token whose advantage is 0 has no gradient."""
     has_bonus = config.entropy_coef or config.entropy_target is not None
-    has_penalty = config.use_kl_loss or config.entropy_control == "kl_cov"
-    only = not (has_bonus or has_penalty or config.advantage_estimator == "ppo")
+    has_penalty = config.use_kl_loss or isinstance(config.entropy_control, KlCovConfig)
+    only = not (has_bonus or has_penalty or config.critic is not None)
     return only and config.custom_loss_function_path is None
 
 
@@ -235,12 +235,12 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     compared with all others of the batch, those of such a group count, too. In a hierarchy the rewards are
     those of its roles.
     """
+    estimator = config.advantage_estimator
     only_compares = (
-        config.recipe.compares
-        and config.credit_level == "episode"
+        (estimator.compares and estimator.compares_only)
+        and estimator.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and config.advantage_estimator not in ("gdpo", "gigpo", "otb")
-        and not (config.recipe.normalize or config.kl_coef or config.use_opd or config.shaping.is_set)
+        and not (estimator.normalize_advantages or config.kl_coef or config.use_opd or config.shaping.is_set)
         and not config.compares_tokens
     )
     if not (only_compares and policy_term_only(config)):
@@ -290,51 +290,9 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
     )
 
 
-def _builtin_estimator(config: AlgorithmConfig, controls: Controls) -> AdvantageEstimator:
-    kl = KlPenalty(config.kl_coef, controls.kl) if config.kl_coef else None
-    gamma, lambd, discount = config.gamma, config.lambd, config.discount_per
-    with_own_class: dict[str, Callable[[], AdvantageEstimator]] = {
-        "ppo": partial(Gae, gamma, lambd, discount, kl),
-        "reinforce_plus_plus": partial(ReinforcePlusPlus, gamma, discount, kl),
-        "rae": partial(RoleConditioned, controls.baselines or RoleBaselines(), kl=kl),
-        "opo": partial(LengthWeighted, kl=kl),
-        "bnpo": partial(BetaNormalized, kl=kl),
-        "otb": partial(OptimalToken, kl=kl),
-        "remax": partial(GreedyBaseline, kl=kl),
-        "gigpo": partial(
-            StateRelative, gamma, config.gigpo.step_advantage_weight, config.scale_rewards == "group", kl
-        ),
-        "gdpo": partial(RewardDecoupled, config.gdpo.weights or None, kl=kl),
-    }
-    if config.advantage_estimator in with_own_class:
-        return with_own_class[config.advantage_estimator]()
-    if config.credit_level == "turn":
-        return TurnRelative(gamma=config.gamma, kl=kl)
-    return _against_siblings(config, kl)
-
-
-def _against_siblings(config: AlgorithmConfig, kl: KlPenalty | None) -> GroupRelative:
-    by_group = config.scale_rewards == "group"
-    normalized = partial(grpo, std_normalization=by_group)
-    baselines: dict[str, Baseline] = {
-        **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo"), normalized),
-        "grpo_passk": partial(grpo_passk, std_normalization=by_group),
-        "dr_grpo": dr_grpo,
-        "gpg": dr_grpo,
-        # Whitened, by its recipe.
-        "reinforce_plus_plus_baseline": dr_grpo,
-        "rloo": rloo,
-        "maxrl": maxrl,
-    }
-    scale: Literal["signal", "batch"] | None = "batch" if config.scale_rewards == "batch" else None
-    if config.advantage_estimator == "gpg":
-        scale = "signal"
-    return GroupRelative(baselines[config.advantage_estimator], kl=kl, scale=scale)
-
-
 def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
     """The weights that the configuration names. max_length: most tokens of an episode."""
-    match config.recipe.weighting:
+    match config.advantage_estimator.loss_weighting:
         case "token":
             return ungrouped(token_mean)
         case "sample":
@@ -347,41 +305,11 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
             return ungrouped(partial(constant, max_length=max_length))
 
 
-def _entropy_control(config: AlgorithmConfig) -> EntropyControl | None:
-    match config.entropy_control:
-        case "none":
-            return None
-        case "clip_cov":
-            return ClipCov(config.clip_cov.ratio, config.clip_cov.low, config.clip_cov.high)
-        case "kl_cov":
-            return KlCov(config.kl_cov.ratio, config.kl_cov.coef)
-        case "top_entropy":
-            return TopEntropy(config.top_entropy.quantile)
-
-
 def _correction(config: AlgorithmConfig) -> Correction | None:
-    weight, gate = _weight(config), None
-    if config.gate.statistic != "none":
-        lower, upper = config.gate.bounds
-        gate = TokenGate(config.gate.statistic, config.gate.over, upper, lower)
-    if gate is None and not config.self_normalize_correction:
+    weight, gate, named = config.correction.correction(), config.gate_statistic.gate(), config.correction
+    if gate is None and not named.is_self_normalized:
         return weight
-    per_token = config.correction != "mis" or config.mis.level == "token"
-    counted: Literal["token", "sequence"] = "token" if per_token else "sequence"
-    return InStages(weight, gate, counted if config.self_normalize_correction else None)
-
-
-def _weight(config: AlgorithmConfig) -> Correction | None:
-    match config.correction:
-        case "tis":
-            return Tis(config.tis.clip, config.tis.clip_low)
-        case "mis":
-            mis = config.mis
-            return Mis(mis.level, mis.mode, *mis.bounds, mis.veto)
-        case "icepop":
-            return IcePop(config.icepop.low, config.icepop.high)
-    # opsm is a part of the loss.
-    return None
+    return InStages(weight, gate, named.counted if named.is_self_normalized else None)
 
 
 def _kl_term(config: AlgorithmConfig) -> KlTerm | None:

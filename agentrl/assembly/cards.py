@@ -152,7 +152,7 @@ def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
         )
         if is_used
     ]
-    return Networks(policy, algorithm.advantage_estimator == "ppo", frozen)
+    return Networks(policy, algorithm.critic is not None, frozen)
 
 
 def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None) -> MemoryNeed:

@@ -256,11 +256,12 @@ class RunConfig(Section):
         # A journal is checked when it is opened.
         if rollout.num_rollout > 0 and rollout.replay is None and not rollout.debug_rollout_only:
             self.algorithm.check_rollouts(rollout.n_samples_per_prompt, off_policy_by=rollout.off_policy_by)
-            self.algorithm.check_teacher(
-                rollout.privileged_context_path,
-                rollout.rollout_temperature,
-                is_renormalised=self.replays_sampling_mask,
-            )
+            if self.algorithm.use_opd:
+                self.algorithm.opd.check(
+                    rollout.privileged_context_path,
+                    rollout.rollout_temperature,
+                    is_renormalised=self.replays_sampling_mask,
+                )
         if rollout.num_rollout > 0 and not rollout.debug_rollout_only:
             self.algorithm.check_steps(rollout.num_steps_per_rollout * self.algorithm.ppo_epochs)
         return self

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-from agentrl.algorithms.recipes import Estimator
 from agentrl.envs import AnyEnv
 from agentrl.types import JSON
 
@@ -112,12 +111,58 @@ class TrainSettings(TypedDict, total=False):
     partial_rollout: bool | None
     replay: Name | None
     debug_rollout_only: bool
-    advantage_estimator: Estimator
-    custom_advantage_function_path: Function | None
-    custom_loss_function_path: Function | None
+    advantage_estimator: Literal[
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "maxrl",
+        "opo",
+        "otb",
+        "gpg",
+        "grpo_passk",
+        "gdpo",
+        "bnpo",
+        "gigpo",
+        "gspo",
+        "gmpo",
+        "cispo",
+        "sapo",
+        "vespo",
+        "dppo",
+        "remax",
+        "rae",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "ppo",
+    ]
+    loss_weighting: Literal["token", "sample", "rollout", "prompt", "constant"]
+    normalize_advantages: bool
+    credit_level: Literal["episode", "turn"]
+    eps_clip: float | None
+    eps_clip_high: float | None
+    eps_clip_c: float | None
+    scale_rewards: Literal["group", "batch", "none"]
+    gamma: float
     gdpo_weights: Mapping[str, float]
     gigpo_step_advantage_weight: float
+    sapo_tau_positive: float
+    sapo_tau_negative: float
+    vespo_k_positive: float
+    vespo_lambda_positive: float
+    vespo_k_negative: float
+    vespo_lambda_negative: float
+    dppo_divergence: Literal["tv", "kl"]
     rae_decay: float
+    discount_per: Literal["token", "turn"]
+    lambd: float
+    value_clip: float
+    bootstrap_truncated: bool
+    critic_lr: float | None
+    num_critic_only_steps: int
+    critic_data: Data | None
+    critic_data_epochs: int
+    custom_advantage_function_path: Function | None
+    custom_loss_function_path: Function | None
     shaping_scale: float
     shaping_low: float | None
     shaping_high: float | None
@@ -127,36 +172,6 @@ class TrainSettings(TypedDict, total=False):
     shaping_overlong_penalty: float
     hierarchy_roles: Mapping[str, Name]
     hierarchy_reward_shares: Mapping[str, Mapping[str, float]]
-    scale_rewards: Literal["group", "batch", "none"]
-    credit_level: Literal["episode", "turn"]
-    gamma: float
-    discount_per: Literal["token", "turn"]
-    lambd: float
-    normalize_advantages: bool | None
-    loss_weighting: Literal["token", "sample", "rollout", "prompt", "constant"] | None
-    ppo_epochs: int
-    eps_clip: float | None
-    eps_clip_high: float | None
-    eps_clip_c: float | None
-    sapo_tau_positive: float
-    sapo_tau_negative: float
-    vespo_k_positive: float
-    vespo_lambda_positive: float
-    vespo_k_negative: float
-    vespo_lambda_negative: float
-    dppo_divergence: Literal["tv", "kl"]
-    value_clip: float
-    bootstrap_truncated: bool
-    entropy_coef: float
-    entropy_target: float | None
-    entropy_coef_step: float
-    entropy_control: Literal["none", "clip_cov", "kl_cov", "top_entropy"]
-    clip_cov_ratio: float
-    clip_cov_low: float
-    clip_cov_high: float
-    kl_cov_ratio: float
-    kl_cov_coef: float
-    top_entropy_quantile: float
     kl_coef: float
     use_kl_loss: bool
     kl_loss_coef: float
@@ -167,6 +182,17 @@ class TrainSettings(TypedDict, total=False):
     ref_load: Name | None
     ref_update_interval: int | None
     ref_mixup_alpha: float
+    ppo_epochs: int
+    entropy_coef: float
+    entropy_target: float | None
+    entropy_coef_step: float
+    entropy_control: Literal["none", "clip_cov", "kl_cov", "top_entropy"]
+    clip_cov_ratio: float
+    clip_cov_low: float
+    clip_cov_high: float
+    kl_cov_ratio: float
+    kl_cov_coef: float
+    top_entropy_quantile: float
     use_opd: bool
     opd_kl_coef: float
     opd_only: bool
@@ -179,12 +205,7 @@ class TrainSettings(TypedDict, total=False):
     use_rollout_logprobs: bool | None
     correction: Literal["none", "tis", "mis", "icepop", "opsm"]
     accept_bias: bool
-    mask_offpolicy_in_partial_rollout: bool
     self_normalize_correction: bool
-    gate_statistic: Literal["none", "k1", "k2", "k3"]
-    gate_over: Literal["token", "mean", "sum", "max"]
-    gate_lower: float | None
-    gate_upper: float | None
     tis_clip: float
     tis_clip_low: float
     mis_level: Literal["token", "sequence", "geometric"]
@@ -195,10 +216,11 @@ class TrainSettings(TypedDict, total=False):
     icepop_low: float
     icepop_high: float
     opsm_delta: float
-    critic_lr: float | None
-    num_critic_only_steps: int
-    critic_data: Data | None
-    critic_data_epochs: int
+    gate_statistic: Literal["none", "k1", "k2", "k3"]
+    gate_over: Literal["token", "mean", "sum", "max"]
+    gate_upper: float | None
+    gate_lower: float | None
+    mask_offpolicy_in_partial_rollout: bool
     trainer: Literal["torch", "megatron"]
     optimizer: Literal["adamw", "muon"]
     lr: float

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Count, Section
+from agentrl.config import Changes, Count, Section
 from agentrl.data.config import PathList
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rollout.config import check_episodes
@@ -16,19 +16,21 @@ from agentrl.tools.config import ToolChoice
 class RunSection(Section):
     """The run itself."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)] | None = None
+    name: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)] | None, Changes.PLACE
+    ] = None
     """The run's folder below output_dir; left out, the environment's id and the seed. SFT appends -sft."""
-    output_dir: str = "runs"
+    output_dir: Annotated[str, Changes.PLACE] = "runs"
     """Folder of all runs."""
     seed: int = 0
     """Seed of everything: weights, order of tasks, worlds, sampling."""
-    num_threads: Count | None = None
+    num_threads: Annotated[Count | None, Changes.SPEED] = None
     """Threads of torch (count); left out, 1 for models under 20 million parameters (more are slower there),
     else every core."""
-    inline: bool = False
+    inline: Annotated[bool, Changes.SPEED] = False
     """Decode and train in the run's own process, for debuggers (the embedded engine and the torch trainer);
     each step then blocks replies and deadlines."""
-    use_tensorboard: bool = True
+    use_tensorboard: Annotated[bool, Changes.COURSE] = True
     """Write TensorBoard events in addition to metrics.jsonl."""
 
 
@@ -132,7 +134,7 @@ class SftSection(Section):
     """How often each conversation or episode is trained on (count)."""
     sft_batch_size: Count = 32
     """Conversations or episodes in one optimizer step (count)."""
-    sft_lr: Annotated[float, Field(gt=0.0)] | None = None
+    sft_lr: Annotated[Annotated[float, Field(gt=0.0)] | None, Changes.LEARNING] = None
     """Peak learning rate of SFT; left out, lr. How it rises and falls is the trainer's."""
     eval_sft_data: PathList = None
     """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
@@ -141,13 +143,13 @@ class SftSection(Section):
 class CheckpointSection(Section):
     """What a run goes on from after an interruption (`agentrl train RUN --resume`; sft likewise)."""
 
-    save_interval: Count = 10
+    save_interval: Annotated[Count, Changes.COURSE] = 10
     """RL iterations, or optimizer steps of SFT, between checkpoints (count); one is also written when the run
     ends or is stopped."""
-    save_total_limit: Count = 2
+    save_total_limit: Annotated[Count, Changes.COURSE] = 2
     """The newest checkpoints that are kept (count)."""
-    metric_for_best_model: str | None = None
+    metric_for_best_model: Annotated[str | None, Changes.COURSE] = None
     """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, and its model
     where the last one is worse; left out, the sampled score of the (first) held-out set; none = no metric."""
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: Annotated[int, Field(ge=0), Changes.COURSE] = 0
     """How often a run whose engine or trainer has died resumes by itself from its last checkpoint (count)."""

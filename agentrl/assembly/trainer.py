@@ -149,8 +149,11 @@ class TrainerFactory:
         config, algorithm = self.config, self.config.algorithm
         steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout * algorithm.ppo_epochs
         critic = None
-        if algorithm.advantage_estimator == "ppo":
-            critic = Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)
+        if algorithm.critic is not None:
+            settings = config.trainer.model_copy(
+                update={"lr": algorithm.critic.critic_lr or config.trainer.lr}
+            )
+            critic = Learning(ValueLoss(algorithm.critic.value_clip or None), settings, steps)
         policy, models = Learning(loss, config.trainer, steps), _models(source, config)
         return self._plan_of(source, policy, models, critic)
 
@@ -162,7 +165,8 @@ class TrainerFactory:
         critic: Learning | None = None,
     ) -> Plan:
         config = self.config
-        warmup = 0 if critic is None else config.algorithm.num_critic_only_steps
+        of_critic = config.algorithm.critic
+        warmup = 0 if critic is None or of_critic is None else of_critic.num_critic_only_steps
         moves = "ref" in models and config.algorithm.ref_update_interval is not None
         if config.trainer.trainer == "megatron":
             return megatron.MegatronPlan(
@@ -269,10 +273,6 @@ def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
     if algorithm.opd.teacher_load is not None:
         models["teacher"] = str(Path(algorithm.opd.teacher_load).resolve())
     return models
-
-
-def _critic_settings(config: RunConfig) -> TrainerConfig:
-    return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
 def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> None:

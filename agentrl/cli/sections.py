@@ -26,10 +26,12 @@ MOST_USED = (
 class SettingsCommand(Command):
     """A command whose settings are flags, in sections: --help, --help SECTION and --help all.
 
-    sections: the names of the settings by section; `config_flags` fills it.
+    sections: the names of the settings by section. variants: of those that one variant alone has, that one
+    (`correction = tis`), under which they are shown. `config_flags` fills both.
     """
 
     sections: Mapping[str, Sequence[str]] = {}
+    variants: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the arguments; a word after --help is a section.
@@ -55,7 +57,11 @@ class SettingsCommand(Command):
             shown = [name for name in MOST_USED if name in everything]
             panels = {"most used settings": shown}
         else:
-            panels = {name: [*names] for name, names in self.sections.items() if section in (ALL, name)}
+            panels = {}
+            for own, names in self.sections.items():
+                for name in names if section in (ALL, own) else ():
+                    variant = self.variants.get(name)
+                    panels.setdefault(own if variant is None else f"{own}: {variant}", []).append(name)
         self._shown({name for names in panels.values() for name in names})
         groups: list[OptionGroupDict] = [
             {"name": name, "options": [flag_of(setting) for setting in names]}

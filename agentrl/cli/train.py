@@ -26,6 +26,7 @@ from agentrl.runtime.extras import TRAINING, require
 from agentrl.types import JSON
 
 if TYPE_CHECKING:
+    from agentrl.run import TrainResult
     from agentrl.run.dry_run import DryRun
 
 # The page of `agentrl train --dry-run`.
@@ -147,9 +148,14 @@ def train_command(
         require("a dry run", *TRAINING)
         show_dry_run(run, settings, resume=resume, as_json=as_json)
         return
-    result = agentrl.train(run, resume=resume, quiet=quiet, **cast(TrainSettings, settings))
+    result = _trained(run, settings, resume=resume, quiet=quiet)
     if quiet:
         click.echo(str(result.folder))
+
+
+def _trained(run: str | None, settings: Mapping[str, JSON], *, resume: bool, quiet: bool) -> TrainResult:
+    # Flags have the names of the keywords, and are checked where these are.
+    return agentrl.train(run, resume=resume, quiet=quiet, **cast(TrainSettings, settings))
 
 
 @config_flags(RunConfig, without=(*SftSection.model_fields, _PLAYS_ONLY, "replay", "load_debug_rollout_data"))
@@ -178,7 +184,7 @@ def rollout_command(
     settings: dict[str, JSON] = {**flag_values(flags, RunConfig), _PLAYS_ONLY: True}
     load_run(run, settings)
     require("playing with a model", *TRAINING)
-    result = agentrl.train(run, resume=resume, quiet=quiet or as_json, **cast(TrainSettings, settings))
+    result = _trained(run, settings, resume=resume, quiet=quiet or as_json)
     if as_json:
         click.echo(json.dumps(_played(result.folder)))
     elif quiet:

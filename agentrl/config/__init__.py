@@ -5,10 +5,22 @@ Leaf names are unique over the tree, so the same word is a TOML key (`[rollout] 
 (`--num-rollout 40`).
 """
 
-from agentrl.config.section import Count, ImportPath, Section, Spelling, chosen, renamed
+from agentrl.config.section import (
+    Changes,
+    Count,
+    ImportPath,
+    Needs,
+    Section,
+    Spelling,
+    Variant,
+    chosen,
+    renamed,
+)
 from agentrl.config.tree import (
     Values,
     by_section,
+    changes_of,
+    defaults,
     effective_values,
     leaves,
     merge,
@@ -17,18 +29,24 @@ from agentrl.config.tree import (
     read_toml,
     read_written,
     refuse_inactive,
+    sections_of,
     spellings,
     write_toml,
 )
 
 __all__ = [
+    "Changes",
     "Count",
     "ImportPath",
+    "Needs",
     "Section",
     "Spelling",
     "Values",
+    "Variant",
     "by_section",
+    "changes_of",
     "chosen",
+    "defaults",
     "effective_values",
     "leaves",
     "merge",
@@ -38,6 +56,7 @@ __all__ = [
     "read_written",
     "refuse_inactive",
     "renamed",
+    "sections_of",
     "spellings",
     "write_toml",
 ]

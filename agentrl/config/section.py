@@ -1,18 +1,37 @@
-"""A section of a configuration: its keys, tables and spellings, and which of them have an effect."""
+"""A section of a configuration: its keys, tables, variants and spellings, and which keys have an effect."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl.config.keys import NAME, Keys, keys_of
 from agentrl.types import JSON
 
 Count = Annotated[int, Field(ge=1)]
 ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
 """Where a function stands: package.module:name; <locals> in it are those of a function of this process."""
+
+
+class Needs(NamedTuple):
+    """Beside a key or a table: it has no effect without another key of its section."""
+
+    key: str
+
+
+class Changes(Enum):
+    """Beside a key that may change when something goes on from what it has recorded: what it changes then.
+
+    A key without it decides what was recorded, and stays.
+    """
+
+    COURSE = "how long it goes on, what is kept and reported"
+    LEARNING = "what is learned from then on"
+    PLACE = "where it is, or what it is reached by"
+    SPEED = "how fast something is computed, or on what"
 
 
 class Spelling(NamedTuple):
@@ -46,16 +65,24 @@ def chosen(key: str, choice: str, otherwise: str) -> Spelling:
 class Section(BaseModel):
     """Base of every section: frozen, without unknown keys, each field with a docstring, each number finite.
 
-    A field that is a section itself is a table: its key `clip` in the table `tis` is also the flat name
-    `tis_clip`. spellings: aliases of the section's keys.
+    A field that is a section itself is a table of keys; one that is a union of variants takes the name of one
+    of them, and has its keys alone. Every key has one flat name, under which it is a key of a file, a flag
+    and a keyword: its own, or, in a class with a prefix, `prefix_key` (`tis_clip`). A file may group them as
+    tables (`[algorithm.tis]` clip, or `correction = {name = "tis", clip = 3}`).
+
+    prefix: of the flat names of the keys that a class adds. all_change: what all keys of the section change.
+    spellings: aliases of the section's keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    prefix: ClassVar[str] = ""
+    all_change: ClassVar[Changes | None] = None
     spellings: ClassVar[Mapping[str, Spelling]] = {}
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Keys and tables without effect under the values of the others, each with a condition and a remedy.
+        """Keys and tables without effect under the values of the others, each with a condition and a remedy;
+        those beside which it says so (`Needs`) need not be here.
 
         Such a key is refused where it was set, and left out where the configuration is written. The text
         goes between "has no effect" and "or leave it out": `without use_tis; add it`.
@@ -70,29 +97,30 @@ class Section(BaseModel):
         A file may be for several commands and machines, so they are kept, and listed where they were set. One
         that is set for this run only is refused, see `refuse_inactive`.
         """
-        sections: list[Section] = [getattr(self, name) for name in self.tables()]
-        return {name: change for section in sections for name, change in section.inactive.items()}
+        return {name: change for section in self._held() for name, change in section.inactive.items()}
+
+    @property
+    def inert(self) -> Mapping[str, str]:
+        """The flat names of the keys without effect in this section, its tables and its variants."""
+        keys, found = self.keys(), dict(self._unmet())
+        found.update(self.without_effect)
+        for name in [*keys.nested() & found.keys()]:
+            change = found.pop(name)
+            found.update(dict.fromkeys(keys.of_field(name), change))
+        for section in self._held():
+            found.update(section.inert)
+        return found
 
     @classmethod
-    def tables(cls) -> dict[str, type[Section]]:
-        """The fields that are sections themselves."""
-        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
-        return {n: kind for n, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
-
-    @classmethod
-    def table_keys(cls) -> dict[str, tuple[str, str]]:
-        """The flat names of the keys in tables: table and key of each."""
-        return {
-            f"{table}_{key}": (table, key)
-            for table, kind in cls.tables().items()
-            for key in kind.model_fields
-        }
+    def keys(cls) -> Keys:
+        """The flat names of the section's keys."""
+        return keys_of(cls)
 
     @classmethod
     def canonical(
         cls, values: Mapping[str, JSON], before: Mapping[str, JSON] | None = None
     ) -> dict[str, JSON]:
-        """`values` under the section's own keys: no spellings, and no flat names of keys in tables.
+        """`values` under flat names alone: no spellings, and no tables.
 
         before: the canonical values of lower precedence.
 
@@ -105,79 +133,87 @@ class Section(BaseModel):
                 other, earlier = settings.setdefault(key, (name, resolved))
                 if other != name and earlier != resolved:
                     raise ValueError(f"{other} and {name} both set {key}; choose one.")
-        nested: dict[str, JSON] = {}
-        table_keys = cls.table_keys()
-        for key, (_, value) in settings.items():
-            if key not in table_keys:
-                nested[key] = value
-                continue
-            table_name, table_key = table_keys[key]
-            table = nested.setdefault(table_name, {})
-            if not isinstance(table, dict):
-                raise ValueError(f"{table_name} is no table of settings, and {key} belongs there.")
-            table[table_key] = value
-        return nested
+        return {key: cls.keys().as_spelled(key, value) for key, (_, value) in settings.items()}
 
     @classmethod
     def resolved(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
         """The flat settings that one name stands for. before: as for `canonical`."""
         if name in cls.spellings:
             return cls.spellings[name].stands_for(value, before)
-        if name in cls.tables() and isinstance(value, dict):
-            return {f"{name}_{key}": item for key, item in value.items()}
-        return {name: value}
+        return {flat: item for _, flat, item in cls.keys().flat(name, value)}
 
     def was_set(self, name: str) -> bool:
-        """Whether a key of the section, or the flat name of a key in a table, was set."""
-        table, key = self.table_keys().get(name, ("", name))
-        holder: Section = getattr(self, table) if table else self
+        """Whether a key, by its flat name, was set."""
+        holder, key = self._holder_of(name)
         return key in holder.model_fields_set
+
+    def effective(self) -> dict[str, JSON]:
+        """Plain values of the keys that have an effect, by flat names, without None."""
+        values: dict[str, JSON] = {}
+        dump: Mapping[str, JSON] = self.model_dump(mode="json", exclude_none=True)
+        nested = self.keys().nested()
+        for field, value in dump.items():
+            if field in nested and isinstance(value, dict):
+                kind = type(getattr(self, field))
+                values.update({self.keys().name_in(field, kind, key): each for key, each in value.items()})
+            else:
+                values[field] = value
+        inert = self.inert
+        return {name: value for name, value in values.items() if name not in inert}
 
     @model_validator(mode="before")
     @classmethod
     def _under_own_keys(cls, values: object) -> object:
         # A tree of sections is not a section with tables: not the tree has spellings, but each section.
-        return cls.canonical(values) if isinstance(values, dict) and not cls._is_tree() else values
-
-    @classmethod
-    def _is_tree(cls) -> bool:
-        return len(cls.tables()) == len(cls.model_fields)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _as_it_is_spelled_here(cls, value: object, info: ValidationInfo) -> object:
-        """One of several words in another spelling, such as GRPO or REINFORCE++, as its own."""
-        words = _words_of(cls.model_fields[str(info.field_name)].annotation)
-        if not isinstance(value, str) or value in words:
-            return value
-        return next((word for word in words if _plain(word) == _plain(value)), value)
+        if not isinstance(values, dict) or cls.keys().is_tree:
+            return values
+        return cls.keys().grouped(cls.canonical(_without_objects(values)))
 
     @model_validator(mode="after")
     def _keys_have_an_effect(self) -> Self:
-        for name, change in self.without_effect.items():
-            for key in self._set_keys(name):
-                raise ValueError(f"{key} has no effect {change}, or leave {key} out.")
+        for name, change in self.inert.items():
+            holder, key = self._holder_of(name)
+            if key in holder.model_fields_set and is_on(getattr(holder, key)):
+                raise ValueError(f"{name} has no effect {change}, or leave {name} out.")
         return self
 
-    def _set_keys(self, name: str) -> Sequence[str]:
-        """The keys that were set, of a key or of a table; None and False switch a setting off."""
-        table, key = self.table_keys().get(name, ("", name))
-        holder: Section = getattr(self, table) if table else self
-        value = getattr(holder, key)
-        if isinstance(value, Section):
-            return [f"{key}_{name}" for name in value.model_fields_set if is_on(getattr(value, name))]
-        return [name] if key in holder.model_fields_set and is_on(value) else []
+    def _held(self) -> Sequence[Section]:
+        return [getattr(self, name) for name in self.keys().nested()]
+
+    def _holder_of(self, name: str) -> tuple[Section, str]:
+        """The section, table or variant that has a key, by its flat name, and the key there."""
+        for field in self.keys().nested():
+            holder: Section = getattr(self, field)
+            for key in type(holder).model_fields:
+                if self.keys().name_in(field, type(holder), key) == name:
+                    return holder, key
+        own = type(self)
+        return self, next((key for key in own.model_fields if keys_of(own).name_of(key) == name), name)
+
+    def _unmet(self) -> Iterator[tuple[str, str]]:
+        own = type(self)
+        for key, field in own.model_fields.items():
+            for needs in field.metadata:
+                if isinstance(needs, Needs) and not is_on(getattr(self, needs.key)):
+                    yield keys_of(own).name_of(key), f"without {keys_of(own).name_of(needs.key)}; add it"
 
 
-def _words_of(hint: object) -> tuple[str, ...]:
-    """The words that a type admits; empty where it admits others, too."""
-    if get_origin(hint) is Literal:
-        return tuple(word for word in get_args(hint) if isinstance(word, str))
-    return tuple(word for part in get_args(hint) for word in _words_of(part))
+class Variant(Section):
+    """One of several kinds of a setting, by its name."""
+
+    name: str
 
 
-def _plain(word: str) -> str:
-    return re.sub(r"[\W_]", "", word.lower().replace("++", "plusplus"))
+def _without_objects(values: Mapping[str, JSON | BaseModel]) -> dict[str, JSON]:
+    """Tables and variants that were given as objects, as what was set in them."""
+    plain: dict[str, JSON] = {}
+    for name, value in values.items():
+        if isinstance(value, BaseModel):
+            kind: dict[str, JSON] = {NAME: value.name} if isinstance(value, Variant) else {}
+            plain[name] = kind | {key: getattr(value, key) for key in value.model_fields_set}
+        else:
+            plain[name] = value
+    return plain
 
 
 def is_on(value: object) -> bool:

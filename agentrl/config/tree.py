@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl.config.section import Section, Spelling, is_on
+from agentrl.config.keys import either
+from agentrl.config.section import Changes, Section, Spelling, is_on
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.runtime.files import write_text
 from agentrl.runtime.ownership import read_file, write_signed
@@ -24,43 +25,57 @@ S = TypeVar("S", bound=Section)
 
 
 def leaves(tree: type[Section]) -> dict[str, tuple[str, FieldInfo]]:
-    """Map each leaf's name to its section's name and its field; a key in a table has its flat name.
+    """Map the flat name of each key to its section's name and its field.
 
     Raises:
-        ValueError: two sections use one leaf name (a bug of agentrl, not the user's).
+        ValueError: two sections use one name (a bug of agentrl, not the user's).
     """
     tree_leaves: dict[str, tuple[str, FieldInfo]] = {}
-    for section, kind in _sections(tree).items():
-        for name, leaf in _flat_fields(kind):
+    for section, kind in sections_of(tree).items():
+        for name, leaf in kind.keys().fields.items():
             if name in tree_leaves:
                 raise ValueError(f"leaf {name} is in {tree_leaves[name][0]} and in {section}")
             tree_leaves[name] = (section, leaf)
     return tree_leaves
 
 
+def changes_of(tree: type[Section]) -> dict[str, Changes]:
+    """The keys that may change when something goes on, by flat names, each with what it changes then."""
+    found: dict[str, Changes] = {}
+    for section in sections_of(tree).values():
+        for name, leaf in section.keys().fields.items():
+            marks = [mark for mark in leaf.metadata if isinstance(mark, Changes)]
+            if mark := next(iter(marks), section.all_change):
+                found[name] = mark
+    return found
+
+
+def defaults(tree: type[Section]) -> Values:
+    """What every key is where it is left out, by section."""
+    found: Values = {}
+    for name, (section, leaf) in leaves(tree).items():
+        found.setdefault(section, {})[name] = leaf.get_default(call_default_factory=True)
+    return found
+
+
 def spellings(tree: type[Section]) -> dict[str, tuple[str, Spelling]]:
     """Map the name of each spelling to its section's name and the spelling."""
     return {
         name: (section, spelling)
-        for section, kind in _sections(tree).items()
+        for section, kind in sections_of(tree).items()
         for name, spelling in kind.spellings.items()
     }
 
 
-def _sections(tree: type[Section]) -> dict[str, type[Section]]:
-    for section in tree.model_fields.keys() - tree.tables().keys():
+def sections_of(tree: type[Section]) -> dict[str, type[Section]]:
+    """The sections of a tree, by name.
+
+    Raises:
+        ValueError: a field of the tree is none (a bug of agentrl, not the user's).
+    """
+    for section in tree.model_fields.keys() - tree.keys().nested():
         raise ValueError(f"{section} is not a section")
-    return tree.tables()
-
-
-def _flat_fields(kind: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
-    tables = kind.tables()
-    for name, field in kind.model_fields.items():
-        if name not in tables:
-            yield name, field
-            continue
-        for key, leaf in tables[name].model_fields.items():
-            yield f"{name}_{key}", leaf
+    return {name: type(field.default) for name, field in tree.model_fields.items()}
 
 
 def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
@@ -73,7 +88,7 @@ def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
     try:
         return tree.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error.errors(), source)) from None
+        raise ConfigError(_sentence(tree, error.errors(), source)) from None
 
 
 def refuse_inactive(config: Section, settings: Mapping[str, JSON], *, source: str) -> None:
@@ -84,7 +99,7 @@ def refuse_inactive(config: Section, settings: Mapping[str, JSON], *, source: st
     """
     inactive, sections = config.inactive, _section_names(type(config))
     for name, value in settings.items():
-        resolved = _sections(type(config))[sections[name]].resolved(name, value, {}) if is_on(value) else ()
+        resolved = sections_of(type(config))[sections[name]].resolved(name, value, {}) if is_on(value) else ()
         for key in inactive.keys() & resolved:
             raise ConfigError(f"{source}: {name} has no effect {inactive[key]}, or leave {name} out.")
 
@@ -114,7 +129,7 @@ def merge(tree: type[Section], base: Mapping[str, JSON], over: Values) -> dict[s
     for section, values in over.items():
         base_values = merged.get(section, {})
         try:
-            merged[section] = _merged(_sections(tree)[section], base_values, values)
+            merged[section] = _merged(sections_of(tree)[section], base_values, values)
         except ValueError as error:
             raise ConfigError(f"the settings given: {error}") from None
     return merged
@@ -122,12 +137,7 @@ def merge(tree: type[Section], base: Mapping[str, JSON], over: Values) -> dict[s
 
 def _merged(kind: type[Section], below: JSON, above: Mapping[str, JSON]) -> dict[str, JSON]:
     base = kind.canonical(below) if isinstance(below, dict) else {}
-    merged = base | kind.canonical(above, base)
-    for table in kind.tables():
-        low, high = base.get(table), merged.get(table)
-        if isinstance(low, dict) and isinstance(high, dict):
-            merged[table] = low | high
-    return merged
+    return base | kind.canonical(above, base)
 
 
 def read_toml(path: Path) -> dict[str, JSON]:
@@ -170,22 +180,20 @@ def parse_toml(data: bytes, path: Path) -> dict[str, JSON]:
 
 
 def effective_values(config: Section) -> Values:
-    """Plain values of a tree of sections, without None and without the keys that have no effect.
+    """Plain values of a tree of sections by flat names, without None and the keys that have no effect.
 
     They include inactive keys that were set.
     """
     sections: dict[str, Section] = {name: getattr(config, name) for name in type(config).model_fields}
-    return {name: _effective(section, config.inactive) for name, section in sections.items()}
-
-
-def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
-    values: dict[str, JSON] = section.model_dump(mode="json", exclude_none=True)
-    for name in (*section.without_effect, *(name for name in inactive if not section.was_set(name))):
-        table, key = section.table_keys().get(name, ("", name))
-        holder = values.get(table) if table else values
-        if isinstance(holder, dict):
-            holder.pop(key, None)
-    return values
+    inactive = config.inactive
+    return {
+        name: {
+            key: value
+            for key, value in section.effective().items()
+            if key not in inactive or section.was_set(key)
+        }
+        for name, section in sections.items()
+    }
 
 
 def write_toml(config: Section, path: Path, *, tables: Values | None = None, signed: bool = False) -> None:
@@ -241,14 +249,11 @@ def _names(
     tree: type[Section], section: str, values: Mapping[str, JSON], source: str
 ) -> Iterator[tuple[str, str]]:
     """The path of each key below the section, and its flat name."""
-    tables = _sections(tree)[section].tables()
+    keys = sections_of(tree)[section].keys()
     for name, value in values.items():
-        if name not in tables:
-            yield name, name
-        elif isinstance(value, dict):
-            yield from ((f"{name}.{key}", f"{name}_{key}") for key in value)
-        else:
+        if keys.is_table(name) and not isinstance(value, dict):
             raise ConfigError(f"{source}: [{section}.{name}] must be a table of settings, got {value!r}.")
+        yield from ((path, flat) for path, flat, _ in keys.flat(name, value))
 
 
 def _where(name: str, section_names: Mapping[str, str]) -> str:
@@ -257,14 +262,19 @@ def _where(name: str, section_names: Mapping[str, str]) -> str:
     return did_you_mean(name, section_names)
 
 
-def _sentence(problems: Sequence[ErrorDetails], source: str) -> str:
+def _sentence(tree: type[Section], problems: Sequence[ErrorDetails], source: str) -> str:
     # A JSON value that is not finite fails as every kind of JSON.
     infinite = [problem for problem in problems if problem["type"] == "finite_number"]
     problem = (*infinite, *problems)[0]
-    where = ".".join(str(part) for part in problem["loc"] if not (infinite and part in ("int", "float")))
+    section, *place = problem["loc"] or ("",)
+    path = sections_of(tree)[str(section)].keys().path_of(place) if place else ()
+    where = ".".join(str(part) for part in (section, *path) if not (infinite and part in ("int", "float")))
     if problem["type"] == "value_error":
         # The validators of agentrl raise complete sentences.
         return f"{source}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "union_tag_invalid":
+        tag, tags = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].split(", ")
+        return f"{source}: `{where}` = {tag!r} does not fit: input should be {either(tags)}."
     value = problem["input"]
     reason = problem["msg"][:1].lower() + problem["msg"][1:]
     return f"{source}: `{where}` = {value!r} does not fit: {reason}."

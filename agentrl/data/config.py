@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config import Section, Spelling, renamed
+from agentrl.config import Changes, Section, Spelling, renamed
 from agentrl.data.columns import Columns
 
 _SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -123,7 +123,7 @@ class ColumnChoice(Section):
 class DataChoice(ColumnChoice):
     """Files of prompts, and the columns of their rows."""
 
-    prompt_data: Paths = None
+    prompt_data: Annotated[Paths, Changes.COURSE] = None
     """Prompts to play in place of the environment's own: a .jsonl, .json, .csv, .tsv (or one of these under
     gzip, .jsonl.gz), .parquet or .arrow file or the folder of a dataset, `path@[0:100]` = some of its rows;
     several as a list, or as a table of path and weight (as a flag: JSON)."""
@@ -132,7 +132,7 @@ class DataChoice(ColumnChoice):
 class EvalData(ColumnChoice):
     """The prompts of an eval-only run, and the columns of their rows."""
 
-    prompt_data: EvalPaths = None
+    prompt_data: Annotated[EvalPaths, Changes.COURSE] = None
     """Prompts to play in place of the environment's own, in the form of a run's prompt_data; or several sets,
     each with a report of its own: a table of name and path (as flags: --eval-prompt-data NAME PATH ...)."""
 

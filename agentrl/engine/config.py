@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Changes, Section
 from agentrl.types import JSON
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -98,10 +98,10 @@ class EngineConfig(Section):
     """The inference engine; `embedded` decodes on the CPU. `sglang` is servers: those that
     the run starts, or that run already, at sglang_url."""
 
-    max_slots: int = Field(default=256, ge=1)
+    max_slots: Annotated[int, Changes.SPEED] = Field(default=256, ge=1)
     """Requests decoded at once, or sent to servers at once; more of them wait in a queue (count)."""
 
-    adaptive_concurrency: bool = False
+    adaptive_concurrency: Annotated[bool, Changes.SPEED] = False
     """Whether fewer than max_slots requests are sent to SGLang servers where these have a queue, or where a
     cache is full: the youngest requests then stop, and go on when others have ended."""
 
@@ -118,17 +118,17 @@ class EngineConfig(Section):
     half the memory, and logprobs are further from the trainer's. SGLang has a setting of its own,
     dtype in the table sglang."""
 
-    sglang_url: str | None = None
+    sglang_url: Annotated[str | None, Changes.SPEED] = None
     """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
     eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
 
-    rollout_num_engines: int = Field(default=1, ge=1)
+    rollout_num_engines: Annotated[int, Changes.SPEED] = Field(default=1, ge=1)
     """SGLang servers that the run starts; several get a router (count)."""
 
-    rollout_num_gpus_per_engine: int = Field(default=0, ge=0)
+    rollout_num_gpus_per_engine: Annotated[int, Changes.SPEED] = Field(default=0, ge=0)
     """GPUs of each (count); 0 = they compute on the CPU."""
 
-    sglang_python: str | None = None
+    sglang_python: Annotated[str | None, Changes.SPEED] = None
     """Python interpreter that SGLang is installed for; none = the one that runs agentrl."""
 
     sglang: dict[str, JSON] = Field(default_factory=dict)
@@ -147,13 +147,13 @@ class EngineConfig(Section):
     where rank 0 of the trainer has one; a process group (distributed); a directory with complete checkpoints,
     or one with deltas. Left out, tensor, or a process group where a server is on another machine."""
 
-    rollout_health_check_interval: Seconds = 10.0
+    rollout_health_check_interval: Annotated[Seconds, Changes.SPEED] = 10.0
     """Interval between two health checks of a server (seconds)."""
 
-    rollout_health_check_timeout: Seconds = 30.0
+    rollout_health_check_timeout: Annotated[Seconds, Changes.SPEED] = 30.0
     """Timeout of a health check; a server that exceeds it is restarted (seconds)."""
 
-    rollout_health_check_first_wait: Seconds = 600.0
+    rollout_health_check_first_wait: Annotated[Seconds, Changes.SPEED] = 600.0
     """How long a server may take to start; one at sglang_url, to answer again after its end (seconds)."""
 
     @property

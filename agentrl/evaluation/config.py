@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Count, Section
+from agentrl.config import Changes, Count, Section
 from agentrl.data.config import COLUMNS, EvalData
 from agentrl.engine.chat.config import EndpointConfig
 from agentrl.engine.config import EngineConfig
@@ -43,10 +43,10 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
 
     With a chat endpoint, left out, there is no limit: it counts in other tokens than the environment.
     """
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, Changes.PLACE] = None
     """Folder for settings, report and every episode with its verdict, from which it goes on with --resume;
     left out, a temporary one, which is removed at the end."""
-    num_threads: Count | None = None
+    num_threads: Annotated[Count | None, Changes.SPEED] = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
     @property

@@ -15,26 +15,15 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple, cast
 
-from agentrl.config import effective_values
+from agentrl.config import Changes, changes_of, effective_values
 from agentrl.envs.registry import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
-from agentrl.processes.config import ClusterConfig
 from agentrl.records.lines import object_of
 from agentrl.runtime.files import write_text
 from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON, Task
 
-_SPEED_ONLY = {
-    *("num_threads", "max_slots", "sglang_url", "sglang_python", "rollout_num_engines"),
-    *("rollout_num_gpus_per_engine", "rollout_health_check_interval", "rollout_health_check_timeout"),
-    *("rollout_health_check_first_wait", "openai_key_env", "openai_timeout_s", "openai_attempts"),
-    *("openai_concurrency", "adaptive_concurrency"),
-    *ClusterConfig.model_fields,
-}
-"""Settings that change how fast episodes are played, or where, and not what is played."""
-_MAY_CHANGE = {"output_dir", "openai_url"}
-"""Settings that an evaluation may go on with: it may have been moved, and so may the server of its model."""
 _PARTS = {
     "env": "another environment",
     "policy": "another kind of model",
@@ -101,7 +90,8 @@ class EvalIdentity(NamedTuple):
 def _differences(before: Mapping[str, JSON], now: Mapping[str, JSON]) -> Iterator[str]:
     """What has changed, each as a sentence's middle part; settings by name."""
     old, new = (cast(Mapping[str, JSON], facts.get("settings", {})) for facts in (before, now))
-    for name in sorted((old.keys() | new.keys()) - _MAY_CHANGE):
+    # It may have been moved, and so may the server of its model.
+    for name in sorted((old.keys() | new.keys()) - _changing(Changes.PLACE)):
         if old.get(name) != new.get(name):
             values = [facts.get(name, "its default") for facts in (old, new)]
             yield f"{name} = {values[0]}, and that cannot become {values[1]}"
@@ -114,7 +104,11 @@ def settings_of(config: EvalConfig) -> dict[str, JSON]:
     """The settings that decide what is played, by name."""
     sections = effective_values(config)
     settings = {name: value for values in sections.values() for name, value in values.items()}
-    return {name: value for name, value in settings.items() if name not in _SPEED_ONLY}
+    return {name: value for name, value in settings.items() if name not in _changing(Changes.SPEED)}
+
+
+def _changing(what: Changes) -> set[str]:
+    return {name for name, change in changes_of(EvalConfig).items() if change is what}
 
 
 def code_version(spec: EnvSpec) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.config import Section
+from agentrl.config import Changes, Section
 
 Seconds = Annotated[float, Field(gt=0)]
 Cpus = Annotated[float, Field(ge=0.01)]
@@ -15,6 +15,8 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 
 class ClusterConfig(Section):
     """Whether a run's processes are on this machine, or where Ray places them. Nothing else depends on it."""
+
+    all_change: ClassVar[Changes | None] = Changes.SPEED
 
     cluster: Literal["local", "ray"] = "local"
     """Where the trainer's ranks, the servers and the players run: child processes on this machine (local), or

@@ -7,13 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from agentrl.config import ImportPath, Section, Spelling
+from agentrl.config import Changes, ImportPath, Section, Spelling
 
 Step = Annotated[int, Field(ge=1)]
 
 
 class ObserveConfig(Section):
     """What a run shows of itself, besides metrics.jsonl and the journal."""
+
+    all_change: ClassVar[Changes | None] = Changes.COURSE
 
     callback: ImportPath | None = None
     """Function that is called with each step and its metrics, as they are logged (package.module:function),

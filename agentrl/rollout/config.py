@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Count, ImportPath, Section, Spelling, renamed
+from agentrl.config import Changes, Count, ImportPath, Section, Spelling, renamed
 from agentrl.data.config import EvalPaths
 
 MAX_EPISODES = 1_000_000
@@ -33,7 +33,7 @@ _OF_PLAYING = (
 class RolloutConfig(Section):
     """How many episodes are played, and how they are sampled."""
 
-    num_rollout: Annotated[int, Field(ge=0)] = 40
+    num_rollout: Annotated[int, Field(ge=0), Changes.COURSE] = 40
     """RL iterations: each plays a batch of episodes and trains on it (count)."""
     rollout_batch_size: Count | None = None
     """Prompts in each iteration (count); left out, it follows from the batch identity, else 32."""
@@ -61,14 +61,14 @@ class RolloutConfig(Section):
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
     shuffle_rewards: bool = False
     """Control experiment: every episode gets the reward of a random sibling, so nothing can be learned."""
-    max_idle_rollouts: Annotated[int, Field(ge=0)] | None = None
+    max_idle_rollouts: Annotated[Annotated[int, Field(ge=0)] | None, Changes.COURSE] = None
     """RL iterations in a row that train on nothing, since siblings earn the same and less than the expert,
     before the run ends with a sentence (count; 0 = never); left out, as many as play 640 groups, at least
     20."""
-    max_episode_retries: Annotated[int, Field(ge=0)] = 2
+    max_episode_retries: Annotated[int, Field(ge=0), Changes.COURSE] = 2
     """How often a failed episode is played again before its group is dropped (count)."""
 
-    group_timeout_s: Annotated[float, Field(gt=0.0)] | None = None
+    group_timeout_s: Annotated[Annotated[float, Field(gt=0.0)] | None, Changes.COURSE] = None
     """Time that a group may take (seconds): its episodes that are still in play end there, truncated, and are
     scored and trained with their siblings, so that a straggler holds up nobody; the time in which a colocated
     engine has released its memory is not counted; left out, only the limits of each episode hold."""
@@ -94,7 +94,7 @@ class RolloutConfig(Section):
     (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
     same."""
 
-    num_rollout_workers: Annotated[int, Field(ge=0)] = 0
+    num_rollout_workers: Annotated[int, Field(ge=0), Changes.SPEED] = 0
     """Processes that play the groups, with environments, tools and rewards of their own (count; 0 = the run's
     own process plays): for environments that compute. Each loads the tokenizer, and opens its own connections
     and opponents."""
@@ -120,7 +120,7 @@ class RolloutConfig(Section):
     flight. Left out, on above max_staleness 0; at 0 it lets the groups that are left of an over-sampled batch
     go on into the next one."""
 
-    replay: str | None = None
+    replay: Annotated[str | None, Changes.COURSE] = None
     """Folder of a run whose journalled episodes are trained on, in place of playing: no engine is started,
     and nothing is evaluated. Steps beyond those in the journal are left out."""
     debug_rollout_only: bool = False
@@ -299,23 +299,23 @@ class EvalSampling(Section):
 class EvalSection(EvalSampling):
     """Held-out episodes before, during and after training."""
 
-    eval_interval: Count = 10
+    eval_interval: Annotated[Count, Changes.COURSE] = 10
     """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
     eval_prompt_data: EvalPaths = None
     """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data; or
     several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH)."""
     eval_split: str = "test"
     """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
-    eval_episodes: Count = 256
+    eval_episodes: Annotated[Count, Changes.COURSE] = 256
     """Prompts in each evaluation, or at most of each named set (count): each is played once greedily, and
     n_samples_per_eval_prompt times sampled."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
-    async_eval: bool | None = None
+    async_eval: Annotated[bool | None, Changes.COURSE] = None
     """Training goes on while an evaluation between two iterations plays. One that is due meanwhile begins
     when that one has ended, with the weights of then. Left out, on where groups go on across batches
     (max_staleness)."""
-    eval_engine: Literal["shared", "own"] = "shared"
+    eval_engine: Annotated[Literal["shared", "own"], Changes.COURSE] = "shared"
     """Engine that evaluations play on: that of training, whose weights may change meanwhile (metrics and
     reports have the share of each version); or a second one of the same kind, with as much memory and as many
     GPUs, which gets the weights of the evaluated version only."""

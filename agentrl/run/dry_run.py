@@ -198,7 +198,7 @@ def _run_facts(config: RunConfig, folder: RunFolder) -> dict[str, JSON]:
         "episodes_per_prompt": rollout.n_samples_per_prompt,
         "optimizer_steps_per_iteration": rollout.num_steps_per_rollout * config.algorithm.ppo_epochs,
         "warm_start_steps": config.warm_start.warm_start_steps,
-        "algorithm": config.algorithm.advantage_estimator,
+        "algorithm": config.algorithm.advantage_estimator.name,
         "trainer": config.trainer.trainer,
         "engine": config.engine.engine,
     }
@@ -372,7 +372,7 @@ def _disk_facts(
     section, megatron = config.checkpoint, config.trainer.trainer == "megatron"
     number = 2 if megatron and config.trainer.bf16 else 4
     parameters = num_parameters(model)
-    networks = 1 + (config.algorithm.advantage_estimator == "ppo")
+    networks = 1 + (config.algorithm.critic is not None)
     optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.

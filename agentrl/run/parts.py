@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
 from agentrl.assembly.cards import serving_of
@@ -350,7 +349,7 @@ def player_of(
         )
         for temperature in (rollout.rollout_temperature, 0.0)
     )
-    has_baseline = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING
+    has_baseline = config.algorithm.advantage_estimator.plays_greedy
     return GroupPlayer(
         make_env=world.make_env,
         make_agent=make_agent,

@@ -37,14 +37,14 @@ class CriticData:
         Raises:
             ConfigError: critic_data is no folder of a run, or its tokens are of another tokenizer.
         """
-        algorithm = config.algorithm
-        if algorithm.critic_data is None:
+        critic = config.algorithm.critic
+        if critic is None or critic.critic_data is None:
             return None
         try:
-            replay = Replay.opened(Path(algorithm.critic_data), vocab_size=source.vocab_size)
+            replay = Replay.opened(Path(critic.critic_data), vocab_size=source.vocab_size)
         except ConfigError as error:
             raise ConfigError(str(error).replace("replay =", "critic_data =", 1)) from None
-        return cls(replay, algorithm.critic_data_epochs, config.rollout.num_steps_per_rollout)
+        return cls(replay, critic.critic_data_epochs, config.rollout.num_steps_per_rollout)
 
     async def train(self, trainer: Trainer, algorithm: Algorithm) -> AsyncIterator[Mapping[str, float]]:
         """Train the critic on all batches; the metrics of each."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
 
-from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.config import effective_values
@@ -64,7 +63,7 @@ class Replay:
         replay = cls.opened(Path(config.rollout.replay), vocab_size=vocab_size)
         for warning in _warnings(replay, config):
             on_event(f"Warning: {warning}")
-        replay.needs_greedy = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING
+        replay.needs_greedy = config.algorithm.advantage_estimator.plays_greedy
         return replay
 
     @classmethod
@@ -197,12 +196,12 @@ def _warnings(replay: Replay, config: RunConfig) -> Iterator[str]:
     played, estimator = replay.config, config.algorithm.advantage_estimator
     if config.algorithm.compares and played.rollout.n_samples_per_prompt < 2:
         raise ConfigError(
-            f"advantage_estimator `{estimator}` compares siblings, and groups in {replay.folder} are of "
+            f"advantage_estimator `{estimator.name}` compares siblings, and groups in {replay.folder} are of "
             "one episode; choose one that does not, such as reinforce_plus_plus."
         )
-    if estimator in WITH_GREEDY_SIBLING and played.algorithm.advantage_estimator != estimator:
+    if estimator.plays_greedy and not played.algorithm.advantage_estimator.plays_greedy:
         raise ConfigError(
-            f"advantage_estimator `{estimator}` compares with a greedy episode of each prompt, and "
+            f"advantage_estimator `{estimator.name}` compares with a greedy episode of each prompt, and "
             f"{replay.folder} was played without; choose another, such as rloo."
         )
     teacher = config.algorithm.opd.teacher if config.algorithm.use_opd else None

@@ -17,9 +17,8 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.needed import checked_run
 from agentrl.assembly.places import with_devices
-from agentrl.config import Section, effective_values, write_toml
+from agentrl.config import Changes, Section, changes_of, effective_values, write_toml
 from agentrl.errors import ConfigError, EngineError, RemoteError, TrainerError
-from agentrl.processes.config import ClusterConfig
 from agentrl.records.history import (
     Ending,
     attempts,
@@ -41,37 +40,6 @@ from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
-MAY_CHANGE = frozenset(
-    {
-        *(
-            "num_rollout",
-            "eval_interval",
-            "eval_episodes",
-            "async_eval",
-            "eval_engine",
-            "use_tensorboard",
-            "num_threads",
-            "inline",
-            "replay",
-        ),
-        *("save_interval", "save_total_limit", "metric_for_best_model", "max_restarts", "prompt_data"),
-        *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
-        *("use_prometheus", "prometheus_host", "prometheus_port"),
-        *("log_model_config", "profile_step", "memory_snapshot_step", "hang_warning_s"),
-        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
-        # What a rank that ran out of memory is told to change; neither changes the gradient.
-        *("max_tokens_per_gpu", "recompute_granularity"),
-        *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
-        *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
-        *("adaptive_concurrency", "num_rollout_workers"),
-        *ClusterConfig.model_fields,
-        *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
-    }
-)
-"""Settings that may change when a run resumes: how long it takes, what it reports, where it computes."""
-_CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
-_PLACE = ("output_dir", "name")
-
 T = TypeVar("T")
 
 
@@ -87,7 +55,8 @@ class RunStart:
     @property
     def warnings(self) -> Iterator[str]:
         """Sentences about changes that have a price."""
-        for name in sorted(_CHANGES_LEARNING & self.changes.keys()):
+        changing = changes_of(type(self.config))
+        for name in sorted(name for name in self.changes if changing.get(name) is Changes.LEARNING):
             yield f"{name} changes from here on ({self.changes[name]})."
         if "num_rollout" in self.changes and self.config.trainer.lr_decay_style != "constant":
             yield (
@@ -236,8 +205,10 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
         ConfigError: one of them decides what the run has learned from.
     """
     old, new = _flat(before), _flat(after)
-    names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in _PLACE]
-    if refused := sorted(set(names) - MAY_CHANGE):
+    changing = changes_of(type(after))
+    moved = {name for name, change in changing.items() if change is Changes.PLACE}
+    names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in moved]
+    if refused := sorted(set(names) - changing.keys()):
         name, model = refused[0], RunFolder(folder).checkpoint
         # Not before a run has ended, and of one that trains.
         start = f" with --hf-checkpoint {model}" if model.is_dir() else ""
@@ -254,5 +225,5 @@ def _value(values: Mapping[str, JSON], name: str) -> JSON:
 
 
 def _flat(config: Section) -> dict[str, JSON]:
-    """The settings that act, by name; a table counts as one."""
+    """The settings that act, by name."""
     return {name: value for section in effective_values(config).values() for name, value in section.items()}

@@ -13,7 +13,7 @@ from agentrl.assembly.config import SftConfig
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.places import local_places
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.config import effective_values
+from agentrl.config import defaults, effective_values
 from agentrl.records.history import Ending
 from agentrl.run.leaving import stopped_in_time
 from agentrl.run.parts import Records
@@ -130,7 +130,7 @@ def _write_results(run: SftRun, ending: Ending) -> None:
         facts=facts,
         diagnoses=records.diagnoses.made,
         config=effective_values(config),
-        defaults=type(config)().model_dump(mode="json"),
+        defaults=defaults(type(config)),
     )
     write_report(page, records.folder.report)
 

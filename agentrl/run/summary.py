@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.config import effective_values
+from agentrl.config import defaults, effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.evaluation.report import total_tools
 from agentrl.records import Record, read_journal, read_metrics
@@ -111,7 +111,7 @@ def _write_page(run: TrainingRun, ending: Ending) -> None:
             decode_token=lambda token: run.world.renderer.decode([token]),
             limits=_limits(run),
             config=effective_values(run.config),
-            defaults=RunConfig().model_dump(mode="json"),
+            defaults=defaults(RunConfig),
             folder=str(run.records.folder.path),
             diagnoses=run.records.diagnoses.made,
             timeline=run.records.monitor.timeline(),

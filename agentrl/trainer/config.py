@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Changes, Section
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
@@ -38,15 +38,15 @@ class TrainerConfig(Section):
     optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
     """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
     the rest."""
-    lr: Annotated[float, Field(gt=0.0)] = 2e-4
+    lr: Annotated[float, Field(gt=0.0), Changes.LEARNING] = 2e-4
     """Peak learning rate."""
-    min_lr: Rate = 0.0
+    min_lr: Annotated[Rate, Changes.LEARNING] = 0.0
     """Learning rate that a decay ends at."""
     lr_warmup_iters: Annotated[int, Field(ge=0)] = 4
     """Optimizer steps over which the learning rate rises linearly to lr (count; 0 = none)."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls from lr to min_lr after the warm-up."""
-    lr_decay_iters: Annotated[int, Field(ge=1)] | None = None
+    lr_decay_iters: Annotated[Annotated[int, Field(ge=1)] | None, Changes.LEARNING] = None
     """Optimizer steps after which min_lr is reached, warm-up included (count); left out, all steps."""
     weight_decay: Rate = 0.0
     """Decoupled weight decay of the weights with two dimensions; norms and biases have none."""
@@ -56,7 +56,7 @@ class TrainerConfig(Section):
     """Decay of AdamW's mean of squared gradients."""
     clip_grad: Annotated[float, Field(gt=0.0)] = 1.0
     """Largest norm of the whole gradient; a longer one is scaled down to it."""
-    max_tokens_per_gpu: Annotated[int, Field(ge=1)] = 1024
+    max_tokens_per_gpu: Annotated[int, Field(ge=1), Changes.SPEED] = 1024
     """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
     gradient; a longer sample goes through by itself. Left out, a run decides when it begins, as for bf16:
     8192 where ranks get GPUs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.algorithms.recipes import RECIPES
+from agentrl.algorithms.estimator_choice import ESTIMATORS
 from agentrl.types import JSON
 
 WARM_START = "warm start"
@@ -45,8 +45,9 @@ class AlgorithmArm:
 
 def estimators() -> Sequence[AlgorithmArm]:
     """Every estimator."""
+    names = [*ESTIMATORS]
     return [
-        AlgorithmArm(name, {**_STEPS, "advantage_estimator": name, **_OWN.get(name, {})}) for name in RECIPES
+        AlgorithmArm(name, {**_STEPS, "advantage_estimator": name, **_OWN.get(name, {})}) for name in names
     ]
 
 

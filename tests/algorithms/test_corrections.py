@@ -212,6 +212,6 @@ def test_without_a_correction_nothing_is_missed():
 def test_bounds_for_tokens_never_act_on_a_geometric_mean(level, acts):
     # As far apart as two precisions are: single tokens by a percent, their mean by a few thousandths.
     drawn = with_gaps([0.02, -0.01, 0.015], [0.001, -0.001, 0.0])
-    bounds = AlgorithmConfig(correction="mis", mis_level=level).mis.bounds
+    bounds = AlgorithmConfig(correction="mis", mis_level=level).correction.bounds
     assert (Mis(level, "mask", *bounds)(drawn.tokens, drawn.token_scores).metrics["mis_masked"] > 0) == acts
     assert Mis(level, "mask", 0.5, 2.0)(drawn.tokens, drawn.token_scores).metrics["mis_masked"] == 0

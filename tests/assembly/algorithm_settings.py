@@ -23,7 +23,11 @@ def of_estimator(value, name="ppo", **under):
 
 
 def of_correction(name, value, **under):
-    return Setting(value, {"correction": name, **under}, ({"correction": "none"}, f"without use_{name} "))
+    return Setting(
+        value,
+        {"correction": name, **under},
+        ({"correction": "none"}, f"without correction = {name}; choose it"),
+    )
 
 
 def of_control(name, value):
@@ -48,11 +52,11 @@ ALGORITHM = {
     "custom_advantage_function_path": Setting("my_parts:estimator"),
     "custom_loss_function_path": Setting("my_parts:loss"),
     "scale_rewards": Setting(
-        "batch", {}, ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "choose it")
+        "batch", {}, ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "choose another")
     ),
     "credit_level": Setting("turn", {"advantage_estimator": "rloo"}, ({}, "compares a turn")),
     "gamma": Setting(
-        0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus or gigpo")
+        0.9, {"advantage_estimator": "ppo"}, ({}, "without advantage_estimator = rloo, gigpo, gspo")
     ),
     "discount_per": of_estimator("turn", gamma=0.9),
     "lambd": of_estimator(0.9),
@@ -122,11 +126,15 @@ ALGORITHM = {
         True, {"correction": "tis"}, ({"correction": "opsm"}, "without correction = ")
     ),
     "gate_statistic": Setting("k3"),
-    "gate_over": Setting("max", {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
+    "gate_over": Setting(
+        "max", {"gate_statistic": "k2"}, ({}, "without gate_statistic = k1, k2 or k3; choose it")
+    ),
     "gate_lower": Setting(
         -1.0, {"gate_statistic": "k1"}, ({"gate_statistic": "k3"}, "without gate_statistic = k1")
     ),
-    "gate_upper": Setting(0.5, {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
+    "gate_upper": Setting(
+        0.5, {"gate_statistic": "k2"}, ({}, "without gate_statistic = k1, k2 or k3; choose it")
+    ),
     "tis_clip": of_correction("tis", 3.0),
     "tis_clip_low": of_correction("tis", 0.5),
     "mis_level": of_correction("mis", "sequence"),

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from agentrl import losses
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.recipes import DUAL_CLIPPED, RECIPES, Objective
+from agentrl.algorithms.estimator_choice import ESTIMATORS, DppoConfig
+from agentrl.algorithms.estimator_config import DualClippedConfig, Objective
 from agentrl.assembly.algorithm import (
     build_algorithm,
     build_estimator,
@@ -87,7 +88,7 @@ def test_a_name_that_compares_episodes_is_its_formula(name):
 
 def test_no_two_names_are_the_same_algorithm():
     # remax needs a sibling that was played greedily: tests/algorithms/test_greedy_baseline.py.
-    names = [name for name in RECIPES if name != "remax"]
+    names = [name for name in ESTIMATORS if name != "remax"]
     by_name = {name: built(advantage_estimator=name) for name in names}
     for name, other in combinations(names, 2):
         (a, w, loss), (b, v, another) = by_name[name], by_name[other]
@@ -209,8 +210,11 @@ def test_sapo_vespo_and_dppo_bring_settings_of_their_own():
 
 def test_names_of_objectives_are_those_of_the_losses():
     assert get_args(Objective) == get_args(losses.Objective) == tuple(losses.OBJECTIVES)
+    kinds = [*(kind() for kind in ESTIMATORS.values()), DppoConfig(divergence="kl")]
+    dual_clipped = {kind.loss_objective for kind in kinds if isinstance(kind, DualClippedConfig)}
+    assert {kind.loss_objective for kind in kinds} == set(get_args(Objective))
     for name in get_args(Objective):
-        if name in DUAL_CLIPPED:
+        if name in dual_clipped:
             assert PolicyLoss(objective=name, eps_clip_c=3.0)
         else:
             with pytest.raises(ValueError, match="no dual clip"):
@@ -321,7 +325,10 @@ def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alon
         ({"kl_coef": 0.1, "use_kl_loss": True}, "choose one"),
         ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "whitened"),
         ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
-        ({"advantage_estimator": "cispo", "eps_clip_c": 3.0}, "cispo has no dual clip; leave out eps_clip_c"),
+        (
+            {"advantage_estimator": "cispo", "eps_clip_c": 3.0},
+            "eps_clip_c has no effect with advantage_estimator = cispo",
+        ),
         ({"custom_loss_function_path": "somewhere"}, "custom_loss_function_path"),
     ],
 )
@@ -395,5 +402,6 @@ def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, message)
     ("level", "bounds"), [("token", (0.5, 2.0)), ("sequence", (0.5, 2.0)), ("geometric", (0.999, 1.001))]
 )
 def test_bounds_of_mis_follow_its_level(level, bounds):
-    assert AlgorithmConfig(correction="mis", mis_level=level).mis.bounds == bounds
-    assert AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0).mis.bounds == (bounds[0], 4.0)
+    assert AlgorithmConfig(correction="mis", mis_level=level).correction.bounds == bounds
+    wide = AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0)
+    assert wide.correction.bounds == (bounds[0], 4.0)

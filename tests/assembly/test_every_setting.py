@@ -147,7 +147,7 @@ def test_a_flag_wins_over_the_file_whatever_either_calls_a_setting(tmp_path, fil
         ("[algorithm.tis]\nclop = 3", "unknown key `algorithm.tis.clop`. Did you mean `tis_clip`?"),
         (
             "[algorithm.tis]\nclip = 3",
-            "tis_clip has no effect without use_tis (correction = tis); add it, or ",
+            "tis_clip has no effect without correction = tis; choose it, or ",
         ),
         ('[algorithm]\ncorrection = "tis"\ntis = 3', "[algorithm.tis] must be a table of settings, got 3."),
         ("[rollout]\nuse_tis = true", "unknown key `rollout.use_tis`. It belongs in section [algorithm]"),
@@ -168,8 +168,8 @@ def test_what_was_written_reads_back_equal(tmp_path, name):
     config = config_of({**setting.under, name: setting.value})
     write_toml(config, tmp_path / "config.toml")
     assert parse(RunConfig, read_toml(tmp_path / "config.toml"), source="x") == config
-    if config.algorithm.correction != "tis":
-        assert "tis" not in effective_values(config)["algorithm"]
+    if config.algorithm.correction.name != "tis":
+        assert "tis_clip" not in effective_values(config)["algorithm"]
 
 
 def test_adam_is_adamw_and_a_temperature_of_zero_is_greedy():
@@ -328,5 +328,50 @@ def test_every_setting_is_read_by_what_it_configures():
     for path in Path(agentrl.__file__).parent.rglob("*.py"):
         readers = [node for node in ast.walk(ast.parse(path.read_text())) if is_reader(node)]
         read |= {n.attr for one in readers for n in ast.walk(one) if isinstance(n, ast.Attribute)}
-    tables = {f"{t}_{k}": k for t, kind in AlgorithmConfig.tables().items() for k in kind.model_fields}
-    assert {name for name in leaves(RunConfig) if tables.get(name, name) not in read} == set()
+    keys = AlgorithmConfig.keys()
+    nested = {
+        keys.name_in(field, kind, key): key
+        for field, kinds in keys.kinds.items()
+        for kind in kinds
+        for key in kind.model_fields
+    }
+    assert {name for name in leaves(RunConfig) if nested.get(name, name) not in read} == set()
+
+
+def older_runs():
+    path = Path(__file__).parent / "older_runs.toml"
+    return [pytest.param(run, id=[*run["settings"]][-1]) for run in read_toml(path)["run"]]
+
+
+@pytest.mark.parametrize("run", older_runs())
+def test_what_older_runs_wrote_still_loads(run):
+    older = parse(RunConfig, {"algorithm": run["algorithm"]}, source="older")
+    assert older.algorithm == config_of(run["settings"]).algorithm
+
+
+FORMS = [
+    '[algorithm]\ncorrection = "mis"\nmis_level = "token"\nmis_upper = 3.0',
+    '[algorithm]\ncorrection = "mis"\n[algorithm.mis]\nlevel = "token"\nupper = 3.0',
+    '[algorithm]\ncorrection = {name = "mis", level = "token", upper = 3.0}',
+    '[algorithm]\nuse_mis = true\n[algorithm.correction]\nlevel = "token"\nupper = 3.0',
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_keys_of_a_variant_may_be_written_flat_or_as_a_table(tmp_path, form):
+    path = tmp_path / "run.toml"
+    path.write_text(form)
+    settings = {"correction": "mis", "mis_level": "token", "mis_upper": 3.0}
+    assert load_config(path, {}) == config_of(settings)
+    # A flag wins over each of them, and the keys of a variant that it replaces are refused.
+    assert load_config(path, {"mis_upper": 4.0}) == config_of({**settings, "mis_upper": 4.0})
+    with pytest.raises(ConfigError, match="mis_level has no effect without correction = mis; choose it"):
+        load_config(path, {"correction": "tis"})
+
+
+def test_a_run_writes_flat_names_and_what_acted_where_it_was_left_out(tmp_path):
+    written = effective_values(config_of({"advantage_estimator": "gspo", "correction": "mis"}))["algorithm"]
+    assert (written["advantage_estimator"], written["loss_weighting"]) == ("gspo", "sample")
+    assert (written["correction"], written["mis_level"]) == ("mis", "geometric")
+    assert not {"mis_veto", "tis_clip", "gamma", "lambd"} & set(written)
+    assert not any(isinstance(value, dict) and value for value in written.values())

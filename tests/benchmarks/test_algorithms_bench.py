@@ -14,7 +14,7 @@ import tomli_w
 from scipy import stats
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.recipes import RECIPES
+from agentrl.algorithms.estimator_choice import ESTIMATORS, GrpoConfig
 from agentrl.assembly.load import load_config
 from agentrl.errors import EngineError, RunExistsError, UserError
 from agentrl.types.seams import Bucket, TensorSpec
@@ -117,8 +117,8 @@ def config_of(arm):
 
 
 def test_the_arms_are_all_estimators_controls_and_every_correction_at_every_lag():
-    by_name = {arm.name: config_of(arm).algorithm.advantage_estimator for arm in estimators()}
-    assert by_name == {name: name for name in RECIPES}
+    by_name = {arm.name: config_of(arm).algorithm.advantage_estimator.name for arm in estimators()}
+    assert by_name == {name: name for name in ESTIMATORS}
     shuffled, still = (config_of(arm) for arm in controls())
     assert shuffled.rollout.shuffle_rewards
     assert still.trainer.lr < 1e-9
@@ -127,20 +127,20 @@ def test_the_arms_are_all_estimators_controls_and_every_correction_at_every_lag(
     to_engine = {"engine's logprobs", "cispo to engine", "dppo", "vespo"}
     for lag in (1, 4):
         configs = {name: config for (at, name), config in lagged.items() if at == lag}
-        assert {name: config.correction for name, config in configs.items()} == {
+        assert {name: config.correction.name for name, config in configs.items()} == {
             **{"none": "none", "TIS": "tis", "MIS": "mis", "icepop": "icepop", "OPSM": "opsm"},
             **{"TIS with gate": "tis", "TIS normalized": "tis"},
             **dict.fromkeys(to_engine, "none"),
         }
         assert {name for name, config in configs.items() if not config.rescores(is_async=False)} == to_engine
-        assert configs["TIS with gate"].gate.statistic == "k3"
+        assert configs["TIS with gate"].gate_statistic.name == "k3"
 
 
 def test_every_variant_differs_from_its_estimator():
     plain = {arm.name: config_of(arm) for arm in estimators()}
     configs = {arm.name: config_of(arm) for arm in variants()}
     for config in configs.values():
-        assert config != plain[config.algorithm.advantage_estimator]
+        assert config != plain[config.algorithm.advantage_estimator.name]
     assert len({config.model_dump_json() for config in configs.values()}) == len(configs)
     names = [arm.name for arm in (*estimators(), *variants(), *controls(), *lags())]
     assert len(set(names)) == len(names)
@@ -259,7 +259,7 @@ def test_a_folder_without_results_of_a_benchmark_is_not_touched(tmp_path):
 
 def test_the_recipe_of_dapo_is_the_arm_of_that_name():
     arm = next(arm for arm in variants() if arm.name == "dapo")
-    weighting, (low, high) = RECIPES["grpo"].weighting, RECIPES["grpo"].eps
+    weighting, (low, high) = GrpoConfig().loss_weighting, GrpoConfig().bounds
     written = {"advantage_estimator": "grpo", "loss_weighting": weighting, "eps_clip": low}
     settings = {**arm.settings, **written, "eps_clip_high": high, "num_steps_per_rollout": 1}
     by_flags = load_config("examples/hop_search/run.toml", {**settings, "name": "quickstart-dapo"})

@@ -9,6 +9,7 @@ import json
 import pytest
 
 import agentrl
+from agentrl.algorithms.correction_config import TisConfig
 from agentrl.assembly.load import load_config
 from agentrl.assembly.model import fresh_source
 from agentrl.assembly.policy import build_renderer
@@ -119,7 +120,7 @@ def test_the_sides_are_valid_runs_that_differ_in_what_they_name(name):
         assert {
             key: value
             for section in ("run", "rollout", "algorithm")
-            for key, value in getattr(config, section).model_dump().items()
+            for key, value in getattr(config, section).effective().items()
             if key in own
         } == own
         assert config.trainer.lr == STEADY["lr"]
@@ -137,7 +138,7 @@ def test_the_asynchronous_example_is_the_quickstart_but_for_staleness_and_correc
     late = load_config("examples/hop_search/async.toml", {})
     assert late.run.name != plain.run.name
     rollout = plain.rollout.model_copy(update={"max_staleness": 1})
-    algorithm = plain.algorithm.model_copy(update={"correction": "tis"})
+    algorithm = plain.algorithm.model_copy(update={"correction": TisConfig()})
     assert late == plain.model_copy(update={"run": late.run, "rollout": rollout, "algorithm": algorithm})
     assert late.run == plain.run.model_copy(update={"name": late.run.name})
 

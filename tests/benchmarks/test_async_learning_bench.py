@@ -70,8 +70,8 @@ def test_cells_are_measured_seed_by_seed_and_valid():
     ]
     for cell in cells(AsyncBench(seeds=(0,))):
         config = load_config(HOP_SEARCH, {**learning._TABLE, **START, **cell.settings})
-        assert (config.rollout.max_staleness, config.algorithm.correction) == cell[:2]
-        assert config.algorithm.accept_bias == (cell.column in ("1 none", "2 none", "4 none"))
+        assert (config.rollout.max_staleness, config.algorithm.correction.name) == cell[:2]
+        assert config.algorithm.correction.accepts_bias == (cell.column in ("1 none", "2 none", "4 none"))
     for own in learning._SIDES.values():
         load_config(HOP_SEARCH, {**learning._WALL, **START, **own})
 

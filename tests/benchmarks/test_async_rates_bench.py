@@ -32,7 +32,7 @@ def test_every_side_has_valid_settings_and_differs_in_what_is_stale(name, side):
     world = WORLDS[name]
     config = load_config(None, {**world.model, **world.rl, **SIDES[side], "lr": world.rates[0]})
     assert config.rollout.max_staleness == (side != "synchronous")
-    assert (config.algorithm.correction == "tis") == (side == "tis")
+    assert (config.algorithm.correction.name == "tis") == (side == "tis")
 
 
 def test_runs_are_trained_with_their_rate_from_the_warm_start_of_their_seed(tmp_path, monkeypatch):

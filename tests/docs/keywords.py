@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from typing_extensions import TypeAliasType
 
-from agentrl.algorithms.recipes import Estimator
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.config import Section, leaves, spellings
 from agentrl.evaluation.config import EvalConfig
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-from agentrl.algorithms.recipes import Estimator
 from agentrl.envs import AnyEnv
 from agentrl.types import JSON
 
@@ -39,6 +38,7 @@ Rows: TypeAlias = Iterable[Mapping[str, JSON]]
 Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, object]
 """Files, or rows; or a table of names and sets: `object`, as type checkers infer no union in a dict."""
 '''
+_MANY = 8
 _PLAIN = {str: "Name", int: "int", float: "float", bool: "bool", type(None): "None"}
 
 
@@ -81,9 +81,7 @@ def _type_of(name: str, leaf) -> str:
 def _texts(hint: object) -> Iterator[str]:
     """The parts of a union as text."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint == Estimator:
-        yield "Estimator"
-    elif isinstance(hint, TypeAliasType):
+    if isinstance(hint, TypeAliasType):
         yield "JSON"
     elif hint in _PLAIN:
         yield _PLAIN[hint]
@@ -93,7 +91,10 @@ def _texts(hint: object) -> Iterator[str]:
         for part in arguments:
             yield from _texts(part)
     elif origin is Literal:
-        yield f"Literal[{', '.join(map(repr, arguments))}]".replace("'", '"')
+        words = [json.dumps(word) for word in arguments]
+        # As the formatter has it, one a line.
+        wide = "\n" + "".join(f"        {word},\n" for word in words) + "    "
+        yield f"Literal[{', '.join(words) if len(words) < _MANY else wide}]"
     elif origin in (tuple, list):
         yield f"Sequence[{' | '.join(dict.fromkeys(_texts(arguments[0])))}]"
     elif origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):

@@ -304,7 +304,7 @@ async def test_a_group_without_signal_counts_and_costs_no_forward_pass():
 @pytest.mark.parametrize(("low", "warned"), [(0.0, [False, True, False]), (0.9, [False] * 3)])
 async def test_a_correction_that_never_acts_is_a_warning_of_the_iteration_that_sees_it(low, warned):
     config = AlgorithmConfig(correction="tis", tis_clip=1e9, tis_clip_low=low)
-    loop = replace(run_of(config, 3), watch=CorrectionWatch(config.correction, patience=6))
+    loop = replace(run_of(config, 3), watch=CorrectionWatch(config.correction.name, patience=6))
     sentences = [(await loop.iterate(step)).warnings for step in range(3)]
     assert [bool(sentence) for sentence in sentences] == warned
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Count, Section
+from agentrl.config import Changes, Count, Section
 from agentrl.tools.config import Names
 from agentrl.types import JSON
 
@@ -18,11 +18,11 @@ Price = Annotated[float, Field(ge=0.0)]
 class EndpointConfig(Section):
     """A model behind an OpenAI-compatible chat endpoint."""
 
-    openai_url: str | None = None
+    openai_url: Annotated[str | None, Changes.PLACE] = None
     """Address of the API; requests go to URL/chat/completions, so it usually ends in /v1."""
     openai_model: str | None = None
     """Name of the model at the endpoint."""
-    openai_key_env: str = DEFAULT_KEY_ENV
+    openai_key_env: Annotated[str, Changes.SPEED] = DEFAULT_KEY_ENV
     """Environment variable that holds the key; the key itself is written nowhere."""
     openai_max_tokens: Count | None = None
     """Most tokens in one turn of the model (tokens); left out, the endpoint's own limit."""
@@ -33,11 +33,11 @@ class EndpointConfig(Section):
     """More fields of every request (JSON), such as {"reasoning_effort": "low"}."""
     openai_omit: Names = ()
     """Fields left out of every request, for endpoints that refuse them (as a flag: temperature,seed)."""
-    openai_concurrency: Count = 16
+    openai_concurrency: Annotated[Count, Changes.SPEED] = 16
     """Episodes played, and requests sent, at once (count)."""
-    openai_timeout_s: Annotated[float, Field(gt=0.0)] = 300.0
+    openai_timeout_s: Annotated[float, Field(gt=0.0), Changes.SPEED] = 300.0
     """Longest a turn may take, all attempts and the waits between them included (seconds)."""
-    openai_attempts: Count = 6
+    openai_attempts: Annotated[Count, Changes.SPEED] = 6
     """How often a request is sent, at most: again where the connection broke, or on 408, 429, 5xx (count)."""
     price_prompt: Price | None = None
     """Price of a million prompt tokens, in any currency."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Changes, Section
 from agentrl.types import JSON
 
 Size = Annotated[int, Field(ge=1)]
@@ -36,7 +36,7 @@ class MegatronConfig(Section):
     """Shard the optimizer's state over the replicas and context ranks."""
     offload: bool = False
     """Keep the networks that are not in use in the memory of the CPU."""
-    recompute_granularity: Literal["full", "selective"] | None = None
+    recompute_granularity: Annotated[Literal["full", "selective"] | None, Changes.SPEED] = None
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
     megatron_config: dict[str, JSON] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
