@@ -86,8 +86,8 @@ class RunConfig(Section):
     @property
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
-        own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
-        own |= self._inactive_cluster
+        own = _inactive_data(self) | _inactive_layout(self) | _inactive_recordings(self)
+        own |= _inactive_engine(self) | _inactive_cluster(self)
         plays = self.rollout.replay is None
         if self._plays_inline:
             own["num_rollout_workers"] = "with inline, where the run's own process plays; drop that"
@@ -97,20 +97,11 @@ class RunConfig(Section):
             own["mask_offpolicy_in_partial_rollout"] = "without partial_rollout and max_staleness; set both"
         if plays and not (self.algorithm.use_opd or self.rollout.debug_rollout_only):
             own["privileged_context_path"] = "without use_opd; add it"
-        return super().inactive | own | self._of_other_command | self._of_other_half
+        return super().inactive | own | self._of_other_command | _of_other_half(self)
 
     @property
     def _of_other_command(self) -> dict[str, str]:
         return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
-
-    @property
-    def _of_other_half(self) -> dict[str, str]:
-        """The settings of playing, or of training, where a run of RL leaves that out."""
-        if self.command != "train":
-            return {}
-        if self.rollout.replay is not None:
-            return dict.fromkeys(self._playing, REPLAYS)
-        return dict.fromkeys(self._training, PLAYS_ONLY)
 
     @property
     def warm_starts(self) -> bool:
@@ -140,7 +131,7 @@ class RunConfig(Section):
     @property
     def has_eval_engine(self) -> bool:
         """Whether evaluations have an engine of their own."""
-        return self.evaluates_beside and self.eval.eval_engine == "own" and not self._inactive_engine
+        return self.evaluates_beside and self.eval.eval_engine == "own" and not _inactive_engine(self)
 
     @property
     def num_players(self) -> int:
@@ -151,83 +142,6 @@ class RunConfig(Section):
     @property
     def _plays_inline(self) -> bool:
         return self.run.inline and self.engine.engine == "embedded"
-
-    @property
-    def _playing(self) -> set[str]:
-        """The settings of other sections that have no effect on a replay."""
-        names = {*EvalSection.model_fields, *COLOCATION, "metric_for_best_model", "rollout_max_prompt_len"}
-        # The length of an episode divides its loss, and arguments of the environment name models.
-        names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
-        names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields, *_OF_PLAYING}
-        is_fresh = self.model.hf_checkpoint is None
-        if not (is_fresh and self.data.gives_prompts):
-            # No tokenizer is trained on the prompts.
-            names |= {*DataConfig.model_fields, "train_split"}
-        if not self.warm_starts:
-            names |= {*LimitChoice.model_fields, "max_turns"}
-        if not (self.warm_starts or is_fresh):
-            names |= {*ToolChoice.model_fields, *RenderingConfig.model_fields}
-        return names
-
-    @property
-    def _training(self) -> set[str]:
-        """The settings of other sections that have no effect where nothing is trained."""
-        if not self.rollout.debug_rollout_only:
-            return set()
-        names = {*EvalSection.model_fields, "metric_for_best_model", *WarmStartSection.model_fields}
-        names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields, *ClusterConfig.model_fields}
-        names |= {"profile_step", "memory_snapshot_step"}
-        names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
-        return names
-
-    @property
-    def _inactive_data(self) -> dict[str, str]:
-        data, inactive = self.data, {}
-        if data.data_source_path is not None:
-            names = ("prompt_data", "rollout_shuffle", "train_split")
-            inactive = dict.fromkeys(names, "with data_source_path, which gives the prompts; drop that")
-        reads_files = data.prompt_data is not None and not inactive
-        if not (reads_files or self.eval.eval_prompt_data is not None):
-            inactive |= dict.fromkeys(COLUMNS, "without prompt_data or eval_prompt_data; add one")
-        return inactive
-
-    @property
-    def _inactive_layout(self) -> dict[str, str]:
-        if self.trainer.trainer != "megatron":
-            return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
-        processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
-        return {"inline": processes} if self.engine.engine == "sglang" else {}
-
-    @property
-    def _inactive_cluster(self) -> dict[str, str]:
-        if self.cluster.cluster == "local":
-            return {}
-        reasons: dict[str, str] = {}
-        if self.trainer.trainer != "megatron":
-            reasons["num_gpus_per_rank"] = "without trainer = megatron; choose it"
-        serves_policy = self.engine.engine == "sglang" and self.engine.sglang_url is None
-        if not (serves_policy or self.engine.sglang_models):
-            reasons["num_cpus_per_server"] = self.engine.without_servers
-        if not self.num_players:
-            reasons["num_cpus_per_rollout_worker"] = "without num_rollout_workers; set it"
-        return reasons
-
-    @property
-    def _inactive_engine(self) -> dict[str, str]:
-        """An engine of evaluations alone, where the weights of the other stay, or none can start."""
-        if not self.evaluates_beside:
-            return {"eval_engine": "without async_eval or max_staleness above 0; set one"}
-        if self.engine.sglang_url is not None:
-            return {"eval_engine": "with sglang_url, whose servers are the only engine; drop that"}
-        return {}
-
-    @property
-    def _inactive_recordings(self) -> dict[str, str]:
-        """Recordings of steps that the run does not have."""
-        steps, observe = self.rollout.num_rollout, self.observe
-        names = ("profile_step", "memory_snapshot_step")
-        missing = [name for name in names if (getattr(observe, name) or 1) > steps]
-        return dict.fromkeys(missing, f"with num_rollout = {steps}, which is fewer steps; raise it")
 
     @model_validator(mode="after")
     def _megatron_supports_the_optimizer(self) -> RunConfig:
@@ -269,6 +183,94 @@ class RunConfig(Section):
 
 _OF_PLAYING = {"num_cpus_per_server", "num_cpus_per_rollout_worker"}
 """Settings of the cluster that have no effect where nothing is played."""
+
+
+def _of_other_half(config: RunConfig) -> dict[str, str]:
+    """The settings of playing, or of training, where a run of RL leaves that out."""
+    if config.command != "train":
+        return {}
+    if config.rollout.replay is not None:
+        return dict.fromkeys(_playing(config), REPLAYS)
+    return dict.fromkeys(_training(config), PLAYS_ONLY)
+
+
+def _playing(config: RunConfig) -> set[str]:
+    """The settings of other sections that have no effect on a replay."""
+    names = {*EvalSection.model_fields, *COLOCATION, "metric_for_best_model", "rollout_max_prompt_len"}
+    # The length of an episode divides its loss, and arguments of the environment name models.
+    names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
+    names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields, *_OF_PLAYING}
+    is_fresh = config.model.hf_checkpoint is None
+    if not (is_fresh and config.data.gives_prompts):
+        # No tokenizer is trained on the prompts.
+        names |= {*DataConfig.model_fields, "train_split"}
+    if not config.warm_starts:
+        names |= {*LimitChoice.model_fields, "max_turns"}
+    if not (config.warm_starts or is_fresh):
+        names |= {*ToolChoice.model_fields, *RenderingConfig.model_fields}
+    return names
+
+
+def _training(config: RunConfig) -> set[str]:
+    """The settings of other sections that have no effect where nothing is trained."""
+    if not config.rollout.debug_rollout_only:
+        return set()
+    names = {*EvalSection.model_fields, "metric_for_best_model", *WarmStartSection.model_fields}
+    names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields, *ClusterConfig.model_fields}
+    names |= {"profile_step", "memory_snapshot_step"}
+    names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
+    return names
+
+
+def _inactive_data(config: RunConfig) -> dict[str, str]:
+    data, inactive = config.data, {}
+    if data.data_source_path is not None:
+        names = ("prompt_data", "rollout_shuffle", "train_split")
+        inactive = dict.fromkeys(names, "with data_source_path, which gives the prompts; drop that")
+    reads_files = data.prompt_data is not None and not inactive
+    if not (reads_files or config.eval.eval_prompt_data is not None):
+        inactive |= dict.fromkeys(COLUMNS, "without prompt_data or eval_prompt_data; add one")
+    return inactive
+
+
+def _inactive_layout(config: RunConfig) -> dict[str, str]:
+    if config.trainer.trainer != "megatron":
+        return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
+    processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
+    return {"inline": processes} if config.engine.engine == "sglang" else {}
+
+
+def _inactive_cluster(config: RunConfig) -> dict[str, str]:
+    if config.cluster.cluster == "local":
+        return {}
+    reasons: dict[str, str] = {}
+    if config.trainer.trainer != "megatron":
+        reasons["num_gpus_per_rank"] = "without trainer = megatron; choose it"
+    serves_policy = config.engine.engine == "sglang" and config.engine.sglang_url is None
+    if not (serves_policy or config.engine.sglang_models):
+        reasons["num_cpus_per_server"] = config.engine.without_servers
+    if not config.num_players:
+        reasons["num_cpus_per_rollout_worker"] = "without num_rollout_workers; set it"
+    return reasons
+
+
+def _inactive_engine(config: RunConfig) -> dict[str, str]:
+    """An engine of evaluations alone, where the weights of the other stay, or none can start."""
+    if not config.evaluates_beside:
+        return {"eval_engine": "without async_eval or max_staleness above 0; set one"}
+    if config.engine.sglang_url is not None:
+        return {"eval_engine": "with sglang_url, whose servers are the only engine; drop that"}
+    return {}
+
+
+def _inactive_recordings(config: RunConfig) -> dict[str, str]:
+    """Recordings of steps that the run does not have."""
+    steps, observe = config.rollout.num_rollout, config.observe
+    names = ("profile_step", "memory_snapshot_step")
+    missing = [name for name in names if (getattr(observe, name) or 1) > steps]
+    return dict.fromkeys(missing, f"with num_rollout = {steps}, which is fewer steps; raise it")
+
+
 _WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")
 SFT_SETTINGS = frozenset(
     {

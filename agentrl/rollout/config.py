@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Changes, Count, ImportPath, Section, Spelling, renamed
+from agentrl.config import Changes, Count, ImportPath, Needs, Section, Spelling, renamed
 from agentrl.data.config import EvalPaths
 
 MAX_EPISODES = 1_000_000
@@ -30,8 +30,8 @@ _OF_PLAYING = (
 )
 
 
-class RolloutConfig(Section):
-    """How many episodes are played, and how they are sampled."""
+class BatchSection(Section):
+    """How many episodes an iteration plays, and how they are split into optimizer steps."""
 
     num_rollout: Annotated[int, Field(ge=0), Changes.COURSE] = 40
     """RL iterations: each plays a batch of episodes and trains on it (count)."""
@@ -43,6 +43,40 @@ class RolloutConfig(Section):
     """Optimizer steps that each iteration's episodes are split into (count)."""
     global_batch_size: Count | None = None
     """Episodes in one optimizer step (count); left out, it follows from the batch identity."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts in each iteration, derived where it was left out."""
+        if self.rollout_batch_size is not None:
+            return self.rollout_batch_size
+        if self.global_batch_size is not None:
+            return self.global_batch_size * self.num_steps_per_rollout // self.n_samples_per_prompt
+        return 32
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes in one optimizer step, derived where it was left out."""
+        return self.prompts * self.n_samples_per_prompt // self.num_steps_per_rollout
+
+    @model_validator(mode="after")
+    def _batch_identity(self) -> Self:
+        played = self.prompts * self.n_samples_per_prompt
+        check_episodes("a batch", played, "rollout_batch_size or n_samples_per_prompt")
+        step = self.global_batch_size or self.episodes_per_step
+        trained = step * self.num_steps_per_rollout
+        if played != trained or played == 0:
+            raise ValueError(
+                f"rollout_batch_size ({self.prompts}) x n_samples_per_prompt ({self.n_samples_per_prompt})"
+                f" = {played} must equal global_batch_size ({step}) x num_steps_per_rollout"
+                f" ({self.num_steps_per_rollout}) = {trained}; change one of the four, or leave one of the"
+                " two batch sizes out and it is derived."
+            )
+        return self
+
+
+class SamplingSection(Section):
+    """How tokens are sampled, and how many of them an episode may have."""
+
     rollout_temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Sampling temperature of training episodes (1 = the policy itself)."""
     rollout_top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -59,24 +93,23 @@ class RolloutConfig(Section):
     """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit."""
     max_turns: Count | None = None
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
+
+
+class GroupSection(Section):
+    """What becomes of a group: when it is played again, when it ends, and which ones are trained."""
+
     shuffle_rewards: bool = False
     """Control experiment: every episode gets the reward of a random sibling, so nothing can be learned."""
-    max_idle_rollouts: Annotated[Annotated[int, Field(ge=0)] | None, Changes.COURSE] = None
-    """RL iterations in a row that train on nothing, since siblings earn the same and less than the expert,
-    before the run ends with a sentence (count; 0 = never); left out, as many as play 640 groups, at least
-    20."""
     max_episode_retries: Annotated[int, Field(ge=0), Changes.COURSE] = 2
     """How often a failed episode is played again before its group is dropped (count)."""
-
     group_timeout_s: Annotated[Annotated[float, Field(gt=0.0)] | None, Changes.COURSE] = None
     """Time that a group may take (seconds): its episodes that are still in play end there, truncated, and are
     scored and trained with their siblings, so that a straggler holds up nobody; the time in which a colocated
     engine has released its memory is not counted; left out, only the limits of each episode hold."""
-
     dynamic_sampling_filter_path: ImportPath | None = None
     """Function that drops a group, so that another one is played for it (package.module:name), such as
     agentrl.algorithms.filters:zero_std; left out, every complete group is in the batch."""
-    max_num_gen_batches: Count = 10
+    max_num_gen_batches: Annotated[Count, Needs("dynamic_sampling_filter_path")] = 10
     """Batches of groups that are played for one batch of groups that the filter keeps, before the run stops
     with a sentence (count); of over_sampling_batch_size groups where that is set."""
     over_sampling_batch_size: Count | None = None
@@ -88,16 +121,14 @@ class RolloutConfig(Section):
     rollout_sample_filter_path: ImportPath | None = None
     """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
     agentrl.algorithms.filters:truncated; they still count in the baselines."""
-
     privileged_context_path: ImportPath | None = None
     """Function whose text the prompts of a teacher have and those of the policy have not
     (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
     same."""
 
-    num_rollout_workers: Annotated[int, Field(ge=0), Changes.SPEED] = 0
-    """Processes that play the groups, with environments, tools and rewards of their own (count; 0 = the run's
-    own process plays): for environments that compute. Each loads the tokenizer, and opens its own connections
-    and opponents."""
+
+class StalenessSection(Section):
+    """How far playing may be ahead of training."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Versions of the weights that groups may start ahead of their training (versions): 0 = synchronous, each
@@ -120,6 +151,37 @@ class RolloutConfig(Section):
     flight. Left out, on above max_staleness 0; at 0 it lets the groups that are left of an over-sampled batch
     go on into the next one."""
 
+    @property
+    def is_async(self) -> bool:
+        """Whether groups are in flight while others are trained."""
+        return self.max_staleness > 0 or (self.partial_rollout or False)
+
+    @property
+    def off_policy_by(self) -> str:
+        """The setting by which tokens may be older than the weights that train them; "" = they are not."""
+        if self.max_staleness > 0:
+            return f"max_staleness = {self.max_staleness}"
+        if self.update_weights_interval > 1:
+            return f"update_weights_interval = {self.update_weights_interval}"
+        return "partial_rollout" if self.is_async else ""
+
+    @property
+    def spans_updates(self) -> bool:
+        """Whether episodes go on across an update of the weights."""
+        return self.is_async and self.partial_rollout is not False
+
+
+class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSection):
+    """How many episodes are played, and how they are sampled."""
+
+    max_idle_rollouts: Annotated[Annotated[int, Field(ge=0)] | None, Changes.COURSE] = None
+    """RL iterations in a row that train on nothing, since siblings earn the same and less than the expert,
+    before the run ends with a sentence (count; 0 = never); left out, as many as play 640 groups, at least
+    20."""
+    num_rollout_workers: Annotated[int, Field(ge=0), Changes.SPEED] = 0
+    """Processes that play the groups, with environments, tools and rewards of their own (count; 0 = the run's
+    own process plays): for environments that compute. Each loads the tokenizer, and opens its own connections
+    and opponents."""
     replay: Annotated[str | None, Changes.COURSE] = None
     """Folder of a run whose journalled episodes are trained on, in place of playing: no engine is started,
     and nothing is evaluated. Steps beyond those in the journal are left out."""
@@ -130,10 +192,8 @@ class RolloutConfig(Section):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """The limit of a filter without one, and the choice among groups where none are left over."""
+        """The choice among groups where none are left over, or in flight between two batches."""
         unused = {}
-        if self.dynamic_sampling_filter_path is None:
-            unused["max_num_gen_batches"] = "without dynamic_sampling_filter_path; add it"
         if self.over_sampling_batch_size is None:
             unused["buffer_filter_path"] = "without over_sampling_batch_size; add it"
         elif self.is_async:
@@ -179,34 +239,6 @@ class RolloutConfig(Section):
         return self.replay is None and (self.rollout_top_p < 1.0 or self.rollout_top_k > 0)
 
     @property
-    def is_async(self) -> bool:
-        """Whether groups are in flight while others are trained."""
-        return self.max_staleness > 0 or (self.partial_rollout or False)
-
-    @property
-    def off_policy_by(self) -> str:
-        """The setting by which tokens may be older than the weights that train them; "" = they are not."""
-        if self.max_staleness > 0:
-            return f"max_staleness = {self.max_staleness}"
-        if self.update_weights_interval > 1:
-            return f"update_weights_interval = {self.update_weights_interval}"
-        return "partial_rollout" if self.is_async else ""
-
-    @property
-    def spans_updates(self) -> bool:
-        """Whether episodes go on across an update of the weights."""
-        return self.is_async and self.partial_rollout is not False
-
-    @property
-    def prompts(self) -> int:
-        """Prompts in each iteration, derived where it was left out."""
-        if self.rollout_batch_size is not None:
-            return self.rollout_batch_size
-        if self.global_batch_size is not None:
-            return self.global_batch_size * self.num_steps_per_rollout // self.n_samples_per_prompt
-        return 32
-
-    @property
     def idle_limit(self) -> int:
         """`max_idle_rollouts` (0 = never), derived where it was left out.
 
@@ -216,11 +248,6 @@ class RolloutConfig(Section):
         if self.max_idle_rollouts is not None:
             return self.max_idle_rollouts
         return max(_MIN_IDLE_ROLLOUTS, -(-_IDLE_GROUPS // self.prompts))
-
-    @property
-    def episodes_per_step(self) -> int:
-        """Episodes in one optimizer step, derived where it was left out."""
-        return self.prompts * self.n_samples_per_prompt // self.num_steps_per_rollout
 
     @property
     def inactive(self) -> dict[str, str]:
@@ -235,7 +262,7 @@ class RolloutConfig(Section):
         return dict.fromkeys((*split, *of_training), PLAYS_ONLY)
 
     @model_validator(mode="after")
-    def _plays_or_trains(self) -> RolloutConfig:
+    def _plays_or_trains(self) -> Self:
         if self.replay is not None and self.debug_rollout_only:
             raise ValueError(
                 "replay trains without playing, and debug_rollout_only plays without training; drop one of "
@@ -244,22 +271,7 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _batch_identity(self) -> RolloutConfig:
-        played = self.prompts * self.n_samples_per_prompt
-        check_episodes("a batch", played, "rollout_batch_size or n_samples_per_prompt")
-        step = self.global_batch_size or self.episodes_per_step
-        trained = step * self.num_steps_per_rollout
-        if played != trained or played == 0:
-            raise ValueError(
-                f"rollout_batch_size ({self.prompts}) x n_samples_per_prompt ({self.n_samples_per_prompt})"
-                f" = {played} must equal global_batch_size ({step}) x num_steps_per_rollout"
-                f" ({self.num_steps_per_rollout}) = {trained}; change one of the four, or leave one of the"
-                " two batch sizes out and it is derived."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _over_sampling_fills_a_batch(self) -> RolloutConfig:
+    def _over_sampling_fills_a_batch(self) -> Self:
         size = self.over_sampling_batch_size
         number = (size or 0) * self.n_samples_per_prompt
         check_episodes("a batch", number, "over_sampling_batch_size or n_samples_per_prompt")
