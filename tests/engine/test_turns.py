@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.embedded.turns import Turns
+from agentrl.engine.embedded.scheduler import Turns
 
 CLIENTS = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")) | st.just(())
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "pop", "remove"]), CLIENTS), max_size=60)

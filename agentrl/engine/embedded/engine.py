@@ -1,40 +1,33 @@
-"""The embedded engine: requests in, completions out, one decode step at a time in the event loop.
-
-The pump is a task that consumes the queue of waiting requests. It runs while there are requests, one step
-per iteration of the event loop, so that everything else (aborts, weights, new requests) happens at a token
-boundary. It ends when no request waits or runs; `close` aborts the rest. When it raises, all requests fail.
-"""
+"""The embedded engine: requests in, completions out, one decode step at a time in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.embedded.architecture import eos_of, read_architecture
 from agentrl.engine.embedded.decoder import Decoder
-from agentrl.engine.embedded.intake import Intake
 from agentrl.engine.embedded.parameters import Parameters
+from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sink import EmbeddedSink
-from agentrl.engine.embedded.slots import Request, Slots, no_tokens
+from agentrl.engine.embedded.slots import Request, Slots
 from agentrl.engine.embedded.step import Stepper
-from agentrl.engine.embedded.turns import Turns
-from agentrl.errors import EngineError
-from agentrl.runtime.clocks import BlockTimer, Waits
+from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.runtime.collector import freed_bytes
-from agentrl.types import Completion, Finish, FloatArray
+from agentrl.types import Completion, Finish, FloatArray, IntArray
 from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
 
 Decode = Callable[[Sequence[int]], str]
 
-# Iterations of the event loop between two steps: how many in a row may bring no request, how many in all.
-_PATIENCE = 3
-_MAX_YIELDS = 8
 DEFAULT_CONTEXT = 512
 """Tokens of a slot, where nothing else is configured."""
 
@@ -65,18 +58,14 @@ class EmbeddedEngine:
         self._slots = Slots(max_slots, self.max_context_len)
         self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
         self._stepper = Stepper(self._slots, self._decoder, parameters, decode, deterministic=deterministic)
-        self._intake = Intake(
+        self._intake = _Intake(
             architecture.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
         )
-        self._waiting: Turns[Request] = Turns()
-        self._pump: asyncio.Task[None] | None = None
-        self._busy: set[str] = set()
+        self._scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.lacks_memory)
         self._closed = False
         self._paused = False
         self._released: set[MemoryTag] = set()
-        self._waits = Waits()
-        self._between_steps = BlockTimer()
-        self._sink = EmbeddedSink(architecture, dtype, self._install, lambda: self._between_steps.total_s)
+        self._sink = EmbeddedSink(architecture, dtype, self._install, lambda: self._scheduler.standstill_s)
 
     @classmethod
     def from_model(
@@ -163,12 +152,12 @@ class EmbeddedEngine:
     @property
     def num_requests(self) -> int:
         """The number of requests that run or wait."""
-        return len(self._pending())
+        return len(self._scheduler.pending())
 
     @property
     def load(self) -> tuple[int, int]:
         """Requests that wait for a slot, and tokens of those that run, prompts included (counts)."""
-        return len(self._waiting), int(self._slots.num_tokens[self._slots.active].sum())
+        return self._scheduler.num_waiting, int(self._slots.num_tokens[self._slots.active].sum())
 
     @property
     def cache_bytes(self) -> int:
@@ -186,8 +175,8 @@ class EmbeddedEngine:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
             EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
-        self._check_free(session)
-        return await self._answered(self._intake.sampled(prompt_ids, sampling, session), client)
+        self._check_takes(session)
+        return await self._scheduler.answer(self._intake.sampled(prompt_ids, sampling, session), client)
 
     async def score(
         self, token_ids: Sequence[int], start: int, *, session: str, client: tuple[str, ...] = ()
@@ -203,44 +192,27 @@ class EmbeddedEngine:
             RequestTooLargeError: the tokens exceed max_context_len.
             EngineError: as in `generate`.
         """
-        self._check_free(session)
+        self._check_takes(session)
         request = self._intake.scored(token_ids, start, session)
-        await self._answered(request, client)
+        await self._scheduler.answer(request, client)
         return request.scores
 
-    def _check_free(self, session: str) -> None:
+    def _check_takes(self, session: str) -> None:
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
-        if session in self._busy:
-            raise EngineError(
-                f"session {session} already runs a request; wait for it or name another session."
-            )
-
-    async def _answered(self, request: Request, client: tuple[str, ...]) -> Completion:
-        request.client = client
-        self._waiting.add(request, client)
-        self._busy.add(request.session)
-        self._start()
-        try:
-            with self._waits.entered():
-                return await request.answer
-        except asyncio.CancelledError:
-            self._discard(request)
-            raise
-        finally:
-            self._busy.discard(request.session)
+        self._scheduler.check_free(session)
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""
-        for request in self._pending():
+        for request in self._scheduler.pending():
             if request.session == session:
-                self._end(request)
+                self._scheduler.end(request)
         self._slots.forget(session)
 
     async def abort(self) -> None:
         """End every request, running or waiting, with its tokens so far; finish = abort."""
-        for request in self._pending():
-            self._end(request)
+        for request in self._scheduler.pending():
+            self._scheduler.end(request)
 
     def pause(self) -> None:
         """Stop between two tokens: running and new requests wait for `resume`. Abort and close still work."""
@@ -254,7 +226,7 @@ class EmbeddedEngine:
     async def release_memory(self, tags: Collection[MemoryTag]) -> int:
         """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
         self._released |= set(tags)
-        self._waits.leave()
+        self._scheduler.waits.leave()
         return freed_bytes(self._free)
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
@@ -290,9 +262,7 @@ class EmbeddedEngine:
         """Abort, then free the cache. A closed engine refuses requests."""
         await self.abort()
         self._closed = True
-        # A pump that is done may belong to another event loop, already closed.
-        if self._pump is not None and not self._pump.done():
-            await asyncio.wait([self._pump])
+        await self._scheduler.ended()
         self._decoder.free()
 
     def _install(self, parameters: Parameters, version: int) -> None:
@@ -308,9 +278,9 @@ class EmbeddedEngine:
 
     def _go_on(self) -> None:
         if not self.lacks_memory:
-            self._waits.come_back()
-            if self._pending():
-                self._start()
+            self._scheduler.waits.come_back()
+            if self._scheduler.pending():
+                self._scheduler.start()
 
     def _free(self) -> None:
         if "weights" in self._released:
@@ -319,76 +289,65 @@ class EmbeddedEngine:
             self.drop_caches()
             self._decoder.free()
 
-    def _start(self) -> None:
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run(), name="agentrl-engine-pump")
-            self._pump.add_done_callback(self._settle)
 
-    async def _run(self) -> None:
-        patience = _PATIENCE
-        while True:
-            with self._between_steps.running():
-                await self._gather(patience)
-                if self._paused or self.lacks_memory:
-                    return
-                self._admit()
-                if not self._slots.active.any():
-                    return
-            finished = self._stepper.step()
-            for request, completion in finished:
-                if not request.answer.done():
-                    request.answer.set_result(completion)
-            patience = _PATIENCE if finished else 1
+class _Intake(NamedTuple):
+    """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need."""
 
-    async def _gather(self, patience: int) -> None:
-        """Let finished sessions send their next requests, until `patience` iterations brought none."""
-        num_empty = 0
-        for _ in range(_MAX_YIELDS):
-            before = len(self._waiting)
-            await asyncio.sleep(0)
-            num_empty = num_empty + 1 if len(self._waiting) == before else 0
-            if num_empty >= patience:
-                return
+    vocab_size: int
+    max_context_len: int
+    can_decode: bool
+    eos_token_ids: tuple[int, ...]
 
-    def _admit(self) -> None:
-        """Admit waiting requests by turns; those of a cached session first, because they need no new slot."""
-        slots = self._slots
-        for request in [each for each in self._waiting if slots.sessions.idle_slot(each.session) is not None]:
-            self._waiting.remove(request, request.client)
-            slots.admit(request)
-        while self._waiting and slots.sessions.is_any_free:
-            slots.admit(self._waiting.pop())
+    def sampled(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
+        """A request to sample a continuation.
 
-    def _pending(self) -> list[Request]:
-        return [request for request in (*self._slots.requests, *self._waiting) if request is not None]
+        Raises:
+            RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
+            EngineError: it is invalid.
+        """
+        prompt = self._prompt(prompt_ids)
+        num_begun = 0 if sampling.continues is None else len(sampling.continues.token_ids)
+        if sampling.max_new_tokens <= num_begun:
+            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
+        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
+            raise RequestTooLargeError(
+                f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
+                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+            )
+        if sampling.stop and not self.can_decode:
+            raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        stops = (*sampling.stop_token_ids, *self.eos_token_ids)
+        return Request(prompt, sampling, session, seed % 2**64, stops, _answer())
 
-    def _end(self, request: Request) -> None:
-        completion = request.sampling.continues or no_tokens()
-        if request.slot is not None:
-            completion = self._slots.completion(request.slot, Finish.ABORT, None)
-            self._slots.keep(request.slot)
-        else:
-            self._waiting.remove(request, request.client)
-        if not request.answer.done():
-            request.answer.set_result(completion)
+    def scored(self, token_ids: Sequence[int], start: int, session: str) -> Request:
+        """A request for the logprobs of the tokens after `start`.
 
-    def _discard(self, request: Request) -> None:
-        """Drop a request whose caller was cancelled, and its session's cache."""
-        if request.slot is not None and self._slots.requests[request.slot] is request:
-            self._slots.release(request.slot)
-        elif request in self._waiting:
-            self._waiting.remove(request, request.client)
+        Raises:
+            RequestTooLargeError: they exceed max_context_len.
+            EngineError: it is invalid.
+        """
+        prompt = self._prompt(token_ids)
+        if not 0 <= start <= len(prompt):
+            raise EngineError(f"a prompt of {len(prompt)} tokens cannot be scored from {start} on.")
+        if len(prompt) > self.max_context_len:
+            raise RequestTooLargeError(
+                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.max_context_len}; raise "
+                "max_context_len."
+            )
+        return Request(prompt, Sampling(0), session, 0, (), _answer(), score_from=start)
 
-    def _settle(self, pump: asyncio.Task[None]) -> None:
-        """Fail the pending requests where the pump raised or was cancelled."""
-        error = None if pump.cancelled() else pump.exception()
-        if error is None and not pump.cancelled():
-            return
-        reason = "was cancelled" if error is None else f"failed: {type(error).__name__}: {error}"
-        for request in self._pending():
-            if not request.answer.done():
-                failure = EngineError(f"the embedded engine {reason}; the request was not finished.")
-                failure.__cause__ = error
-                request.answer.set_exception(failure)
-        self._waiting.clear()
-        self._slots.clear()
+    def _prompt(self, prompt_ids: Sequence[int]) -> IntArray:
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        if not len(prompt):
+            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
+        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
+            raise EngineError(
+                f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the vocabulary is 0 to "
+                f"{self.vocab_size - 1}; encode it with the model's own tokenizer."
+            )
+        return prompt
+
+
+def _answer() -> asyncio.Future[Completion]:
+    return asyncio.get_running_loop().create_future()

@@ -256,6 +256,11 @@ class Slots:
         """The active slots, in order."""
         return np.flatnonzero(self.active)
 
+    def num_due(self) -> npt.NDArray[np.int64]:
+        """The tokens of each slot that are computed: where they are scored, nothing follows the last one."""
+        due: npt.NDArray[np.int64] = self.num_tokens - self.scoring
+        return due
+
     def exchange(self, active: int, other: int) -> None:
         """Swap an active slot with a free or idle one; the caller moves the cached keys and values."""
         arrays = (

@@ -72,9 +72,9 @@ class Stepper:
         """Compute the new tokens of all active slots in blocks of fixed shapes, then sample."""
         slots = self._slots
         positions = np.arange(slots.ids.shape[1])
-        due = (positions >= slots.cached[:, None]) & (positions < self._num_due()[:, None])
+        due = (positions >= slots.cached[:, None]) & (positions < self._slots.num_due()[:, None])
         rows, columns = np.nonzero(due & slots.active[:, None])
-        lengths = self._fixed_lengths(columns)
+        lengths = _fixed_lengths(columns, self._decoder.scratch)
         finished: list[Finished] = []
         # By length, slot and column: a token's predecessors are in its block, or in an earlier one.
         for length in np.unique(lengths):
@@ -83,12 +83,6 @@ class Stepper:
                 block = tokens[begin : begin + _FIXED_ROWS]
                 finished += self._block(rows[block], columns[block], int(length))
         return finished + self._finish_scored()
-
-    def _fixed_lengths(self, columns: _Slots) -> _Slots:
-        """The length of the context that each token attends to: the next power of two."""
-        exact = np.maximum(columns + 1, _SHORTEST)
-        rounded = 2 ** np.ceil(np.log2(exact)).astype(np.int64)
-        return np.minimum(rounded, self._decoder.scratch)
 
     def _block(self, rows: _Slots, columns: _Slots, length: int) -> list[Finished]:
         """Compute tokens, by slot and column, and sample where one is the last of its slot."""
@@ -104,10 +98,6 @@ class Stepper:
         slots.cached[complete] = slots.num_tokens[complete]
         return self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last))])
 
-    def _num_due(self) -> _Slots:
-        """The tokens of each slot that are computed: where they are scored, nothing follows the last one."""
-        return self._slots.num_tokens - self._slots.scoring
-
     def _score(self) -> list[Finished]:
         """Compute the logprobs of all prompts that are scored, in batches whose logits are bounded."""
         slots = self._slots
@@ -115,7 +105,7 @@ class Stepper:
         size = min(max(_SCORED_LOGITS // vocab_size, _MIN_SCORED), _PREFILL_TOKENS)
         while True:
             scoring = np.flatnonzero(slots.scoring)
-            remaining = (self._num_due() - slots.cached)[scoring]
+            remaining = (self._slots.num_due() - slots.cached)[scoring]
             rows, remaining = scoring[remaining > 0], remaining[remaining > 0]
             if not len(rows):
                 return self._finish_scored()
@@ -127,7 +117,7 @@ class Stepper:
         """Compute up to `width` tokens of each row, and score the token after each."""
         slots = self._slots
         start = slots.cached[rows]
-        end = np.minimum(self._num_due()[rows], start + width)
+        end = np.minimum(self._slots.num_due()[rows], start + width)
         columns = start[:, None] + np.arange(width)
         is_due = columns < end[:, None]
         columns = np.where(is_due, columns, self._decoder.scratch)
@@ -151,7 +141,7 @@ class Stepper:
     def _finish_scored(self) -> list[Finished]:
         finished = []
         for slot in np.flatnonzero(self._slots.scoring).tolist():
-            self._slots.cached[slot] = self._num_due()[slot]
+            self._slots.cached[slot] = self._slots.num_due()[slot]
             self._slots.scored(slot)
             finished.append(self._finish(slot, Finish.LENGTH, None))
         return finished
@@ -217,22 +207,11 @@ class Stepper:
             for slot, token in zip(rows[stopped], tokens[stopped], strict=True)
         ]
         for slot in sorted(slots.searching.intersection(rows[~stopped].tolist())):
-            matched = self._find_stop(slot)
+            matched = _matched_stop(slots, slot, self._decode)
             if matched is not None:
                 finished.append(self._finish(slot, Finish.STOP, matched))
         full = rows[slots.active[rows] & (slots.num_tokens[rows] >= slots.limit[rows])]
         return finished + [self._finish(int(slot), Finish.LENGTH, None) for slot in full]
-
-    def _find_stop(self, slot: int) -> str | None:
-        if self._decode is None:
-            return None
-        stops = self._slots.request(slot).sampling.stop
-        # A token is at least one byte, so a stop string spans at most as many tokens as it has bytes.
-        num_last = max(len(stop.encode()) for stop in stops) + _STOP_MARGIN
-        end = int(self._slots.num_tokens[slot])
-        begin = max(int(self._slots.start[slot]), end - num_last)
-        text = self._decode(self._slots.ids[slot, begin:end].tolist())
-        return next((stop for stop in stops if stop in text), None)
 
     def _finish(self, slot: int, finish: Finish, matched: str | int | None) -> Finished:
         request = self._slots.request(slot)
@@ -250,3 +229,23 @@ class Stepper:
         for source, target in zip(running[::-1][: len(gaps)].tolist(), gaps.tolist(), strict=True):
             self._decoder.exchange(source, target, int(max(slots.cached[source], slots.cached[target])))
             slots.exchange(source, target)
+
+
+def _fixed_lengths(columns: _Slots, longest: int) -> _Slots:
+    """The length of the context that each token attends to: the next power of two."""
+    exact = np.maximum(columns + 1, _SHORTEST)
+    rounded = 2 ** np.ceil(np.log2(exact)).astype(np.int64)
+    return np.minimum(rounded, longest)
+
+
+def _matched_stop(slots: Slots, slot: int, decode: Callable[[Sequence[int]], str] | None) -> str | None:
+    """The stop string that the last tokens of a slot have reached; None = none."""
+    if decode is None:
+        return None
+    stops = slots.request(slot).sampling.stop
+    # A token is at least one byte, so a stop string spans at most as many tokens as it has bytes.
+    num_last = max(len(stop.encode()) for stop in stops) + _STOP_MARGIN
+    end = int(slots.num_tokens[slot])
+    begin = max(int(slots.start[slot]), end - num_last)
+    text = decode(slots.ids[slot, begin:end].tolist())
+    return next((stop for stop in stops if stop in text), None)

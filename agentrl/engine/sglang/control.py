@@ -69,13 +69,122 @@ class UpdateGroup(NamedTuple):
     backend: str
 
 
-class Server:
+class ServerWeights:
+    """The calls of a server that move its weights, or set their version.
+
+    in_doubt: an update got no reply: the server's weights or version may still change, so restart it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None,
+        *,
+        timeout_s: float,
+        update_timeout_s: float,
+    ) -> None:
+        self.url = url
+        self.in_doubt = False
+        self._connection = ServerConnection(url, headers or {})
+        self._timeout_s = timeout_s
+        self._update_timeout_s = update_timeout_s
+
+    async def weight_version(self) -> int:
+        """The version of the weights that it serves; 0 where none was set."""
+        body = await self._connection.call("GET", "/model_info", timeout_s=self._timeout_s)
+        return wire.version_of(wire.read(wire.ModelInfo, body, f"{self.url}/model_info").weight_version)
+
+    async def set_version(self, version: int) -> None:
+        """Set the version of the current weights."""
+        payload = {"new_version": str(version), "abort_all_requests": False}
+        await self._post_once("/update_weight_version", payload, self._timeout_s)
+
+    async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:
+        """Load the safetensors of a directory that the server can read. version: None = it stays.
+
+        A truncated file crashes SGLang: read it here first.
+        """
+        payload = {"model_path": folder, "flush_cache": False}
+        return await self._update("/update_weights_from_disk", payload, version)
+
+    async def update_from_tensor(
+        self, payloads: Sequence[bytes], load_format: str, version: int | None = None
+    ) -> UpdateReply:
+        """Send every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
+
+        load_format: one of the loaders in `facts`.
+        """
+        payload = {
+            "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
+            "load_format": load_format,
+            "flush_cache": False,
+        }
+        return await self._update("/update_weights_from_tensor", payload, version)
+
+    async def init_group(self, group: UpdateGroup, rank: int, timeout_s: float) -> None:
+        """Join a group; the server's first rank becomes `rank`. Ends when every member has joined."""
+        payload = {
+            "master_address": group.host,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._post("/init_weights_update_group", payload, timeout_s)
+
+    async def destroy_group(self, name: str) -> None:
+        """Leave a group."""
+        await self._post("/destroy_weights_update_group", {"group_name": name}, self._timeout_s)
+
+    async def update_from_group(
+        self, name: str, specs: Sequence[TensorSpec], version: int | None = None
+    ) -> UpdateReply:
+        """Load the tensors that rank 0 broadcasts, end to end, as bytes.
+
+        A group that the server did not join crashes its scheduler.
+        """
+        payload = {
+            "names": [spec.name for spec in specs],
+            "dtypes": [spec.dtype for spec in specs],
+            "shapes": [list(spec.shape) for spec in specs],
+            "group_name": name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        return await self._update("/update_weights_from_distributed", payload, version)
+
+    async def _update(self, path: str, payload: Mapping[str, object], version: int | None) -> UpdateReply:
+        version_field = {} if version is None else {"weight_version": str(version)}
+        body = await self._post_once(path, {**payload, **version_field}, self._update_timeout_s)
+        reply = wire.read(UpdateReply, body, f"the reply of {self.url}{path}")
+        if not reply.success:
+            raise EngineError(f"{self.url} did not take the weights: {reply.message[:300]}")
+        return reply
+
+    async def _post_once(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
+        """Post what must not take effect at an unknown time: without a reply, the server is in doubt."""
+        self.in_doubt = True
+        try:
+            body = await self._post(path, payload, timeout_s)
+        except EngineUnavailableError:
+            raise
+        except EngineError:
+            self.in_doubt = False
+            raise
+        self.in_doubt = False
+        return body
+
+    async def _post(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
+        return await self._connection.call("POST", path, json.dumps(payload).encode(), timeout_s=timeout_s)
+
+
+class Server(ServerWeights):
     """One process of SGLang, or of `agentrl serve`. A server that is started again is another `Server`.
 
     url: of the server itself, not of a router. headers: sent with every call (`Authorization`).
     timeout_s: of a call that moves no weights. update_timeout_s: of one that does, and of a pause.
 
-    in_doubt: an update got no reply: the server's weights or version may still change, so restart it.
     released: memory that it does not have at present.
 
     Every call raises:
@@ -94,13 +203,9 @@ class Server:
         timeout_s: float = 30.0,
         update_timeout_s: float = 600.0,
     ) -> None:
-        self.url = url
-        self.in_doubt = False
+        super().__init__(url, headers, timeout_s=timeout_s, update_timeout_s=update_timeout_s)
         self.released: set[MemoryTag] = set()
         self._facts: ServerFacts | None = None
-        self._connection = ServerConnection(url, headers or {})
-        self._timeout_s = timeout_s
-        self._update_timeout_s = update_timeout_s
 
     def __repr__(self) -> str:
         return f"Server({self.url!r})"
@@ -170,77 +275,12 @@ class Server:
         await self._post("/resume_memory_occupation", {"tags": sorted(tags)}, self._update_timeout_s)
         self.released.difference_update(tags)
 
-    async def weight_version(self) -> int:
-        """The version of the weights that it serves; 0 where none was set."""
-        body = await self._connection.call("GET", "/model_info", timeout_s=self._timeout_s)
-        return wire.version_of(wire.read(wire.ModelInfo, body, f"{self.url}/model_info").weight_version)
-
-    async def set_version(self, version: int) -> None:
-        """Set the version of the current weights."""
-        payload = {"new_version": str(version), "abort_all_requests": False}
-        await self._post_once("/update_weight_version", payload, self._timeout_s)
-
     async def facts(self) -> ServerFacts:
         """The server's parallelism and loaders: asked once, since SGLang's scheduler is asked for its own."""
         if self._facts is None:
             body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
             self._facts = wire.read(ServerFacts, body, f"{self.url}/server_info")
         return self._facts
-
-    async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:
-        """Load the safetensors of a directory that the server can read. version: None = it stays.
-
-        A truncated file crashes SGLang: read it here first.
-        """
-        payload = {"model_path": folder, "flush_cache": False}
-        return await self._update("/update_weights_from_disk", payload, version)
-
-    async def update_from_tensor(
-        self, payloads: Sequence[bytes], load_format: str, version: int | None = None
-    ) -> UpdateReply:
-        """Send every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
-
-        load_format: one of the loaders in `facts`.
-        """
-        payload = {
-            "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
-            "load_format": load_format,
-            "flush_cache": False,
-        }
-        return await self._update("/update_weights_from_tensor", payload, version)
-
-    async def init_group(self, group: UpdateGroup, rank: int, timeout_s: float) -> None:
-        """Join a group; the server's first rank becomes `rank`. Ends when every member has joined."""
-        payload = {
-            "master_address": group.host,
-            "master_port": group.port,
-            "rank_offset": rank,
-            "world_size": group.size,
-            "group_name": group.name,
-            "backend": group.backend,
-        }
-        await self._post("/init_weights_update_group", payload, timeout_s)
-
-    async def destroy_group(self, name: str) -> None:
-        """Leave a group."""
-        await self._post("/destroy_weights_update_group", {"group_name": name}, self._timeout_s)
-
-    async def update_from_group(
-        self, name: str, specs: Sequence[TensorSpec], version: int | None = None
-    ) -> UpdateReply:
-        """Load the tensors that rank 0 broadcasts, end to end, as bytes.
-
-        A group that the server did not join crashes its scheduler.
-        """
-        payload = {
-            "names": [spec.name for spec in specs],
-            "dtypes": [spec.dtype for spec in specs],
-            "shapes": [list(spec.shape) for spec in specs],
-            "group_name": name,
-            "load_format": "flattened_bucket",
-            "flush_cache": False,
-        }
-        return await self._update("/update_weights_from_distributed", payload, version)
 
     async def healthy(self, timeout_s: float) -> bool:
         """Whether the health check succeeds in time. SGLang samples a token for it: a paused server fails."""
@@ -253,30 +293,6 @@ class Server:
     async def close(self) -> None:
         """Close the connections. The server keeps running."""
         await self._connection.close()
-
-    async def _update(self, path: str, payload: Mapping[str, object], version: int | None) -> UpdateReply:
-        version_field = {} if version is None else {"weight_version": str(version)}
-        body = await self._post_once(path, {**payload, **version_field}, self._update_timeout_s)
-        reply = wire.read(UpdateReply, body, f"the reply of {self.url}{path}")
-        if not reply.success:
-            raise EngineError(f"{self.url} did not take the weights: {reply.message[:300]}")
-        return reply
-
-    async def _post_once(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
-        """Post what must not take effect at an unknown time: without a reply, the server is in doubt."""
-        self.in_doubt = True
-        try:
-            body = await self._post(path, payload, timeout_s)
-        except EngineUnavailableError:
-            raise
-        except EngineError:
-            self.in_doubt = False
-            raise
-        self.in_doubt = False
-        return body
-
-    async def _post(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
-        return await self._connection.call("POST", path, json.dumps(payload).encode(), timeout_s=timeout_s)
 
 
 _POLL_S = 1.0
