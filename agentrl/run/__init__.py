@@ -24,6 +24,7 @@ from agentrl.run.parts import Records
 from agentrl.run.players import players_of
 from agentrl.run.results import TrainResult
 from agentrl.run.resuming import RunStart, attempt_at, start_of, with_restarts
+from agentrl.run.starting import built
 from agentrl.run.summary import (
     idle_sentence,
     results_written,
@@ -108,7 +109,7 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
         )
         addresses = {**unserved, **served}
         await stack.enter_async_context(stopped_in_time(cluster, records.console.line))
-        run = await TrainingRun.build(config, records, addresses, processes)
+        run = await built(config, records, addresses, processes)
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):
                 records.console.line(line)

@@ -66,16 +66,6 @@ class Evaluations:
         return replace(self, held_out=self.held_out and replace(self.held_out, world=world))
 
     @property
-    def shown(self) -> dict[str, str]:
-        """The mean scores of the last evaluation, by set and mode, and of which weights they are."""
-        latest = self.progress.latest.items()
-        scores = [(name.removeprefix("eval/"), value) for name, value in latest if name.endswith(MODES)]
-        if not scores:
-            return {}
-        text = ", ".join(f"{value:.3f} {name}" for name, value in scores)
-        return {"held-out": f"{text} (step {self.progress.milestones[-1].step})"}
-
-    @property
     def due(self) -> tuple[int, ...]:
         """The iterations after which an evaluation was due whose result is not recorded."""
         return (*(() if self._started is None else self._started.due), *self.waiting)
@@ -115,7 +105,7 @@ class Evaluations:
         with self.records.watch.stage(EVALUATION, self.held_out.num_episodes(number)):
             await self._send_weights()
             evaluations = await self.held_out.evaluations(number)
-            milestone = await self._journalled(name, step, evaluations, in_table=in_table)
+            milestone = await _journalled(self.records, name, step, evaluations, in_table=in_table)
         due, self.waiting = tuple(self.waiting), []
         # It was not due itself, so that it is in the place of all that were.
         self._record(milestone, {"delay": float(step - due[-1]) if due else 0.0, "replaced": float(len(due))})
@@ -219,20 +209,9 @@ class Evaluations:
         started, self._started = self._started, None
         assert started is not None, "an evaluation has ended"
         evaluations = started.task.result()
-        milestone = await self._journalled(started.name, started.step, evaluations, in_table=False)
+        milestone = await _journalled(self.records, started.name, started.step, evaluations, in_table=False)
         delay, replaced = started.step - started.due[-1], len(started.due) - 1
         self._record(milestone, {"delay": float(delay), "replaced": float(replaced)})
-
-    async def _journalled(
-        self, name: str, step: int, evaluations: Mapping[str, Evaluation], *, in_table: bool
-    ) -> Milestone:
-        """The milestone of an evaluation, whose episodes are in the journal."""
-        journal, files = self.records.journal, dict[str, str]()
-        for key, evaluation in evaluations.items():
-            # The name too: before and after a warm start are both step 0.
-            path = await journal.write_eval(f"{key} {name}", step, evaluation.entries())
-            files[key] = str(path.relative_to(self.records.folder.path))
-        return Milestone(name, step, in_table, evaluations, files)
 
     def _record(self, milestone: Milestone, beside: Mapping[str, float]) -> None:
         """Log a milestone. beside: what is measured of an evaluation beside training."""
@@ -248,3 +227,25 @@ class Evaluations:
             progress.latest |= metrics
             metrics = progress.latest
         self.records.log(milestone.step, metrics)
+
+
+async def _journalled(
+    records: Records, name: str, step: int, evaluations: Mapping[str, Evaluation], *, in_table: bool
+) -> Milestone:
+    """The milestone of an evaluation, whose episodes are in the journal."""
+    journal, files = records.journal, dict[str, str]()
+    for key, evaluation in evaluations.items():
+        # The name too: before and after a warm start are both step 0.
+        path = await journal.write_eval(f"{key} {name}", step, evaluation.entries())
+        files[key] = str(path.relative_to(records.folder.path))
+    return Milestone(name, step, in_table, evaluations, files)
+
+
+def shown(progress: Progress) -> dict[str, str]:
+    """The mean scores of the last evaluation, by set and mode, and of which weights they are."""
+    latest = progress.latest.items()
+    scores = [(name.removeprefix("eval/"), value) for name, value in latest if name.endswith(MODES)]
+    if not scores:
+        return {}
+    text = ", ".join(f"{value:.3f} {name}" for name, value in scores)
+    return {"held-out": f"{text} (step {progress.milestones[-1].step})"}

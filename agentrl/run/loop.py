@@ -121,7 +121,7 @@ class Loop:
         Raises:
             TokenLawError: a trajectory breaks a token law; nothing of the batch is trained on.
         """
-        training = _LoopTraining(self, step)
+        training = _BatchTraining(self, step)
         cadence = Cadence(self.producer, self.publishing, self.colocation, self.clock)
         times, published = await cadence.iterate(step, training)
         groups, reports, removed = training.groups, training.reports, self.in_progress.removed
@@ -147,67 +147,9 @@ class Loop:
             advantages=training.credited.advantages,
         )
 
-    @property
-    def _crediting(self) -> Crediting:
-        is_one_step = self.num_steps * self.num_epochs == 1 and not self.critic_only
-        return Crediting(self.trainer, self.algorithm, self.num_steps, is_one_step, self.clock)
-
-    def _staleness(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Of a batch that was played beside the training of others; before its own updates."""
-        if self.algorithm.max_staleness is None:
-            return {}
-        return staleness_metrics(groups, version=self.producer.version)
-
-    def _checked(self, groups: Sequence[Group], removed: Collection[RolloutId]) -> RolloutBatch:
-        """The batch of the groups, which obey the token laws."""
-        try:
-            self.laws.check_episodes(groups, version=self.producer.version)
-            batch = RolloutBatch.of(
-                groups,
-                is_idle=self.algorithm.is_idle,
-                removed=removed,
-                masks_older=self.algorithm.masks_older,
-                version=self.producer.version,
-            )
-            self.laws.check_samples(groups, batch.played)
-        except TokenLawError as error:
-            self.in_progress.reason = f"token_law_{error.law}"
-            raise
-        return batch
-
-    async def _removed(self, groups: Sequence[Group]) -> Mapping[RolloutId, str]:
-        if self.removed is None:
-            return {}
-        try:
-            async with stage("filter", None):
-                return removed_rollouts(self.removed, groups)
-        except StageError as error:
-            raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
-
-    async def _trained(
-        self, batch: RolloutBatch, credited: Credited
-    ) -> tuple[Credited, Sequence[StepReport]]:
-        """Take all optimizer steps; the complete credit, and the reports of those that were not left out."""
-        self.in_progress.advantages = credited.advantages
-        epochs = [credited.steps] * self.num_epochs
-        reports = [await self._update(one) for steps in epochs for one in steps]
-        credited = self._crediting.after(batch, credited, reports)
-        self.in_progress.trained &= credited.trained
-        self.in_progress.advantages = credited.advantages
-        return credited, [report for report in reports if not report.is_left_out]
-
-    async def _update(self, step: OptimizerStep) -> StepReport:
-        self.in_progress.is_training = True
-        batch = replace(step.batch, critic_only=True) if self.critic_only else step.batch
-        report = await self.trainer.update(batch)
-        if not report.is_left_out:
-            self.in_progress.trained |= {group.id for group in step.groups}
-            self.in_progress.has_new_weights = True
-        return report
-
 
 @dataclass(slots=True)
-class _LoopTraining:
+class _BatchTraining:
     """The training of the batch of one iteration, and what is known of it afterwards.
 
     groups: complete ones. removed: see `Iteration`. staleness: metrics, before the updates of the batch.
@@ -230,23 +172,31 @@ class _LoopTraining:
 
     async def receive(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Account for the batch, and check it."""
-        loop = self.loop
-        self.outcomes = loop.in_progress.outcomes = outcomes
+        in_progress = self.loop.in_progress
+        self.outcomes = in_progress.outcomes = outcomes
         self.groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
-        removed = loop.in_progress.removed = await loop._removed(self.groups)
-        self.batch = loop._checked(self.groups, removed)
-        self.staleness = loop._staleness(self.groups)
+        removed = in_progress.removed = await self._removed()
+        self.batch = self._checked(removed)
+        # Of a batch that was played beside the training of others; before its own updates.
+        if self.loop.algorithm.max_staleness is not None:
+            self.staleness = staleness_metrics(self.groups, version=self.loop.producer.version)
 
     async def score(self) -> None:
         """The credit, as far as it is known before the first update."""
-        self.credited = await self.loop._crediting.before(self.batch)
+        self.credited = await self._crediting.before(self.batch)
 
     async def update(self) -> None:
         """All optimizer steps; then the reference moves, where that is due."""
-        loop = self.loop
-        self.credited, self.reports = await loop._trained(self.batch, self.credited)
-        if loop.moving is not None and loop.moving.is_due(self.step):
-            await loop.trainer.move_reference(loop.moving.share)
+        in_progress, moving = self.loop.in_progress, self.loop.moving
+        in_progress.advantages = self.credited.advantages
+        epochs = [self.credited.steps] * self.loop.num_epochs
+        reports = [await self._update(one) for steps in epochs for one in steps]
+        self.credited = self._crediting.after(self.batch, self.credited, reports)
+        in_progress.trained &= self.credited.trained
+        in_progress.advantages = self.credited.advantages
+        self.reports = [report for report in reports if not report.is_left_out]
+        if moving is not None and moving.is_due(self.step):
+            await self.loop.trainer.move_reference(moving.share)
 
     async def publish(self, version: int) -> PublishReport:
         """Send the weights to the sink, where there is one."""
@@ -254,6 +204,49 @@ class _LoopTraining:
         if loop.sink is not None:
             report = await loop.trainer.publish(loop.sink, version=version)
         loop.in_progress.has_new_weights = False
+        return report
+
+    @property
+    def _crediting(self) -> Crediting:
+        loop = self.loop
+        is_one_step = loop.num_steps * loop.num_epochs == 1 and not loop.critic_only
+        return Crediting(loop.trainer, loop.algorithm, loop.num_steps, is_one_step, loop.clock)
+
+    def _checked(self, removed: Collection[RolloutId]) -> RolloutBatch:
+        """The batch of the groups, which obey the token laws."""
+        loop, version = self.loop, self.loop.producer.version
+        try:
+            loop.laws.check_episodes(self.groups, version=version)
+            batch = RolloutBatch.of(
+                self.groups,
+                is_idle=loop.algorithm.is_idle,
+                removed=removed,
+                masks_older=loop.algorithm.masks_older,
+                version=version,
+            )
+            loop.laws.check_samples(self.groups, batch.played)
+        except TokenLawError as error:
+            loop.in_progress.reason = f"token_law_{error.law}"
+            raise
+        return batch
+
+    async def _removed(self) -> Mapping[RolloutId, str]:
+        if self.loop.removed is None:
+            return {}
+        try:
+            async with stage("filter", None):
+                return removed_rollouts(self.loop.removed, self.groups)
+        except StageError as error:
+            raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
+
+    async def _update(self, step: OptimizerStep) -> StepReport:
+        loop = self.loop
+        loop.in_progress.is_training = True
+        batch = replace(step.batch, critic_only=True) if loop.critic_only else step.batch
+        report = await loop.trainer.update(batch)
+        if not report.is_left_out:
+            loop.in_progress.trained |= {group.id for group in step.groups}
+            loop.in_progress.has_new_weights = True
         return report
 
 

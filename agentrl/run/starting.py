@@ -14,14 +14,87 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TypeVar
 
+from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.cards import shared_gpus
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import RunData, bounded
+from agentrl.assembly.env import run_env_factory
+from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
+from agentrl.envs.opponents import check_opponents
+from agentrl.run.evaluations import Evaluations
+from agentrl.run.held_out import HeldOut
+from agentrl.run.parts import (
+    Progress,
+    Records,
+    World,
+    algorithm_of,
+    engines_of,
+    facts_of,
+    filters_of,
+    scoring_of,
+    source_of,
+)
+from agentrl.run.pretraining import CriticData
+from agentrl.run.replay import Replay
+from agentrl.run.teaching import check_served
+from agentrl.run.training import BUILD, TrainingRun
 from agentrl.weights.hf.fresh import draw_in_subprocess
 from agentrl.weights.hf.source import ModelSource
 
 R = TypeVar("R")
+
+
+async def built(
+    config: RunConfig, records: Records, addresses: Addresses, processes: RunProcesses
+) -> TrainingRun:
+    """All parts of a run. addresses: of the models that are served besides the policy.
+
+    Raises:
+        UserError: the environment, a function by path or the model is wrong, or an engine does not start.
+    """
+    console, origin, trainers = records.console, records.origin, processes.trainers
+    with records.watch.stage(BUILD), console.stage(BUILD, 1) as bar, records.monitor.starting(bar):
+        make_env = run_env_factory(config, addresses)
+        check_opponents(env := make_env(), config.env.opponents)
+        records.diagnoses.facts = facts_of(config, env)
+        dialect = dialect_of(env, config.rendering)
+        algorithm = algorithm_of(config, env)
+        filters = filters_of(config.rollout)
+        data = RunData.of(config, env, console.line)
+        scorer, play = await scoring_of(config, make_env, data.first_task, addresses)
+        source = source_of(config, env, dialect, data, records)
+        replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
+        if origin is not None and (prompts := replay or data.source) is not None:
+            prompts.check(origin.state.source)
+        await check_served(algorithm, config, source)
+        source = await ranks_begun(config, source, algorithm, trainers, is_resumed=origin is not None)
+        starting = engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
+        engines = await unless_a_rank_ends(trainers, starting)
+    renderer = build_renderer(source, dialect, config.rendering)
+    world = World(make_env, scorer, renderer, play_episode=play)
+    progress, engine = Progress(replace(source, seed=None)), engines[0]
+    held_out = HeldOut.of(data, config, world, engines[1] or engine)
+    run = TrainingRun(
+        config=config,
+        world=world,
+        engine=engine,
+        sink=None if engine is None else engine.sink,
+        algorithm=algorithm,
+        filters=filters,
+        trainers=trainers,
+        evaluations=Evaluations(config, held_out, *engines, records, progress),
+        prompts=data.source and bounded(data.source, config, env, world.renderer),
+        records=records,
+        progress=progress,
+        replay=replay,
+        critic_data=CriticData.of(config, source),
+    )
+    if origin is not None:
+        run.states.restore(origin.state)
+    return run
 
 
 async def ranks_begun(

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from agentrl.errors import DivergedError
 from agentrl.losses import extras_used
 from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
+from agentrl.trainer.publishing import BUCKET_BYTES, Publisher
 from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.snapshots import Ranks, Snapshots, called
+from agentrl.trainer.snapshots import Ranks, called
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.types.seams import (
-    Bucket,
     PublishReport,
-    SnapshotSink,
     StepReport,
     WeightSink,
 )
-from agentrl.weights.codec import non_finite, size_of, views
 from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.export import write_directory
 
 R = TypeVar("R")
 
-BUCKET_BYTES = 64 << 20
-_MAX_BUCKETS = 256  # of a snapshot
 _POLL_S = 0.1
 _NUM_STATISTICS = 2
 """Entropy, and the sum of squared probabilities."""
@@ -56,12 +51,11 @@ class RankTrainer:
     def __init__(self, ranks: Ranks, plan: Plan, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.ranks = ranks
         self._plan = plan
-        self._bucket_bytes = bucket_bytes
         self._streaming = asyncio.Lock()
         self._is_offloaded = False
-        self._snapshots = Snapshots(ranks, self._streaming)
         ranks.begin(plan)
-        self._manifest = ranks.call(Worker.manifest)[0]
+        self.publisher = Publisher(ranks, bucket_bytes, self._streaming)
+        """Sends its weights."""
 
     @classmethod
     async def started(cls, ranks: Ranks, plan: Plan) -> RankTrainer:
@@ -92,7 +86,9 @@ class RankTrainer:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
         with working(SCORE):
-            scored = {role: await self._scored(samples, role, statistics and role == "old") for role in roles}
+            scored = {
+                role: await _scored(self.ranks, samples, role, statistics and role == "old") for role in roles
+            }
         engine = tuple(sample.logprobs for sample in samples)
         proximal, *statistics_of_old = scored.get("old", [engine])
         entropy, squares = statistics_of_old or (None, None)
@@ -119,17 +115,7 @@ class RankTrainer:
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
         with working(TRAIN):
             ranks = await called(self.ranks, Worker.update, batch)
-        metrics: dict[str, float] = {}
-        if "values" in ranks[0]:
-            metrics |= critic_metrics(step_metrics([rank["values"] for rank in ranks], batch))
-        if "old" in ranks[0]:
-            metrics |= step_metrics([rank["old"] for rank in ranks], batch)
-        return StepReport(
-            {f"train/{name}": value for name, value in metrics.items()},
-            sum(len(sample) for sample in batch.samples),
-            None if batch.in_step is None else _logprobs(ranks, batch),
-            any(sums.is_left_out for rank in ranks for sums in rank.values()),
-        )
+        return _report(ranks, batch)
 
     async def move_reference(self, share: float) -> None:
         """Move the reference towards the policy: share x policy + (1 - share) x reference.
@@ -154,45 +140,8 @@ class RankTrainer:
         """
         started = time.perf_counter()
         with working(PUBLISH, f"version {version}"):
-            if isinstance(target, SnapshotSink):
-                num_bytes = await self._hand_over(target, version)
-            else:
-                async with self._streaming:
-                    num_bytes = await self._send(target, version)
+            num_bytes = await self.publisher.publish(target, version, keeps_memory=not self._is_offloaded)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
-
-    async def _hand_over(self, target: SnapshotSink, version: int) -> int:
-        """Have the sink send a snapshot; returns its bytes."""
-        num_bytes = sum(map(size_of, self._manifest))
-        # Each has a descriptor, and a process has few of these.
-        bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        take = self._snapshots.take(self._manifest, bucket_bytes, on_device=target.takes_device_memory)
-        snapshot = await take
-        try:
-            _check_finite(snapshot.not_finite)
-            await target.load(snapshot, version)
-        finally:
-            # A call that is cancelled may have reached its end.
-            if not target.holds(snapshot):
-                snapshot.free()
-            await self._snapshots.give_back(snapshot, keeps_memory=not self._is_offloaded)
-        return num_bytes
-
-    async def _send(self, target: WeightSink, version: int) -> int:
-        """Stream all buckets to the sink; returns their bytes."""
-        num_bytes, buckets = 0, self._buckets()
-        try:
-            async with target.begin(self._manifest, version) as transaction:
-                while (bucket := await self.ranks.run(_next_finite, buckets)) is not None:
-                    num_bytes += bucket.data.nbytes
-                    await transaction.put(bucket)
-                    # A buffer that the sink does not reference is filled again.
-                    del bucket
-                await transaction.commit(buckets.checksum)
-        finally:
-            # When the engine has failed, the ranks are still sending.
-            await self.ranks.run(buckets.drain)
-        return num_bytes
 
     async def onload(self) -> int | None:
         """Have on the device all that a step needs, until `offload`; see `Trainer`.
@@ -236,7 +185,8 @@ class RankTrainer:
             TrainerError: a rank failed; the task raises it, too.
         """
         is_copied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._save_state(Path(directory), is_copied))
+        saving = _state_saved(self.ranks, self._plan, self._streaming, Path(directory), is_copied)
+        task = asyncio.create_task(saving)
         await asyncio.wait([task, is_copied], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
@@ -279,47 +229,51 @@ class RankTrainer:
         """End the ranks."""
         await self.ranks.run(self.ranks.close)
 
-    def _buckets(self) -> _Weights:
-        return _Weights(self.ranks.stream(Worker.weights, self._manifest, self._bucket_bytes))
-
     def _save(self, directory: Path) -> None:
         like = Path(self._plan.models["old"])
-        write_directory(directory, self._buckets(), manifest=self._manifest, like=like)
+        write_directory(directory, self.publisher.buckets(), manifest=self.publisher.manifest, like=like)
 
-    async def _save_state(self, directory: Path, is_copied: asyncio.Future[None]) -> None:
-        with atomic_directory(directory) as partial:
-            partial.mkdir()
-            with working(CHECKPOINT):
-                replies = await called(self.ranks, Worker.save, partial)
-            is_copied.set_result(None)
-            await self._written()
-            steps, done = replies[0]
-            saved.write_summary(partial, self._plan, steps, done)
 
-    async def _written(self) -> None:
-        """Wait until every rank has written its copy."""
-        waiting = True
-        while waiting:
-            await asyncio.sleep(_POLL_S)
-            # A call between two buckets of a stream would take its replies.
-            async with self._streaming:
-                replies = await called(self.ranks, Worker.is_written)
-            for error in replies:
-                if isinstance(error, OSError):
-                    raise error
-            waiting = not all(replies)
+async def _state_saved(
+    ranks: Ranks, plan: Plan, streaming: asyncio.Lock, directory: Path, is_copied: asyncio.Future[None]
+) -> None:
+    with atomic_directory(directory) as partial:
+        partial.mkdir()
+        with working(CHECKPOINT):
+            replies = await called(ranks, Worker.save, partial)
+        is_copied.set_result(None)
+        await _written(ranks, streaming)
+        steps, done = replies[0]
+        saved.write_summary(partial, plan, steps, done)
 
-    async def _scored(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool
-    ) -> list[tuple[FloatArray, ...]]:
-        """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
-        replies = await called(self.ranks, Worker.score, samples, role, statistics)
-        num_fields = 1 + _NUM_STATISTICS * statistics
-        scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
-        for reply in replies:
-            for index, values in reply.items():
-                scored[index][:, scored_tokens(samples[index], role)] = values
-        return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+
+async def _written(ranks: Ranks, streaming: asyncio.Lock) -> None:
+    """Wait until every rank has written its copy."""
+    waiting = True
+    while waiting:
+        await asyncio.sleep(_POLL_S)
+        # A call between two buckets of a stream would take its replies.
+        async with streaming:
+            replies = await called(ranks, Worker.is_written)
+        for error in replies:
+            if isinstance(error, OSError):
+                raise error
+        waiting = not all(replies)
+
+
+def _report(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) -> StepReport:
+    """What all ranks report of an update."""
+    metrics: dict[str, float] = {}
+    if "values" in ranks[0]:
+        metrics |= critic_metrics(step_metrics([rank["values"] for rank in ranks], batch))
+    if "old" in ranks[0]:
+        metrics |= step_metrics([rank["old"] for rank in ranks], batch)
+    return StepReport(
+        {f"train/{name}": value for name, value in metrics.items()},
+        sum(len(sample) for sample in batch.samples),
+        None if batch.in_step is None else _logprobs(ranks, batch),
+        any(sums.is_left_out for rank in ranks for sums in rank.values()),
+    )
 
 
 def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) -> tuple[FloatArray, ...]:
@@ -331,42 +285,14 @@ def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) 
     return tuple(arrays)
 
 
-def _next_finite(buckets: _Weights) -> Bucket | None:
-    """The next bucket, whose numbers are all finite; None = there is no other."""
-    bucket = next(buckets, None)
-    _check_finite(None if bucket is None else non_finite(views(bucket)))
-    return bucket
-
-
-def _check_finite(name: str | None) -> None:
-    """name: of a tensor that holds other numbers than finite ones; None = there is none."""
-    if name is not None:
-        raise DivergedError(
-            f"training has diverged: after an update {name} holds weights that are not finite numbers, and "
-            "nothing was sampled from them; resume from the last checkpoint with a lower lr, or, after a "
-            "warm start, begin a new run with a lower warm_start_lr."
-        )
-
-
-class _Weights:
-    """The weights in buckets, as they are received. checksum: of all tensors, once all are received."""
-
-    def __init__(self, stream: Generator[Bucket, None, int]) -> None:
-        self._stream = stream
-        self.checksum = 0
-
-    def __iter__(self) -> _Weights:
-        return self
-
-    def __next__(self) -> Bucket:
-        try:
-            return next(self._stream)
-        except StopIteration as end:
-            # A stream that had ended before returns None.
-            self.checksum = end.value or self.checksum
-            raise
-
-    def drain(self) -> None:
-        """Receive the remaining buckets, and discard them."""
-        for _ in self:
-            pass
+async def _scored(
+    ranks: Ranks, samples: Sequence[Sample], role: ScoreRole, statistics: bool
+) -> list[tuple[FloatArray, ...]]:
+    """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
+    replies = await called(ranks, Worker.score, samples, role, statistics)
+    num_fields = 1 + _NUM_STATISTICS * statistics
+    scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
+    for reply in replies:
+        for index, values in reply.items():
+            scored[index][:, scored_tokens(samples[index], role)] = values
+    return [tuple(rows[field] for rows in scored) for field in range(num_fields)]

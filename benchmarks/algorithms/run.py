@@ -95,7 +95,7 @@ async def _reinforce(job: Job) -> str:
     from agentrl.run.checkpoints import Begun
     from agentrl.run.folder import RunFolder
     from agentrl.run.parts import Records
-    from agentrl.run.training import TrainingRun
+    from agentrl.run.starting import built
     from agentrl.view.console import RunConsole
 
     settings: dict[str, JSON] = {
@@ -114,7 +114,7 @@ async def _reinforce(job: Job) -> str:
     write_toml(config, folder.config)
     async with run_processes(config, folder.engine, folder.trainer, local_places(config)) as processes:
         records = Records.opened(config, folder, RunConsole(quiet=True), Begun(1, None))
-        run = await TrainingRun.build(config, records, {}, processes)
+        run = await built(config, records, {}, processes)
         assert run.sink is not None, "a run that plays has an engine"
         run = replace(run, sink=DelayedSink(run.sink, job.arm.lag))
         try:

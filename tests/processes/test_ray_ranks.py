@@ -70,10 +70,10 @@ async def test_the_versions_that_a_rank_on_ray_keeps_are_those_of_a_dry_run(mode
 
 async def test_a_stream_that_is_left_is_finished_before_the_next_call(model, ranks):
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    buckets = ranks.stream(Worker.weights, trainer._manifest, 2048)
+    buckets = ranks.stream(Worker.weights, trainer.publisher.manifest, 2048)
     next(buckets)
     buckets.close()
-    assert ranks.call(Worker.manifest) == [trainer._manifest]
+    assert ranks.call(Worker.manifest) == [trainer.publisher.manifest]
 
 
 async def test_the_stacks_of_a_rank_are_printed_in_the_middle_of_a_call(model, ranks, tmp_path):
@@ -171,13 +171,13 @@ async def test_a_rank_that_is_killed_in_mid_call_is_named(session, placement, mo
 async def test_a_rank_that_is_killed_in_mid_stream_is_named(session, placement, model, tmp_path):
     ranks = ranks_on(session, placement, 1, tmp_path, preloaded=WORKER)
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    buckets = ranks.stream(Worker.weights, trainer._manifest, 2048)
+    buckets = ranks.stream(Worker.weights, trainer.publisher.manifest, 2048)
     received = [next(buckets), next(buckets)]
     os.kill(ranks.pids[0], signal.SIGKILL)
     with pytest.raises(TrainerError, match=rf"rank 0 .*process {ranks.pids[0]} on .*was killed, or crashed"):
         received += buckets
     # Some were still to come.
-    assert sum(len(bucket.tensors) for bucket in received) < len(trainer._manifest)
+    assert sum(len(bucket.tensors) for bucket in received) < len(trainer.publisher.manifest)
     ranks.close()
 
 

@@ -95,7 +95,7 @@ async def test_a_version_outlives_the_trainer_of_its_plan(kept):
     sink, first = MappingSink(), trainer(qwen3(torch.float32), POLICY_LOSS)
     await first.publish(sink, version=1)
     second = trainer(model := qwen3(torch.float32), POLICY_LOSS)
-    second.ranks = second._snapshots._ranks = first.ranks
+    second.ranks = second.publisher._snapshots._ranks = first.ranks
     first.ranks._worker = second._worker
     await second.publish(sink, version=2)
     assert list(kept) == [sink.snapshot.number]

@@ -120,7 +120,7 @@ async def test_memory_that_is_in_use_here_is_not_filled_again(model, processes):
     trainer = await RankTrainer.started(processes, plan_over(model))
 
     async def taken():
-        take = partial(processes.snapshot, Worker.weights, trainer._manifest, 1 << 14)
+        take = partial(processes.snapshot, Worker.weights, trainer.publisher.manifest, 1 << 14)
         return await processes.run(take)
 
     first = await taken()

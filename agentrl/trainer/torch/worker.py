@@ -17,6 +17,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
@@ -102,7 +103,7 @@ class TorchWorker(Recorder, DeviceStore):
         network = networks[role]
         assert network is not None, "the driver scores the plan's roles only"
         with self._memory[role].onloaded():
-            return self._scores(network, samples, role, statistics=statistics)
+            return _scores(network, samples, role, self._config, statistics=statistics)
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -132,22 +133,8 @@ class TorchWorker(Recorder, DeviceStore):
         """The policy's weights in shared buffers; returns their checksum."""
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
-        digests: list[Future[list[int]]] = []
-        # Checksums run in threads, so that this one fills the next buffer.
-        with self.onloaded(), ThreadPoolExecutor(AHEAD) as threads:
-            tensors, host_copy = dict(named_weights(self.model)), HostCopy()
-            for load in _loads(manifest, bucket_bytes):
-                buffer = self._pool.take(sum(map(size_of, load)))
-                filled = Filled(load, buffer, self._pool)
-                offset = 0
-                for spec in load:
-                    source_B = tensors[spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
-                    host_copy.copy(source_B, buffer.bytes_B[offset : offset + len(source_B)])
-                    offset += len(source_B)
-                buffer.digests = threads.submit(digests_of, bucket_of(filled))
-                digests.append(buffer.digests)
-                yield filled
-            return sum_digests(digest for future in digests for digest in future.result())
+        with self.onloaded():
+            return (yield from _filled(self.model, self._pool, manifest, bucket_bytes))
 
     @torch.no_grad()
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
@@ -266,24 +253,47 @@ class TorchWorker(Recorder, DeviceStore):
         for memory in self._memory.values() if has_own_memory(self.model.device) else ():
             memory.offload()
 
-    def _scores(
-        self,
-        network: PreTrainedModel,
-        samples: Sequence[Sample],
-        role: ScoreRole,
-        *,
-        statistics: bool,
-    ) -> dict[int, FloatArray]:
-        """What is reported of the tokens that the role scores, by sample."""
-        scores: dict[int, FloatArray] = {}
-        forward = value_outputs if role == "values" else token_outputs
-        masks = [scored_tokens(sample, role) for sample in samples]
-        with torch.no_grad(), segment_attention(network):
-            for row in micro_batches(samples, masks, self._config.max_tokens_per_gpu):
-                outputs = forward(network, row, bf16=self._config.bf16)
-                parts = row.split(reported(outputs, statistics=statistics))
-                scores |= dict(zip(row.members, parts, strict=True))
-        return scores
+
+def _filled(
+    model: PreTrainedModel, pool: BufferPool, manifest: Sequence[TensorSpec], bucket_bytes: int
+) -> Generator[Filled, None, int]:
+    """The model's weights in shared buffers; returns their checksum."""
+    digests: list[Future[list[int]]] = []
+    # Checksums run in threads, so that this one fills the next buffer.
+    with ThreadPoolExecutor(AHEAD) as threads:
+        tensors, host_copy = dict(named_weights(model)), HostCopy()
+        for load in _loads(manifest, bucket_bytes):
+            buffer = pool.take(sum(map(size_of, load)))
+            filled = Filled(load, buffer, pool)
+            offset = 0
+            for spec in load:
+                source_B = tensors[spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
+                host_copy.copy(source_B, buffer.bytes_B[offset : offset + len(source_B)])
+                offset += len(source_B)
+            buffer.digests = threads.submit(digests_of, bucket_of(filled))
+            digests.append(buffer.digests)
+            yield filled
+        return sum_digests(digest for future in digests for digest in future.result())
+
+
+def _scores(
+    network: PreTrainedModel,
+    samples: Sequence[Sample],
+    role: ScoreRole,
+    config: TrainerConfig,
+    *,
+    statistics: bool,
+) -> dict[int, FloatArray]:
+    """What is reported of the tokens that the role scores, by sample."""
+    scores: dict[int, FloatArray] = {}
+    forward = value_outputs if role == "values" else token_outputs
+    masks = [scored_tokens(sample, role) for sample in samples]
+    with torch.no_grad(), segment_attention(network):
+        for row in micro_batches(samples, masks, config.max_tokens_per_gpu):
+            outputs = forward(network, row, bf16=config.bf16)
+            parts = row.split(reported(outputs, statistics=statistics))
+            scores |= dict(zip(row.members, parts, strict=True))
+    return scores
 
 
 @contextmanager
