@@ -284,7 +284,8 @@ def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
     (attempt,) = attempts(tmp_path / "x")
     assert attempt.ended == "terminated"
     names = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
-    assert 1 <= len(names) <= 2
+    # The two newest ones, and the best.
+    assert 1 <= len(names) <= 3
     assert all(name.startswith("step_") for name in names)
 
 

@@ -55,7 +55,7 @@ async def test_a_rank_on_ray_learns_bit_for_bit_what_is_learned_inline(model, ra
 
 async def test_buckets_arrive_in_order(model, ranks):
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    trainer._bucket_bytes = 2048
+    trainer.publisher._bucket_bytes = 2048
     inline = await RankTrainer.started(InlineRank(), plan_over(model))
     sinks = RecordingSink(), RecordingSink()
     for one, sink in zip((trainer, inline), sinks, strict=True):

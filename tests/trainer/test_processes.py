@@ -100,7 +100,7 @@ def shared_bytes(pid):
 async def takes_two_versions(model, ranks):
     """Rank 0 keeps one version for servers, and another one while it is sent, as a dry run counts them."""
     trainer = await RankTrainer.started(ranks, plan_over(model))
-    trainer._bucket_bytes = 1 << 14
+    trainer.publisher._bucket_bytes = 1 << 14
     sink = KeepingSink(ranks.pids[0])
     for version in range(1, 5):
         await trainer.publish(sink, version=version)
