@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from agentrl.errors import ToolError, ToolRejected
 from agentrl.http.requests import check_values, json_of, off_loop
-from agentrl.run.lag import PERIOD_S
+from agentrl.run.stages import PERIOD_S
 from agentrl.runtime.collector import rare_collections
 from agentrl.tools.mcp import McpTools
 from benchmarks import flooding_server

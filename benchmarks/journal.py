@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl.records import Entry, Journal, Outcome, read_journal
-from agentrl.run.lag import LagMeter
+from agentrl.run.stages import LagMeter
 from agentrl.types import (
     JSON,
     Completion,

@@ -26,7 +26,7 @@ from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
-from agentrl.run.lag import LagMeter
+from agentrl.run.stages import LagMeter
 from agentrl.tools import release_shared
 from agentrl.types import JSON
 from agentrl.types.seams import ToolSchema

@@ -18,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.losses import PolicyLoss
-from agentrl.run.lag import LagMeter
+from agentrl.run.stages import LagMeter
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.processes import Processes

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.records.callback import StepFunction, check_callback
+from agentrl.records.metrics import StepFunction, check_callback
 from agentrl.tools.names import Names
 
 T = TypeVar("T")

@@ -93,7 +93,6 @@ class TrainSettings(TypedDict, total=False):
     rollout_max_context_len: int | None
     max_turns: int | None
     shuffle_rewards: bool
-    max_idle_rollouts: int | None
     max_episode_retries: int
     group_timeout_s: float | None
     dynamic_sampling_filter_path: Function | None
@@ -102,13 +101,14 @@ class TrainSettings(TypedDict, total=False):
     buffer_filter_path: Function | None
     rollout_sample_filter_path: Function | None
     privileged_context_path: Function | None
-    num_rollout_workers: int
     max_staleness: int
     staleness_policy: Literal["window", "strict", "ready_first"]
     staleness_window: int | None
     async_buffer_size: int | None
     update_weights_interval: int
     partial_rollout: bool | None
+    max_idle_rollouts: int | None
+    num_rollout_workers: int
     replay: Name | None
     debug_rollout_only: bool
     advantage_estimator: Literal[

@@ -29,7 +29,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
-from agentrl.trainer.torch.optimizers import hidden_matrices
+from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.view.scores import size_text
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 

@@ -10,8 +10,7 @@ from agentrl.data.columns import Columns
 from agentrl.data.contract import check_data_source
 from agentrl.data.files import FileSource
 from agentrl.data.mixture import Mixture
-from agentrl.data.source import DataSource, Prompt, PromptStream, Skipped, world_seed
-from agentrl.data.tasks import TaskSource
+from agentrl.data.source import DataSource, Prompt, PromptStream, Skipped, TaskSource, world_seed
 
 __all__ = [
     "Bounded",

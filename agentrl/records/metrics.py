@@ -1,4 +1,4 @@
-"""The metrics of a run: one record for each step, sent to every tracker."""
+"""The metrics of a run: one record for each step, sent to every tracker, a function of the user too."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from agentrl.types import JSON
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
+import inspect
 
 _numbers = count()
 Record: TypeAlias = dict[str, float | None]
@@ -265,3 +266,38 @@ def read_metrics(path: Path) -> list[Record]:
 
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+StepFunction: TypeAlias = Callable[[int, Mapping[str, float]], object]
+"""Called with a step and its metrics; where it returns True, the run ends after that step."""
+
+
+class Callback:
+    """A `Tracker` that calls a function. ends_run: it has returned True."""
+
+    def __init__(self, function: StepFunction) -> None:
+        self._function = function
+        self.ends_run = False
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
+        """Call the function with a copy of the metrics."""
+        del time_s
+        if self._function(step, dict(metrics)) is True:
+            self.ends_run = True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def check_callback(function: StepFunction) -> None:
+    """Check that a function can be called back.
+
+    Raises:
+        ValueError: it takes other arguments, or is a coroutine function.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise ValueError("a callback is no coroutine function; write it with def, not async def.")
+    try:
+        inspect.signature(function).bind(1, {})
+    except TypeError as error:
+        raise ValueError(f"a callback is called with a step and its metrics ({error}); mend it.") from None

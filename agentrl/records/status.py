@@ -21,9 +21,8 @@ from pydantic import Field, ValidationError
 from agentrl.config import Section
 from agentrl.errors import ConfigError
 from agentrl.records.timeline import natural
-from agentrl.runtime.activity import EVALUATION, GROUPS, RUN, TAKE, Activities, Activity, Doing
+from agentrl.runtime.activity import EVALUATION, GROUPS, RUN, TAKE, Activities, Activity, Busy, Doing
 from agentrl.runtime.files import write_text
-from agentrl.runtime.meters import Busy
 from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON
 

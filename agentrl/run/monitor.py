@@ -33,9 +33,8 @@ from agentrl.records.timeline import Timeline
 from agentrl.rollout.producer import Producer
 from agentrl.run.loop import Loop, PlayLoop
 from agentrl.run.metrics import staleness_counts
-from agentrl.runtime.activity import Activities
+from agentrl.runtime.activity import Activities, Busy
 from agentrl.runtime.authorship import place_of_frame
-from agentrl.runtime.meters import Busy
 from agentrl.types import Group
 from agentrl.view.console import StageBar
 from agentrl.view.scores import time_text

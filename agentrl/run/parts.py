@@ -31,9 +31,9 @@ from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.records import Earlier, Journal, MetricLog, Tracker, WandbTracker
-from agentrl.records.callback import Callback
 from agentrl.records.config import ObserveConfig
 from agentrl.records.diagnoses import Diagnoses
+from agentrl.records.metrics import Callback
 from agentrl.records.prometheus import PrometheusTracker
 from agentrl.records.trends import RunFacts
 from agentrl.rollout.agent import SamplingSettings

@@ -24,6 +24,7 @@ from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.envs.opponents import check_opponents
+from agentrl.run.credit import check_served
 from agentrl.run.evaluations import Evaluations
 from agentrl.run.held_out import HeldOut
 from agentrl.run.parts import (
@@ -39,7 +40,6 @@ from agentrl.run.parts import (
 )
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
-from agentrl.run.teaching import check_served
 from agentrl.run.training import BUILD, TrainingRun
 from agentrl.weights.hf.fresh import draw_in_subprocess
 from agentrl.weights.hf.source import ModelSource

@@ -25,7 +25,6 @@ from agentrl.run.colocation import Colocation
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
-from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop, PlayLoop
 from agentrl.run.metrics import mean_score, skipped_metrics
 from agentrl.run.parts import (
@@ -37,6 +36,7 @@ from agentrl.run.parts import (
 from agentrl.run.pretraining import CriticData, pretrain_critic
 from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.replay import Replay
+from agentrl.run.stages import LagMeter
 from agentrl.run.states import AnyLoop, Prompts, RunStates
 from agentrl.run.warm_start import warm_started
 from agentrl.runtime.event_loop import to_its_end

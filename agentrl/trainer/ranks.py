@@ -15,9 +15,8 @@ from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TR
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
-from agentrl.trainer.publishing import BUCKET_BYTES, Publisher
 from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.snapshots import Ranks, called
+from agentrl.trainer.snapshots import BUCKET_BYTES, Publisher, Ranks, called
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.types.seams import (
     PublishReport,

@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.engine.conformance import CHECKS, ConformanceCheck, Subject
 from agentrl.engine.embedded.messages import Begin, Open, Put
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
+from agentrl.engine.embedded.sink import deliver
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.types.seams import Sampling
 from agentrl.weights.codec import named_weights
-from agentrl.weights.delivery import deliver
 from agentrl.weights.hf.export import save_model
 from tests.engine.across_updates import play_across_updates
 from tests.engine.serving import save_tiny

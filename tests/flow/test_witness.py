@@ -24,7 +24,7 @@ from agentrl.records import read_outcomes, reconcile
 from agentrl.records.history import attempts
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints
-from agentrl.trainer.torch.optimizers import Optimizer
+from agentrl.trainer.torch.learner import Optimizer
 from agentrl.types import Extra, ExtraSpec
 from tests.flow.runs import TINY, train
 from tests.flow.worlds import Struck

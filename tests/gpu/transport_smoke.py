@@ -209,7 +209,7 @@ def checks(device: torch.device, others: Sequence[torch.device], num_bytes: int)
 
 
 def to_the_host(report: Report, packed) -> None:
-    from agentrl.weights.host_copy import HostCopy
+    from agentrl.weights.shared import HostCopy
 
     copy, bytes_B = HostCopy(), packed.memory.bytes_B
     target_B = torch.zeros(len(bytes_B), dtype=torch.uint8)

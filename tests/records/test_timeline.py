@@ -9,13 +9,14 @@ from collections import defaultdict
 import pytest
 
 from agentrl.records.timeline import Timeline
-from agentrl.runtime import activity, meters
+from agentrl.runtime import activity
 from agentrl.runtime.activity import (
     ENDED,
     EPISODES,
     EVALUATION,
     GROUPS,
     KINDS,
+    MAX_BUCKETS,
     MAX_SPANS,
     OUT,
     RUN,
@@ -27,7 +28,6 @@ from agentrl.runtime.activity import (
     in_play,
     working,
 )
-from agentrl.runtime.meters import MAX_BUCKETS
 from agentrl.runtime.stage import stage
 
 
@@ -35,8 +35,7 @@ from agentrl.runtime.stage import stage
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     times = [100.0]
-    for module in (activity, meters):
-        monkeypatch.setattr(module, "perf_counter", lambda: times[0])
+    monkeypatch.setattr(activity, "perf_counter", lambda: times[0])
 
     def set_to(time_s):
         times[0] = 100.0 + time_s

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.records import Entry, Journal, Outcome, members, read_journal, reconcile
-from agentrl.run.lag import LagMeter
+from agentrl.run.stages import LagMeter
 from agentrl.types import Completion, Finish, Trajectory, TurnTokens, Verdict
 from tests.records.episodes import simple_episode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentrl.run.lag import LagMeter
+from agentrl.run.stages import LagMeter
 
 
 async def test_a_stall_shows_once_and_a_quiet_loop_hardly_lags():

@@ -20,8 +20,7 @@ from agentrl.rollout.producer import Producer, ProducerSettings
 from agentrl.rollout.staleness import GroupPlaces, Window
 from agentrl.run.loop import PlayLoop
 from agentrl.run.monitor import Monitor, utilisation_metrics
-from agentrl.runtime.activity import TAKE, TRAIN, Activities, requesting, working
-from agentrl.runtime.meters import Busy
+from agentrl.runtime.activity import TAKE, TRAIN, Activities, Busy, requesting, working
 from agentrl.view.console import StageBar
 from tests.worlds import ASK, Parrot, Speaker
 

@@ -10,22 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import StageError
-from agentrl.runtime import activity, meters
+from agentrl.runtime import activity
 from agentrl.runtime.activity import (
     ENDED,
     EPISODES,
+    FINEST_S,
+    MAX_BUCKETS,
     MAX_SPANS,
     PUBLISH,
     SCORE,
     TRAIN,
     Activities,
+    Busy,
+    Meter,
     Span,
     group_in_play,
     in_play,
     requesting,
     working,
 )
-from agentrl.runtime.meters import FINEST_S, MAX_BUCKETS, Busy, Meter
 from agentrl.runtime.stage import stage
 
 
@@ -33,8 +36,7 @@ from agentrl.runtime.stage import stage
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     times = [0.0]
-    for module in (activity, meters):
-        monkeypatch.setattr(module, "perf_counter", lambda: times[0])
+    monkeypatch.setattr(activity, "perf_counter", lambda: times[0])
 
     def set_to(time_s):
         times[0] = time_s
@@ -145,7 +147,7 @@ def test_a_meters_course_is_the_union_of_its_spans_at_a_bounded_resolution(lengt
     tick_s = FINEST_S * 2.0**scale
     times = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meters, "perf_counter", lambda: times[0])
+        patch.setattr(activity, "perf_counter", lambda: times[0])
         meter = Meter()
         for tick, change in sorted(events, key=lambda event: (event[0], -event[1])):
             times[0] = tick * tick_s

@@ -14,8 +14,7 @@ from agentrl.engine.sglang.launch.phases import StartLog
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError, TeacherError
 from agentrl.trainer.batch import micro_batches
-from agentrl.trainer.torch.forward import token_outputs
-from agentrl.trainer.torch.segments import segment_attention
+from agentrl.trainer.torch.forward import segment_attention, token_outputs
 from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
 from agentrl.types.seams import Sampling
 from tests.engine.across_updates import play_across_updates

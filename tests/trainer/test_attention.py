@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.trainer.attention import Ends, folds_of
-from agentrl.trainer.torch.segments import segment_attention
+from agentrl.trainer.torch.forward import segment_attention
 from tests.trainer.tiny import VOCAB, llama, qwen3
 
 CPU = torch.device("cpu")

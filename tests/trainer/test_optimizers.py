@@ -5,8 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.schedule import learning_rate
-from agentrl.trainer.torch.optimizers import Optimizer, hidden_matrices
+from agentrl.trainer.plan import learning_rate
+from agentrl.trainer.torch.learner import Optimizer, hidden_matrices
 from tests.trainer.tiny import llama, qwen3
 
 

@@ -6,8 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from agentrl.records.timeline import Course, Timeline
-from agentrl.runtime.activity import KINDS, PROCESS, RUN, Span
-from agentrl.runtime.meters import MAX_BUCKETS
+from agentrl.runtime.activity import KINDS, MAX_BUCKETS, PROCESS, RUN, Span
 from agentrl.view.report import COLUMNS, pictures
 
 SVG = re.compile(

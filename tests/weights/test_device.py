@@ -13,7 +13,7 @@ from agentrl.engine.sglang.inside.agentrl_sglang import device as inside
 from agentrl.types.seams import DevicePart, TensorSpec
 from agentrl.weights import cuda, device
 from agentrl.weights.device import allocated, content_hash, device_checksum, layout_of, packed
-from agentrl.weights.host_copy import HostCopy
+from agentrl.weights.shared import HostCopy
 from tests.engine.devices import FileMemory, packed_of
 
 BITS = 2**64

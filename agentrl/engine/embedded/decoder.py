@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentrl.engine.embedded.architecture import Architecture
-from agentrl.engine.embedded.norm import RmsNorm
+from agentrl.engine.embedded.layers import RmsNorm, Scratch, zeros
 from agentrl.engine.embedded.parameters import LayerParameters, Parameters
-from agentrl.engine.embedded.scratch import Scratch, zeros
 
 _DENSE_BYTES = 1 << 18
 """Up to this size the slots of a cache are on huge pages, of which each then holds several."""

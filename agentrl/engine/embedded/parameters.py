@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.architecture import Architecture
-from agentrl.engine.embedded.linear import Linear
-from agentrl.engine.embedded.norm import RmsNorm
+from agentrl.engine.embedded.layers import Linear, RmsNorm
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ROTATED = _QKV[:2]

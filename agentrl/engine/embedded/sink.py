@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.architecture import Architecture
-from agentrl.engine.embedded.linear import Linear
-from agentrl.engine.embedded.norm import RmsNorm
+from agentrl.engine.embedded.layers import Linear, RmsNorm
 from agentrl.engine.embedded.parameters import (
     EMBEDDING,
     HEAD,
@@ -34,10 +33,9 @@ from agentrl.engine.embedded.parameters import (
     prefix_of,
 )
 from agentrl.errors import EngineError
-from agentrl.types.seams import Bucket, TensorSpec
+from agentrl.types.seams import Bucket, TensorSpec, WeightSink
 from agentrl.weights.checksum import checksum, sum_digests
-from agentrl.weights.codec import named_weights, views
-from agentrl.weights.delivery import deliver
+from agentrl.weights.codec import manifest_of, named_weights, pack_buckets, views
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.staging import Transaction
 
@@ -264,3 +262,21 @@ def _comparable(
     for name, tensor in loaded:
         original = originals[name]
         yield name, tensor if original is None else original
+
+
+_BUCKET_BYTES = 64 << 20
+
+
+async def deliver(tensors: Sequence[tuple[str, Tensor]], sink: WeightSink, version: int) -> int:
+    """Send all tensors as `version`, in buckets of 64 MiB; returns the number of bytes sent.
+
+    Raises:
+        EngineError: the sink rejected them; it keeps serving the old version.
+    """
+    num_bytes = 0
+    async with sink.begin(manifest_of(tensors), version) as transaction:
+        for bucket in pack_buckets(tensors, _BUCKET_BYTES):
+            num_bytes += bucket.data.nbytes
+            await transaction.put(bucket)
+        await transaction.commit(checksum(tensors))
+    return num_bytes

@@ -16,8 +16,7 @@ from agentrl.types.seams import Bucket, DeviceWeights, Snapshot, TensorSpec, Wor
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.device import Packed, device_checksum
-from agentrl.weights.host_copy import HostCopy
-from agentrl.weights.shared import BufferPool
+from agentrl.weights.shared import BufferPool, HostCopy
 
 R = TypeVar("R")
 

@@ -22,7 +22,7 @@ from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import grouped, size_of, torch_dtype
 from agentrl.weights.device import Packed, allocated, layout_of, packed
-from agentrl.weights.host_copy import HostCopy
+from agentrl.weights.shared import HostCopy
 
 
 class _Entry(NamedTuple):

@@ -21,8 +21,7 @@ from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.state import StatePart, begin_moments, parts_of
-from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient
-from agentrl.trainer.schedule import learning_rate
+from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.types import TrainBatch
 
 

@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypedDict, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
-from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient
-from agentrl.trainer.schedule import learning_rate
-from agentrl.trainer.torch.optimizers import Optimizer
-from agentrl.trainer.torch.segments import segment_attention
+from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
+from agentrl.trainer.torch.forward import segment_attention
 from agentrl.types import TrainBatch
+
+
+class Optimizer:
+    """One or two torch optimizers that step together over every trainable weight of a model."""
+
+    def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
+        matrices = hidden_matrices(model) if config.optimizer == "muon" else []
+        chosen = {id(matrix) for matrix in matrices}
+        others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+        self.parts: list[torch.optim.Optimizer] = [_adamw(others, config)]
+        if matrices:
+            self.parts.append(_muon(matrices, config))
+
+    def step(self, lr: float) -> None:
+        """Apply the gradients at rate `lr`."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
+
+
+def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
+    """The trainable 2-D weights between the embedding and the head: the weights that Muon optimizes."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    outer = {id(p) for end in ends if isinstance(end, nn.Module) for p in end.parameters()}
+    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in outer]
+
+
+def _adamw(parameters: Iterable[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
+    listed = list(parameters)
+    groups = [
+        {"params": [p for p in listed if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in listed if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        fused=True,
+    )
+
+
+def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
+    # This scaling gives an update the size of AdamW's, so that both share one learning rate.
+    return torch.optim.Muon(
+        matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+
 
 T = TypeVar("T")
 Forward = Callable[[PreTrainedModel, MicroBatch], TokenOutputs]

@@ -27,18 +27,16 @@ from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_toke
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
-from agentrl.trainer.torch.forward import check_trainable, token_outputs
+from agentrl.trainer.torch.forward import check_trainable, segment_attention, token_outputs
 from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
-from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import grouped, manifest_of, named_weights, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.hf.loading import open_directory
-from agentrl.weights.host_copy import HostCopy
-from agentrl.weights.shared import BufferPool
+from agentrl.weights.shared import BufferPool, HostCopy
 
 _STATE = "state.pt"
 
