@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from agentrl.assembly.load import read_run
 from agentrl.records import read_metrics
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.fitting import fitted, recorded_workload
-from agentrl.simulate.recorded import RecordedRun, read_recorded
-from agentrl.simulate.run import simulate
 from agentrl.types import JSON
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.fitting import fitted, recorded_workload
+from agentrl_simulate.recorded import RecordedRun, read_recorded
+from agentrl_simulate.run import simulate
 from benchmarks.asynchronous.comparisons import LONG_TAIL, warm_started
 from benchmarks.asynchronous.runs import STEADY, timed_run
 from benchmarks.compare import figures_of

@@ -42,7 +42,7 @@ cli.offer(
             "agentrl.cli.sft:sft_command", "Fine-tune a model on conversations, or on the episodes of a run."
         ),
         "simulate": Offer(
-            "agentrl.cli.simulate:simulate_command", "Simulate a run: its speed, and who waits for whom."
+            "agentrl_simulate.command:simulate_command", "Simulate a run: its speed, and who waits for whom."
         ),
         "rollout": Offer(
             "agentrl.cli.train:rollout_command", "Play the batches of a run, and train on nothing."

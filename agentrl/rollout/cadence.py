@@ -2,7 +2,7 @@
 
     take -> score -> update -> publish -> the next groups may start
 
-`Loop` trains real batches in this order, `agentrl.simulate` models of them.
+`Loop` trains real batches in this order, `agentrl_simulate` models of them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-PYTHON_FOLDERS = ("agentrl", "benchmarks", "envs_contrib", "examples", "tests")
+PYTHON_FOLDERS = ("agentrl", "agentrl_simulate", "benchmarks", "envs_contrib", "examples", "tests")
 TEXT_FOLDERS = (*PYTHON_FOLDERS, "docs", ".ci")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".html", ".css", ".js", ".svg", ".json", ".txt", ""}
 

@@ -19,8 +19,8 @@ from agentrl.engine.config import ServedModel, ServerGroup
 from agentrl.errors import MissingExtraError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.runtime import extras
-from agentrl.simulate.request import SimulationFlags
 from agentrl.types import JSON
+from agentrl_simulate.request import SimulationFlags
 from tests.house.source import name_of, python_files, requirements, tree_of
 
 CHOICES: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ def texts() -> tuple[tuple[str, str], ...]:
     found += [
         (path, getattr(option, "help", None) or "") for path in COMMANDS for option in COMMANDS[path].params
     ]
-    for path in python_files("agentrl"):
+    for path in python_files("agentrl", "agentrl_simulate"):
         nodes = list(ast.walk(tree_of(path)))
         inner = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         inner |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}

@@ -18,6 +18,7 @@ import pytest
 
 from tests.house.source import ROOT, name_of, python_files
 
+SHIPPED = ("agentrl", "agentrl_simulate", "envs_contrib")
 DATA_SUFFIXES = {".html", ".css", ".js", ".toml", ".typed", ".jinja"}
 # Modules of the standard library that 3.12 and 3.13 removed.
 REMOVED = {
@@ -149,14 +150,14 @@ def run(commands: Path, folder: Path, *arguments: str) -> str:
 @pytest.mark.full
 def test_the_wheel_holds_every_module_and_every_data_file(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    expected = {name_of(path) for path in python_files("agentrl", "envs_contrib")} | {
+    expected = {name_of(path) for path in python_files(*SHIPPED)} | {
         name_of(path)
-        for folder in ("agentrl", "envs_contrib")
+        for folder in SHIPPED
         for path in (ROOT / folder).rglob("*")
         if path.suffix in DATA_SUFFIXES
     }
     assert expected - inside == set()
-    assert {name.split("/")[0] for name in inside if ".dist-info" not in name} == {"agentrl", "envs_contrib"}
+    assert {name.split("/")[0] for name in inside if ".dist-info" not in name} == {*SHIPPED}
 
 
 @pytest.mark.full

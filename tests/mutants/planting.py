@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.mutants.patterns import Match
 from tests.mutants.table import Bug
 
-PACKAGES = ("agentrl", "envs_contrib", "benchmarks")
+PACKAGES = ("agentrl", "agentrl_simulate", "envs_contrib", "benchmarks")
 # Statements that contain definitions and add nothing to their qualified names.
 BLOCKS = (ast.If, ast.Try, ast.With, ast.AsyncWith, ast.For)
 

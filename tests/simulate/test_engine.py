@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.engine import SimulatedEngine, SimulatedEngines
-from agentrl.simulate.virtual_time import now_s, run_in_virtual_time
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.engine import SimulatedEngine, SimulatedEngines
+from agentrl_simulate.virtual_time import now_s, run_in_virtual_time
 
 FAST_PREFILL = 1e15
 

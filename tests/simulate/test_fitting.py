@@ -13,13 +13,13 @@ from agentrl.assembly.config import RunConfig
 from agentrl.config import parse, read_toml
 from agentrl.errors import ConfigError
 from agentrl.records.history import METRICS
-from agentrl.simulate.config import ModelFile, SimulateSection, Spread
-from agentrl.simulate.engine import SimulatedEngine
-from agentrl.simulate.fitting import described, fitted
-from agentrl.simulate.recorded import PlayedTurn, RecordedInterval, RecordedRun, TrainedBatch, read_recorded
-from agentrl.simulate.request import requested, save_model
-from agentrl.simulate.virtual_time import now_s, run_in_virtual_time
-from agentrl.simulate.workload import EpisodePlan, GivenWorkload, GroupPlan, TurnPlan
+from agentrl_simulate.config import ModelFile, SimulateSection, Spread
+from agentrl_simulate.engine import SimulatedEngine
+from agentrl_simulate.fitting import described, fitted
+from agentrl_simulate.recorded import PlayedTurn, RecordedInterval, RecordedRun, TrainedBatch, read_recorded
+from agentrl_simulate.request import requested, save_model
+from agentrl_simulate.virtual_time import now_s, run_in_virtual_time
+from agentrl_simulate.workload import EpisodePlan, GivenWorkload, GroupPlan, TurnPlan
 
 ENGINE = SimulateSection(
     decode_step_s=0.004, decode_request_s=0.0003, prefill_tok_per_s=9_000, request_s=0.02, engine_slots=64

@@ -12,10 +12,10 @@ from agentrl.assembly.rollout import staleness_policy
 from agentrl.errors import ConfigError, UserError, WorldBrokenError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.run.metrics import staleness_metrics
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.player import SimulatedGroup
-from agentrl.simulate.run import simulate, staleness_of
-from agentrl.simulate.workload import EpisodePlan, GivenWorkload, GroupPlan, RecordedWorkload, TurnPlan
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.player import SimulatedGroup
+from agentrl_simulate.run import simulate, staleness_of
+from agentrl_simulate.workload import EpisodePlan, GivenWorkload, GroupPlan, RecordedWorkload, TurnPlan
 from tests.algorithms.episodes import group
 
 NEVER = 1e15

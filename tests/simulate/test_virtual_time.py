@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.simulate.virtual_time import StalledError, VirtualTimeLoop, now_s, run_in_virtual_time
+from agentrl_simulate.virtual_time import StalledError, VirtualTimeLoop, now_s, run_in_virtual_time
 
 
 @settings(max_examples=30, deadline=None)

@@ -26,8 +26,8 @@ from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.rollout.staleness import STALE
 from agentrl.runtime.activity import ACT, EPISODE, PUBLISH, SCORE, TRAIN
 from agentrl.runtime.ownership import read_gzip
-from agentrl.simulate.workload import FILTERED, EpisodePlan, GroupPlan, TurnPlan
 from agentrl.types import Ending, Episode
+from agentrl_simulate.workload import FILTERED, EpisodePlan, GroupPlan, TurnPlan
 
 _MAX_BYTES: Final = 1 << 30
 

@@ -20,13 +20,13 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.cadence import Cadence, OwnDevices, Publishing, Times
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.producer import Producer
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.engine import SimulatedEngine, SimulatedEngines
-from agentrl.simulate.player import TASK, SimulatedGroup, SimulatedPlayer, SimulatedWorkers
-from agentrl.simulate.training import SharedDevices, SimulatedTraining
-from agentrl.simulate.virtual_time import now_s, run_in_virtual_time
-from agentrl.simulate.workload import Workload
 from agentrl.types import JSON, Group
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.engine import SimulatedEngine, SimulatedEngines
+from agentrl_simulate.player import TASK, SimulatedGroup, SimulatedPlayer, SimulatedWorkers
+from agentrl_simulate.training import SharedDevices, SimulatedTraining
+from agentrl_simulate.virtual_time import now_s, run_in_virtual_time
+from agentrl_simulate.workload import Workload
 
 
 class Totals(NamedTuple):

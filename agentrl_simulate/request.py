@@ -10,12 +10,12 @@ from agentrl.assembly.load import load_run
 from agentrl.config import Section, by_section, merge, parse, read_toml, write_toml
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.simulate.config import EpisodesSection, ModelFile, SimulateSection
-from agentrl.simulate.fitting import fitted, recorded_workload
-from agentrl.simulate.recorded import RecordedRun, read_recorded
-from agentrl.simulate.sweep import Sweep
-from agentrl.simulate.workload import GivenWorkload
 from agentrl.types import JSON
+from agentrl_simulate.config import EpisodesSection, ModelFile, SimulateSection
+from agentrl_simulate.fitting import fitted, recorded_workload
+from agentrl_simulate.recorded import RecordedRun, read_recorded
+from agentrl_simulate.sweep import Sweep
+from agentrl_simulate.workload import GivenWorkload
 
 SCHEDULING: Final = frozenset(
     {

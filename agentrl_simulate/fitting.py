@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.simulate.recorded import RecordedInterval, RecordedRun, TrainedBatch, mean_of, replicas_of
-from agentrl.simulate.workload import GroupPlan, RecordedWorkload
 from agentrl.types import JSON
+from agentrl_simulate.recorded import RecordedInterval, RecordedRun, TrainedBatch, mean_of, replicas_of
+from agentrl_simulate.workload import GroupPlan, RecordedWorkload
 
 Floats = npt.NDArray[np.float64]
 _SLOWDOWNS: Final = np.arange(0.0, 3.01, 0.05)

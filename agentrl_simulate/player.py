@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from agentrl.data import Prompt
 from agentrl.rollout.group import GroupInProgress, GroupOutcome
-from agentrl.simulate.engine import SimulatedEngines
-from agentrl.simulate.virtual_time import now_s
-from agentrl.simulate.workload import EpisodePlan, Workload
 from agentrl.types import Ending, Episode, Failure, Group, Limits, Task
+from agentrl_simulate.engine import SimulatedEngines
+from agentrl_simulate.virtual_time import now_s
+from agentrl_simulate.workload import EpisodePlan, Workload
 
 TASK = Task.ask("simulated", "")
 """The task of all prompts of a simulation: nobody reads it."""

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from agentrl.errors import ConfigError, UserError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.run import SimulatedRun, simulate
-from agentrl.simulate.workload import Workload
 from agentrl.types import JSON
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.run import SimulatedRun, simulate
+from agentrl_simulate.workload import Workload
 
 _SHARES = 8
 """Splits give playing 1/8, 2/8, ... of the GPUs; around the best of them, sixteenths (count)."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from agentrl.simulate.config import EngineSection
-from agentrl.simulate.virtual_time import now_s
+from agentrl_simulate.config import EngineSection
+from agentrl_simulate.virtual_time import now_s
 
 _SAME_TOKEN = 1e-6
 """Less of a token than this is a rounding error."""

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from agentrl.rollout.group import GroupOutcome
-from agentrl.simulate.config import SimulateSection
-from agentrl.simulate.engine import SimulatedEngines
-from agentrl.simulate.player import SimulatedGroup
-from agentrl.simulate.virtual_time import now_s
 from agentrl.types.seams import PublishReport
+from agentrl_simulate.config import SimulateSection
+from agentrl_simulate.engine import SimulatedEngines
+from agentrl_simulate.player import SimulatedGroup
+from agentrl_simulate.virtual_time import now_s
 
 _SLICES = 50
 """Parts of a call of the trainer, each as slow as the engines make it when it begins (count)."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from agentrl.simulate.config import EpisodesSection, Spread
+from agentrl_simulate.config import EpisodesSection, Spread
 
 
 class TurnPlan(NamedTuple):

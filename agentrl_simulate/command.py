@@ -15,8 +15,8 @@ from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.simulate.request import SCHEDULING, SimulationFlags, requested, save_model
-from agentrl.simulate.sweep import Sweep, SweepRow, best_of
+from agentrl_simulate.request import SCHEDULING, SimulationFlags, requested, save_model
+from agentrl_simulate.sweep import Sweep, SweepRow, best_of
 
 _UNUSED = tuple(name for name in RolloutConfig.model_fields if name not in SCHEDULING)
 _SPELLINGS = tuple(RolloutConfig.spellings)
