@@ -64,6 +64,11 @@ SETTINGS_INTRODUCTION = """\
 All settings of `agentrl train` and `agentrl sft`. Each is a key in its section's table of a run file, a flag
 (`--n-samples-per-prompt`), and a keyword in Python. `agentrl settings WORD` searches them, `agentrl train
 --help SECTION` prints a section.
+
+Some settings choose one of several kinds (`advantage_estimator`, `correction`, `gate_statistic`,
+`entropy_control`), and a key of another kind is refused. A run file may have the keys of one in a table,
+without its name in front: `correction = {name = "tis", clip = 3.0}` is `correction = "tis"` and
+`tis_clip = 3.0`.
 """
 
 _CODE = re.compile(r"`[^`\n]+`")
