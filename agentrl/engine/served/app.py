@@ -23,10 +23,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.sink import update_from_disk
 from agentrl.engine.served import replies, requests
 from agentrl.engine.served.chat import ChatCompletions
 from agentrl.engine.served.completions import Completions
+from agentrl.engine.served.control import EngineControl
 from agentrl.engine.served.pending import Client
 from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import (
@@ -36,7 +36,7 @@ from agentrl.engine.served.requests import (
     RequestLimits,
     TextCodec,
 )
-from agentrl.errors import AgentRLError, EngineError, ModelLoadError
+from agentrl.errors import AgentRLError, EngineError
 from agentrl.http.serving import BodyReader, Endpoint, RequestChecks, json_list, unless_disconnected
 from agentrl.tools import release_shared
 from agentrl.types import JSON
@@ -98,7 +98,6 @@ class EngineApp:
         self._engine = engine
         self._codec = codec
         self._name = name
-        self._path = name
         self._checks = checks or RequestChecks()
         self._limits = RequestLimits(engine.vocab_size, engine.max_context_len)
         default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
@@ -108,8 +107,7 @@ class EngineApp:
         self._chat = ChatCompletions(
             self._completions, renderer, codec, name=name, limits=self._limits, bodies=self._bodies
         )
-        self._updating = asyncio.Lock()
-        self._paused = self._drained = False
+        self._control = EngineControl(engine, self._bodies, name)
         self.app = Starlette(routes=self._routes(), exception_handlers=HANDLERS, lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
@@ -117,15 +115,6 @@ class EngineApp:
             "/generate": self._generate,
             "/v1/chat/completions": self._chat.reply,
             "/abort_request": self._abort,
-        }
-        control: dict[str, Endpoint] = {
-            "/pause_generation": self._pause,
-            "/continue_generation": self._continue,
-            "/flush_cache": self._flush,
-            "/release_memory_occupation": self._release,
-            "/resume_memory_occupation": self._resume,
-            "/update_weights_from_disk": self._update,
-            "/update_weight_version": self._rename,
         }
         get: dict[str, Endpoint] = {
             "/health": self._health,
@@ -142,7 +131,7 @@ class EngineApp:
             *(Route(path, checked(endpoint), methods=["POST"]) for path, endpoint in post.items()),
             *(
                 Route(path, checked(endpoint, control=True), methods=["POST"])
-                for path, endpoint in control.items()
+                for path, endpoint in self._control.endpoints.items()
             ),
             *(Route(path, checked(endpoint), methods=["GET"]) for path, endpoint in get.items()),
         ]
@@ -207,64 +196,6 @@ class EngineApp:
                 await self._engine.close_session(session)
         return Response()
 
-    async def _pause(self, request: Request) -> Response:
-        mode = requests.read(requests.Pause, await self._bodies.read(request)).mode
-        self._paused = True
-        # In mode abort the running requests have ended then, and new ones wait.
-        self._drained = mode == "abort"
-        self._engine.pause()
-        if mode == "abort":
-            await self._engine.abort()
-        if mode == "retract":
-            self._engine.drop_caches()
-        return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
-
-    async def _continue(self, request: Request) -> Response:
-        del request
-        self._paused = self._drained = False
-        self._engine.resume()
-        return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
-
-    async def _flush(self, request: Request) -> Response:
-        del request
-        if self._engine.num_requests and not self._drained:
-            return Response("Flush cache failed: requests run.\n", 400, media_type="text/plain")
-        self._engine.drop_caches()
-        return Response("Cache flushed.\n", media_type="text/plain")
-
-    async def _release(self, request: Request) -> Response:
-        tags = requests.read(requests.MemoryRequest, await self._bodies.read(request)).tags
-        return JSONResponse({"freed_bytes": await self._engine.release_memory(tags)})
-
-    async def _resume(self, request: Request) -> Response:
-        tags = requests.read(requests.MemoryRequest, await self._bodies.read(request)).tags
-        await self._engine.resume_memory(tags)
-        return JSONResponse({})
-
-    async def _update(self, request: Request) -> Response:
-        update = requests.read(requests.Update, await self._bodies.read(request))
-        async with self._updating:
-            version = requests.read_version(update.weight_version, self._engine.version)
-            if update.abort_all_requests:
-                await self._engine.abort()
-            try:
-                checksum = await update_from_disk(self._engine.sink, update.model_path, version)
-            except (ModelLoadError, EngineError) as error:
-                return JSONResponse({"success": False, "message": str(error)}, 400)
-            self._path = update.model_path
-        message = f"Succeeded to update model weights. Weight version updated to {version}."
-        reply = {"success": True, "message": message, "num_paused_requests": 0, "checksum": checksum}
-        return JSONResponse(reply)
-
-    async def _rename(self, request: Request) -> Response:
-        rename = requests.read(requests.Rename, await self._bodies.read(request))
-        version = requests.read_version(rename.new_version, self._engine.version)
-        if rename.abort_all_requests:
-            await self._engine.abort()
-        self._engine.rename(version)
-        message = f"Weight version updated to {version}"
-        return JSONResponse({"success": True, "message": message, "new_version": rename.new_version})
-
     async def _health(self, request: Request) -> Response:
         del request
         return Response()
@@ -282,7 +213,7 @@ class EngineApp:
         session = f"health {uuid.uuid4().hex}"
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                if not (self._paused or self._engine.lacks_memory):
+                if not (self._control.is_paused or self._engine.lacks_memory):
                     await self._engine.generate([0], Sampling(1), session=session)
         except (TimeoutError, AgentRLError) as error:
             return str(error) or "no token came in time."
@@ -292,7 +223,7 @@ class EngineApp:
     async def _model_info(self, request: Request) -> Response:
         del request
         info = {
-            "model_path": self._path,
+            "model_path": self._control.path,
             "tokenizer_path": self._name,
             "served_model_name": self._name,
             "is_generation": True,
@@ -304,7 +235,7 @@ class EngineApp:
     async def _server_info(self, request: Request) -> Response:
         del request
         info = {
-            "model_path": self._path,
+            "model_path": self._control.path,
             "tokenizer_path": self._name,
             "served_model_name": self._name,
             "weight_version": str(self._engine.version),
