@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import (
-    Needs,
     Section,
-    Variant,
     by_section,
     effective_values,
     leaves,
@@ -309,130 +307,6 @@ def test_only_keys_with_an_effect_are_written_and_they_read_back_equal(tmp_path,
     write_toml(config, tmp_path / "config.toml")
     assert parse(Kitchen, read_toml(tmp_path / "config.toml"), source="x") == config
     assert ("fridge" in effective_values(config)["proving"]) == proving.cold
-
-
-class Dial(Variant):
-    """What all fuels have."""
-
-    level: int = 3
-    """How hot."""
-
-
-class Gas(Dial):
-    """A flame."""
-
-    name: Literal["gas"] = "gas"
-    prefix: ClassVar[str] = "gas"
-    jets: int = 4
-    """How many (count)."""
-
-
-class Wood(Dial):
-    """Logs."""
-
-    name: Literal["wood"] = "wood"
-    prefix: ClassVar[str] = "wood"
-    level: int = 9
-    logs: int | None = 2
-    """How many (count)."""
-    damp: Annotated[bool, Needs("logs")] = False
-    """Whether they smoke."""
-
-
-class Sun(Variant):
-    """For dates."""
-
-    name: Literal["sun"] = "sun"
-
-
-class Stove(Section):
-    """What heats, and a table."""
-
-    fuel: Annotated[Gas | Wood | Sun, Field(discriminator="name")] = Gas()
-    """What it burns."""
-    heat: int = 1
-    """How much of it."""
-
-
-class Hut(Section):
-    """A tree with variants."""
-
-    stove: Stove = Stove()
-
-
-@pytest.mark.parametrize(
-    "stove",
-    [
-        {"fuel": "wood", "wood_logs": 5, "level": 1},
-        {"fuel": {"name": "wood", "logs": 5, "level": 1}},
-        {"fuel": "WOOD", "wood": {"logs": 5}, "level": 1},
-    ],
-)
-def test_a_variant_has_its_own_keys_and_those_that_it_shares(stove):
-    config = parse(Hut, {"stove": stove}, source="x")
-    assert config.stove.fuel == Wood(logs=5, level=1)
-    written = {"fuel": "wood", "level": 1, "wood_logs": 5, "wood_damp": False, "heat": 1}
-    assert effective_values(config) == {"stove": written}
-    assert parse(Hut, effective_values(config), source="x") == config
-
-
-@pytest.mark.parametrize(
-    ("stove", "sentence"),
-    [
-        ({"wood_logs": 5}, "wood_logs has no effect without fuel = wood; choose it, or leave wood_logs out."),
-        (
-            {"fuel": "sun", "level": 2},
-            "level has no effect without fuel = gas or wood; choose it, or leave level out.",
-        ),
-        (
-            {"fuel": {"name": "gas", "logs": 5}},
-            "wood_logs has no effect without fuel = wood; choose it, or leave wood_logs out.",
-        ),
-        ({"fuel": "coal"}, "`stove.fuel` = 'coal' does not fit: input should be 'gas', 'wood' or 'sun'."),
-        ({"fuel": {"name": "gas", "jest": 5}}, "unknown key `stove.fuel.jest`. Did you mean `fuel`?"),
-        ({"wood": 3}, "[stove.wood] must be a table of settings, got 3."),
-        (
-            {"fuel": "wood", "wood_logs": "x"},
-            "`stove.wood_logs` = 'x' does not fit: input should be a valid integer, unable to parse string "
-            "as an integer.",
-        ),
-        (
-            {"wood_logs": 1, "wood": {"logs": 2}},
-            "wood_logs and wood both set wood_logs; choose one.",
-        ),
-    ],
-)
-def test_a_key_that_a_variant_lacks_cannot_be_set(stove, sentence):
-    with pytest.raises(ConfigError) as caught:
-        parse(Hut, {"stove": stove}, source="run.toml")
-    assert str(caught.value) == f"run.toml: {sentence}"
-
-
-def test_what_is_off_is_no_key_of_another_variant():
-    assert parse(Hut, {"stove": {"wood_damp": False, "wood_logs": None}}, source="x") == Hut()
-
-
-def test_a_key_without_its_key_is_refused_by_its_flat_name():
-    with pytest.raises(ConfigError, match="wood_damp has no effect without wood_logs; add it, or leave wood"):
-        parse(Hut, {"stove": {"fuel": "wood", "wood_logs": None, "wood_damp": True}}, source="x")
-
-
-def test_the_description_of_a_key_says_which_variants_have_it_and_their_defaults():
-    texts = {name: (leaf.description, leaf.default) for name, (_, leaf) in leaves(Hut).items()}
-    assert texts == {
-        "fuel": ("What it burns.", "gas"),
-        "level": ("How hot. Not with fuel = sun. Left out, 9 for wood.", 3),
-        "gas_jets": ("How many (count). Only with fuel = gas.", 4),
-        "wood_logs": ("How many (count). Only with fuel = wood.", 2),
-        "wood_damp": ("Whether they smoke. Only with fuel = wood.", False),
-        "heat": ("How much of it.", 1),
-    }
-
-
-def test_a_flag_replaces_the_variant_of_the_file_and_not_its_shared_keys():
-    base = {"stove": {"fuel": {"name": "wood", "level": 7}}}
-    merged = merge(Hut, base, {"stove": {"fuel": "gas", "gas_jets": 2}})
-    assert parse(Hut, merged, source="x").stove.fuel == Gas(level=7, jets=2)
 
 
 @pytest.mark.parametrize("spelling", ["top", "TOP", "Top"])

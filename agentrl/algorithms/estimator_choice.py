@@ -54,7 +54,7 @@ class DrGrpoConfig(DualClippedConfig):
     """As grpo, not divided, and each token divided by a constant."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
-    loss_weighting: Weighting = "constant"
+    own_weighting: ClassVar[Weighting] = "constant"
 
     def estimator(self, parts: CreditParts) -> AdvantageEstimator:
         """The rewards of siblings, less their mean."""
@@ -181,7 +181,7 @@ class GspoConfig(ScaledConfig, ByTurnsConfig, DualClippedConfig):
     name: Literal["gspo"] = "gspo"
     objective: ClassVar[Objective] = "gspo"
     own_bounds: ClassVar[Bounds] = (3e-4, 4e-4)
-    loss_weighting: Weighting = "sample"
+    own_weighting: ClassVar[Weighting] = "sample"
 
     def estimator(self, parts: CreditParts) -> AdvantageEstimator:
         """The rewards of siblings, less their mean, by episodes or by turns."""
@@ -194,7 +194,7 @@ class GmpoConfig(ScaledConfig, BoundedConfig):
     name: Literal["gmpo"] = "gmpo"
     objective: ClassVar[Objective] = "gmpo"
     own_bounds: ClassVar[Bounds] = (0.4, 0.4)
-    loss_weighting: Weighting = "sample"
+    own_weighting: ClassVar[Weighting] = "sample"
 
 
 class CispoConfig(ScaledConfig, ByTurnsConfig, BoundedConfig):
@@ -215,7 +215,7 @@ class SapoConfig(ScaledConfig):
     name: Literal["sapo"] = "sapo"
     prefix: ClassVar[str] = "sapo"
     objective: ClassVar[Objective] = "sapo"
-    loss_weighting: Weighting = "sample"
+    own_weighting: ClassVar[Weighting] = "sample"
 
     tau_positive: Annotated[Positive, AlgorithmPart.LOSS] = 1.0
     """Temperature where the advantage is positive."""
@@ -308,7 +308,7 @@ class ReinforcePlusPlusBaselineConfig(DualClippedConfig):
 
     name: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
     is_whitened: ClassVar[bool] = True
-    normalize_advantages: bool = True
+    whitens: ClassVar[bool] = True
 
     def estimator(self, parts: CreditParts) -> AdvantageEstimator:
         """The rewards of siblings, less their mean."""

@@ -56,17 +56,33 @@ class EstimatorConfig(Variant):
     """Whether the trainer computes statistics of its distributions, see `Trainer.score`."""
     is_whitened: ClassVar[bool] = False
     """Whether it is made of whitened advantages."""
+    own_weighting: ClassVar[Weighting] = "token"
+    """What has equal weight by default."""
+    whitens: ClassVar[bool] = False
+    """Whether advantages are whitened by default."""
 
-    loss_weighting: Weighting = "token"
-    """What has equal weight: every token, sample, rollout or prompt, or every token divided by a constant."""
-    normalize_advantages: bool = False
-    """Whiten advantages over the batch; reinforce_plus_plus and its baseline form always do."""
+    loss_weighting: Weighting | None = None
+    """What has equal weight: every token, sample, rollout or prompt, or every token divided by a constant;
+    left out, token; gspo, gmpo and sapo sample, dr_grpo constant."""
+    normalize_advantages: bool | None = None
+    """Whiten advantages over the batch; left out, ppo does, and reinforce_plus_plus and its baseline form
+    always do."""
     credit_level: Annotated[Literal["episode", "turn"], AlgorithmPart.CREDIT] = "episode"
     """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
 
     @abstractmethod
     def estimator(self, parts: CreditParts) -> AdvantageEstimator:
         """From groups to advantages."""
+
+    @property
+    def weighting(self) -> Weighting:
+        """What has equal weight, as set or by default."""
+        return self.loss_weighting or self.own_weighting
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether advantages are whitened, as set or by default."""
+        return self.whitens if self.normalize_advantages is None else self.normalize_advantages
 
     @property
     def loss_objective(self) -> Objective:
@@ -95,7 +111,7 @@ class EstimatorConfig(Variant):
                 f"credit_level = turn compares a turn with those of the other siblings, which `{self.name}` "
                 "does not; choose rloo, gspo or cispo."
             )
-        if self.is_whitened and not self.normalize_advantages:
+        if self.is_whitened and not self.normalizes:
             raise ValueError(
                 f"`{self.name}` is made of whitened advantages; leave normalize_advantages out, or choose "
                 "another advantage_estimator."
@@ -159,7 +175,7 @@ class LaterConfig(EstimatorConfig):
     """One to which it matters when a reward is earned."""
 
     gamma: Annotated[Share, AlgorithmPart.CREDIT] = 1.0
-    """Discount of later rewards: of tokens, or of turns."""
+    """Discount of later rewards: of tokens, or of turns (rloo, gspo and cispo: with credit_level = turn)."""
 
 
 class ByTurnsConfig(LaterConfig):
@@ -181,7 +197,7 @@ class DiscountedConfig(LaterConfig, DualClippedConfig):
     """One with returns of each token."""
 
     compares: ClassVar[bool] = False
+    whitens: ClassVar[bool] = True
 
-    normalize_advantages: bool = True
     discount_per: Annotated[Literal["token", "turn"], AlgorithmPart.CREDIT] = "token"
     """What gamma and lambd count."""

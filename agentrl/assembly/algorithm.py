@@ -150,7 +150,7 @@ def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -
         Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
         opd_kl_coef=config.opd.kl_coef if config.use_opd else 0.0,
         opd_only=config.learns_from_teacher_alone,
-        normalize_advantages=config.advantage_estimator.normalize_advantages,
+        normalize_advantages=config.advantage_estimator.normalizes,
         control=config.entropy_control.control(),
         correction=_correction(config),
     )
@@ -240,7 +240,7 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
         (estimator.compares and estimator.compares_only)
         and estimator.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and not (estimator.normalize_advantages or config.kl_coef or config.use_opd or config.shaping.is_set)
+        and not (estimator.normalizes or config.kl_coef or config.use_opd or config.shaping.is_set)
         and not config.compares_tokens
     )
     if not (only_compares and policy_term_only(config)):
@@ -292,7 +292,7 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
 
 def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
     """The weights that the configuration names. max_length: most tokens of an episode."""
-    match config.advantage_estimator.loss_weighting:
+    match config.advantage_estimator.weighting:
         case "token":
             return ungrouped(token_mean)
         case "sample":

@@ -135,8 +135,8 @@ class TrainSettings(TypedDict, total=False):
         "reinforce_plus_plus_baseline",
         "ppo",
     ]
-    loss_weighting: Literal["token", "sample", "rollout", "prompt", "constant"]
-    normalize_advantages: bool
+    loss_weighting: Literal["token", "sample", "rollout", "prompt", "constant"] | None
+    normalize_advantages: bool | None
     credit_level: Literal["episode", "turn"]
     eps_clip: float | None
     eps_clip_high: float | None

@@ -19,6 +19,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
+from agentrl.config import defaults, effective_values
 from agentrl.errors import ConfigError
 from agentrl.records import read_metrics
 from agentrl.records.diagnoses import read_diagnoses
@@ -376,9 +377,11 @@ def _compared(folder: Path) -> ComparedRun:
 
 def _flat(config: RunConfig) -> dict[str, JSON]:
     """All settings by `section.key`, but where the run is."""
-    sections: dict[str, dict[str, JSON]] = config.model_dump(mode="json")
+    acting = effective_values(config)
     settings = {
-        f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()
+        f"{section}.{key}": value
+        for section, values in defaults(RunConfig).items()
+        for key, value in {**values, **acting[section]}.items()
     }
     return {name: value for name, value in settings.items() if name not in ("run.name", "run.output_dir")}
 

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import get_annotations
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -20,7 +20,11 @@ Model = type[BaseModel]
 
 NAME = "name"
 """The key of a variant that says which one it is."""
-_FEW = 6
+_FEW, _OFF = 6, "none"
+
+
+class Implied(str):
+    """The name of a variant that nobody gave: it is the one by default."""
 
 
 @cache
@@ -94,16 +98,19 @@ class Keys:
             if name != field
         }
 
-    def flat(self, name: str, value: JSON) -> Iterator[tuple[str, str, JSON]]:
+    def flat(
+        self, name: str, value: JSON, known: Mapping[str, JSON] = MappingProxyType({})
+    ) -> Iterator[tuple[str, str, JSON]]:
         """What a name of a file stands for: the path that was written, the flat name and the value of each.
 
-        A table may be a field, or the prefix of some keys.
+        A table may be a field, or the prefix of some keys. known: other settings, by flat names.
         """
         if not isinstance(value, dict) or not (name in self.kinds or name in self._prefixes):
             yield name, name, value
             return
         for key, item in value.items():
-            yield f"{name}.{key}", self._name_in_table(name, key, value.get(NAME)), item
+            variant = self.as_spelled(name, value.get(NAME, known.get(name)))
+            yield f"{name}.{key}", self._name_in_table(name, key, variant), item
 
     def path_of(self, place: Sequence[int | str]) -> Sequence[int | str]:
         """The place of a value in the section's fields, by its flat name."""
@@ -118,6 +125,10 @@ class Keys:
         """Whether a name takes a table alone: it is that of one, or the prefix of some keys."""
         is_prefix = name in self._prefixes and name not in self.fields
         return is_prefix or (name in self.kinds and not self.has_variants(name))
+
+    def is_table_of_variants(self, name: str, value: JSON | BaseModel) -> bool:
+        """Whether a value has the keys of one of several variants."""
+        return isinstance(value, dict) and self.has_variants(name)
 
     def as_spelled(self, name: str, value: JSON) -> JSON:
         """One of several words in another spelling, such as GRPO or REINFORCE++, as its own."""
@@ -140,11 +151,10 @@ class Keys:
                 grouped[name] = value
             elif not self.has_variants(field):
                 tables.setdefault(field, {})[key] = value
-            elif (kind := self._variant(field, values.get(field))) is None:
+            elif (kind := self._variant(field, values)) is None:
                 tables[field] = {NAME: values[field]}
             elif key in kind.model_fields and self.name_in(field, kind, key) == name:
-                tables.setdefault(field, {})[key] = value
-                tables[field][NAME] = _variant_name(kind)
+                tables.setdefault(field, {NAME: Implied(_variant_name(kind))})[key] = value
             elif value is not None and value is not False:
                 change = self._without(field, kind, name)
                 raise ValueError(f"{name} has no effect {change}, or leave {name} out.")
@@ -167,20 +177,26 @@ class Keys:
 
     def _name_in_table(self, table: str, key: str, variant: JSON) -> str:
         kinds = self.kinds.get(table, ())
-        named = [kind for kind in kinds if variant is None or _variant_name(kind) == variant]
-        having = next((kind for kind in (*named, *kinds) if key in kind.model_fields), None)
-        return f"{table}_{key}" if having is None else self.name_in(table, having, key)
+        is_named = self.has_variants(table) and variant is not None
+        named = [kind for kind in kinds if is_named and _variant_name(kind) == variant]
+        having = [kind for kind in kinds if key in kind.model_fields]
+        chosen = next((kind for kind in named if kind in having), None)
+        names = {self.name_in(table, kind, key) for kind in ([chosen] if chosen else having)}
+        # One that several others have is of none of them.
+        return names.pop() if len(names) == 1 else f"{table}_{key}"
 
-    def _variant(self, field: str, name: JSON) -> Model | None:
-        """The variant of that name, or by default; None = there is none."""
-        if name is None:
+    def _variant(self, field: str, values: Mapping[str, JSON]) -> Model | None:
+        """The variant that the values name, or by default; None = there is none of that name."""
+        if field not in values:
             return type(self.section.model_fields[field].default)
-        return next((kind for kind in self.kinds[field] if _variant_name(kind) == name), None)
+        return next((kind for kind in self.kinds[field] if _variant_name(kind) == values[field]), None)
 
     def _without(self, field: str, kind: Model, name: str) -> str:
-        having = _having(self.kinds[field], name)
+        having = [_variant_name(kind) for kind in _having(self.kinds[field], name)]
+        if having == [_OFF]:
+            return f"with {field} = {_variant_name(kind)}; drop that"
         if len(having) <= _FEW:
-            return f"without {field} = {either(map(_variant_name, having))}; choose it"
+            return f"without {field} = {either(having)}; choose it"
         return f"with {field} = {_variant_name(kind)}; choose another"
 
 
@@ -206,7 +222,7 @@ def _of_variants(name: str, field: FieldInfo, kinds: Sequence[Model]) -> dict[st
 
 
 def _described(field: str, kind: Model, kinds: Sequence[Model], key: str) -> str:
-    """The description of a key, with the variants that have it, and with other defaults of some."""
+    """The description of a key, with the variants that have it."""
     leaf, having = kind.model_fields[key], _having(kinds, _flat_name(kind, key))
     text = (leaf.description or "").strip()
     lacking = [kind for kind in kinds if kind not in having]
@@ -216,12 +232,7 @@ def _described(field: str, kind: Model, kinds: Sequence[Model], key: str) -> str
             f"Not with {field} = {_names(lacking)}." if is_most else f"Only with {field} = {_names(having)}."
         )
         text = f"{text} {few}"
-    others: dict[str, list[Model]] = {}
-    for other in having:
-        if (default := other.model_fields[key].default) != leaf.default:
-            others.setdefault(str(default).lower(), []).append(other)
-    of_others = "; ".join(f"{default} for {_names(named)}" for default, named in others.items())
-    return f"{text} Left out, {of_others}." if others else text
+    return text
 
 
 def _names(kinds: Sequence[Model]) -> str:

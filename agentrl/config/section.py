@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
-from agentrl.config.keys import NAME, Keys, keys_of
+from agentrl.config.keys import NAME, Implied, Keys, keys_of
 from agentrl.types import JSON
 
 Count = Annotated[int, Field(ge=1)]
@@ -128,12 +128,19 @@ class Section(BaseModel):
             ValueError: two names give one setting different values.
         """
         settings: dict[str, tuple[str, JSON]] = {}
-        for name, value in values.items():
-            for key, resolved in cls.resolved(name, value, before or {}).items():
+        keys, known = cls.keys(), dict(before or {})
+        # The keys of a table are those of a variant, which another name may give.
+        for name, value in sorted(values.items(), key=lambda item: keys.is_table_of_variants(*item)):
+            if keys.is_table_of_variants(name, value):
+                found: Mapping[str, JSON] = {flat: item for _, flat, item in keys.flat(name, value, known)}
+            else:
+                found = cls.resolved(name, value, before or {})
+            for key, resolved in found.items():
                 other, earlier = settings.setdefault(key, (name, resolved))
                 if other != name and earlier != resolved:
                     raise ValueError(f"{other} and {name} both set {key}; choose one.")
-        return {key: cls.keys().as_spelled(key, value) for key, (_, value) in settings.items()}
+                known[key] = resolved
+        return {key: keys.as_spelled(key, value) for key, (_, value) in settings.items()}
 
     @classmethod
     def resolved(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
@@ -202,6 +209,14 @@ class Variant(Section):
     """One of several kinds of a setting, by its name."""
 
     name: str
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_default(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        variant = handler(values)
+        if isinstance(values, dict) and isinstance(values.get(NAME), Implied):
+            variant.model_fields_set.discard(NAME)
+        return variant
 
 
 def _without_objects(values: Mapping[str, JSON | BaseModel]) -> dict[str, JSON]:

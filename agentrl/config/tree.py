@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl.config.keys import either
+from agentrl.config.keys import NAME, either
 from agentrl.config.section import Changes, Section, Spelling, is_on
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.runtime.files import write_text
@@ -54,7 +54,9 @@ def defaults(tree: type[Section]) -> Values:
     """What every key is where it is left out, by section."""
     found: Values = {}
     for name, (section, leaf) in leaves(tree).items():
-        found.setdefault(section, {})[name] = leaf.get_default(call_default_factory=True)
+        default = leaf.get_default(call_default_factory=True)
+        # As JSON has it.
+        found.setdefault(section, {})[name] = list(default) if isinstance(default, tuple) else default
     return found
 
 
@@ -273,8 +275,8 @@ def _sentence(tree: type[Section], problems: Sequence[ErrorDetails], source: str
         # The validators of agentrl raise complete sentences.
         return f"{source}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "union_tag_invalid":
-        tag, tags = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].split(", ")
-        return f"{source}: `{where}` = {tag!r} does not fit: input should be {either(tags)}."
+        given, tags = problem["input"][NAME], problem["ctx"]["expected_tags"].split(", ")
+        return f"{source}: `{where}` = {given!r} does not fit: input should be {either(tags)}."
     value = problem["input"]
     reason = problem["msg"][:1].lower() + problem["msg"][1:]
     return f"{source}: `{where}` = {value!r} does not fit: {reason}."

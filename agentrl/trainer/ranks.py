@@ -139,7 +139,9 @@ class RankTrainer:
         """
         started = time.perf_counter()
         with working(PUBLISH, f"version {version}"):
-            num_bytes = await self.publisher.publish(target, version, keeps_memory=not self._is_offloaded)
+            num_bytes = await self.publisher.publish(
+                target, version, keeps_memory=lambda: not self._is_offloaded
+            )
         return PublishReport(version, num_bytes, time.perf_counter() - started)
 
     async def onload(self) -> int | None:

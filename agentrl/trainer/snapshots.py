@@ -150,8 +150,9 @@ class Publisher:
         self.manifest = ranks.call(Worker.manifest)[0]
         """The tensors of the policy."""
 
-    async def publish(self, target: WeightSink, version: int, *, keeps_memory: bool) -> int:
-        """Send the current weights; returns their bytes. keeps_memory: of a snapshot, for the next one.
+    async def publish(self, target: WeightSink, version: int, *, keeps_memory: Callable[[], bool]) -> int:
+        """Send the current weights; returns their bytes. keeps_memory: whether that of a snapshot
+        stays for the next one, asked when it is given back.
 
         Raises:
             DivergedError: a weight is not a finite number.
@@ -167,7 +168,9 @@ class Publisher:
         """The weights as a stream."""
         return ReceivedWeights(self._ranks.stream(Worker.weights, self.manifest, self._bucket_bytes))
 
-    async def _hand_over(self, target: SnapshotSink, version: int, *, keeps_memory: bool) -> int:
+    async def _hand_over(
+        self, target: SnapshotSink, version: int, *, keeps_memory: Callable[[], bool]
+    ) -> int:
         """Have the sink send a snapshot; returns its bytes."""
         num_bytes = sum(map(size_of, self.manifest))
         # Each has a descriptor, and a process has few of these.
@@ -181,7 +184,7 @@ class Publisher:
             # A call that is cancelled may have reached its end.
             if not target.holds(snapshot):
                 snapshot.free()
-            await self._snapshots.give_back(snapshot, keeps_memory=keeps_memory)
+            await self._snapshots.give_back(snapshot, keeps_memory=keeps_memory())
         return num_bytes
 
     async def _send(self, target: WeightSink, version: int) -> int:

@@ -12,6 +12,7 @@ import torch
 
 import agentrl
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.estimator_choice import ESTIMATORS
 from agentrl.assembly.algorithm import build_algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import listed_inactive, load_config
@@ -369,9 +370,31 @@ def test_the_keys_of_a_variant_may_be_written_flat_or_as_a_table(tmp_path, form)
         load_config(path, {"correction": "tis"})
 
 
-def test_a_run_writes_flat_names_and_what_acted_where_it_was_left_out(tmp_path):
+def test_a_run_writes_flat_names(tmp_path):
     written = effective_values(config_of({"advantage_estimator": "gspo", "correction": "mis"}))["algorithm"]
-    assert (written["advantage_estimator"], written["loss_weighting"]) == ("gspo", "sample")
+    assert (written["advantage_estimator"], written["scale_rewards"]) == ("gspo", "group")
     assert (written["correction"], written["mis_level"]) == ("mis", "geometric")
     assert not {"mis_veto", "tis_clip", "gamma", "lambd"} & set(written)
     assert not any(isinstance(value, dict) and value for value in written.values())
+
+
+@pytest.mark.parametrize("first", sorted(ESTIMATORS))
+def test_what_was_written_of_one_estimator_leaves_another_its_own_defaults(tmp_path, first):
+    write_toml(config_of({"advantage_estimator": first}), tmp_path / "config.toml")
+    written = read_toml(tmp_path / "config.toml")["algorithm"]
+    for name in ESTIMATORS:
+        own = effective_values(config_of({"advantage_estimator": name}))["algorithm"]
+        shared = {key: value for key, value in written.items() if key in own}
+        config = parse(RunConfig, {"algorithm": {**shared, "advantage_estimator": name}}, source="x")
+        assert config.algorithm == config_of({"advantage_estimator": name}).algorithm
+
+
+def test_keys_that_variants_share_have_one_default():
+    keys = AlgorithmConfig.keys()
+    for field, kinds in keys.kinds.items():
+        found: dict[str, set[str]] = {}
+        for kind in kinds:
+            for key, leaf in kind.model_fields.items():
+                found.setdefault(keys.name_in(field, kind, key), set()).add(repr(leaf.default))
+        shared = {name: values for name, values in found.items() if len(values) > 1 and name != field}
+        assert shared == {}

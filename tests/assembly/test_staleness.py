@@ -60,7 +60,7 @@ def test_a_loss_without_a_ratio_to_the_engine_corrects_nothing(settings):
 
 
 def test_a_bias_that_is_corrected_cannot_be_accepted():
-    with pytest.raises(ConfigError, match="accept_bias has no effect without correction = none"):
+    with pytest.raises(ConfigError, match="accept_bias has no effect with correction = tis; drop that"):
         config_of({"max_staleness": 1, "correction": "tis", "accept_bias": True})
     with pytest.raises(ConfigError, match="accept_bias has no effect with a gate, which masks"):
         config_of({"max_staleness": 1, "gate_statistic": "k3", "accept_bias": True})

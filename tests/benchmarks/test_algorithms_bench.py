@@ -259,7 +259,7 @@ def test_a_folder_without_results_of_a_benchmark_is_not_touched(tmp_path):
 
 def test_the_recipe_of_dapo_is_the_arm_of_that_name():
     arm = next(arm for arm in variants() if arm.name == "dapo")
-    weighting, (low, high) = GrpoConfig().loss_weighting, GrpoConfig().bounds
+    weighting, (low, high) = GrpoConfig().own_weighting, GrpoConfig().bounds
     written = {"advantage_estimator": "grpo", "loss_weighting": weighting, "eps_clip": low}
     settings = {**arm.settings, **written, "eps_clip_high": high, "num_steps_per_rollout": 1}
     by_flags = load_config("examples/hop_search/run.toml", {**settings, "name": "quickstart-dapo"})
