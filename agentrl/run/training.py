@@ -140,12 +140,9 @@ class TrainingRun:
 
     async def warm_start(self) -> None:
         """Imitate demonstrations, save the result in a folder of its own, and publish it."""
-        progress = self.progress
-        progress.trainer, progress.source = await warm_started(
-            self.config, self.world, self.records, self.trainers, progress.source
-        )
+        trainer = await warm_started(self.config, self.world, self.records, self.trainers, self.progress)
         if self.sink is not None:
-            await progress.trainer.publish(self.sink, version=0)
+            await trainer.publish(self.sink, version=0)
 
     async def reinforce(self) -> None:
         """The RL iterations, with batches that are played, or those of a journal."""

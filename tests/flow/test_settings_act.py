@@ -169,9 +169,9 @@ CHANGES = {
     "eval_top_p": Change(0.3),
     "eval_max_response_len": Change(2),
     "save_interval": Change(1),
-    "save_total_limit": Change(1, {"save_interval": 1}),
+    "save_total_limit": Change(1, {"save_interval": 1, "num_rollout": 4}),
     "metric_for_best_model": Change(
-        "eval/sampled", {"save_interval": 1, "eval_interval": 1, "num_rollout": 4, "save_total_limit": 1}
+        "none", {"save_interval": 1, "eval_interval": 1, "num_rollout": 4, "save_total_limit": 1}
     ),
 }
 

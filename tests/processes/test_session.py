@@ -23,7 +23,7 @@ from agentrl.processes.ray.session import cluster_address, connected, is_job, pa
 JOB = json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}, "runtime_env": {}})
 IN_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": JOB, "RAY_ADDRESS": "10.0.0.7:6379"}
 DRIVER = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.placement import RankNeeds, layout_of
@@ -38,7 +38,7 @@ with connected(ClusterConfig(cluster="ray"), folder, os.environ) as session:
     busy = ActorObject(session, placement.group, placement.ranks[0], folder / "rank-0.log")
     assert busy.pid
     # It does not end by itself.
-    busy.create("time:sleep", 3600)
+    busy.create(time.sleep, 3600)
     print(ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
 """
