@@ -17,10 +17,20 @@ from agentrl.algorithms.correction_config import (
 from agentrl.algorithms.distillation_config import OpdConfig
 from agentrl.algorithms.entropy import EntropyChoice, KlCovConfig, NoEntropyConfig
 from agentrl.algorithms.estimator_choice import EstimatorChoice, GrpoConfig, PpoConfig
-from agentrl.algorithms.estimator_config import AlgorithmPart, NotNegative, Positive
+from agentrl.algorithms.estimator_config import AlgorithmPart
 from agentrl.algorithms.hierarchy import HierarchyConfig
 from agentrl.algorithms.shaping import ShapingConfig
-from agentrl.config import ImportPath, Needs, Section, Spelling, chosen, renamed
+from agentrl.config import (
+    ImportPath,
+    Needs,
+    NotNegative,
+    Positive,
+    Section,
+    ShareAboveZero,
+    Spelling,
+    chosen,
+    renamed,
+)
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 _NO_CLIP = (1.0, 1e9)
@@ -78,7 +88,7 @@ class KlSection(Section):
     """Hugging Face directory of the reference model; left out, the policy before RL."""
     ref_update_interval: Annotated[int, Field(ge=1)] | None = None
     """Iterations after which the reference moves towards the policy (count); left out, it stays."""
-    ref_mixup_alpha: Annotated[float, Field(gt=0.0, le=1.0), Needs("ref_update_interval")] = 1.0
+    ref_mixup_alpha: Annotated[ShareAboveZero, Needs("ref_update_interval")] = 1.0
     """Share of the policy in it then, 1 = a copy (ref_update_interval)."""
 
     @property

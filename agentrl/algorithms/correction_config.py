@@ -9,10 +9,7 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.gates import Over, Statistic, TokenGate
-from agentrl.config import Variant
-
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
+from agentrl.config import NotNegative, Positive, Variant
 
 
 class CorrectionConfig(Variant):

@@ -6,9 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Needs, Section
-
-Positive = Annotated[float, Field(gt=0.0)]
+from agentrl.config import Needs, Positive, Section
 
 
 class OpdConfig(Section):

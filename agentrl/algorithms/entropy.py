@@ -16,10 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
-from agentrl.config import Variant
-
-_Positive = Annotated[float, Field(gt=0.0)]
-_Share = Annotated[float, Field(gt=0.0, le=1.0)]
+from agentrl.config import Positive, ShareAboveZero, Variant
 
 
 class Controlled(NamedTuple):
@@ -197,7 +194,7 @@ class ClipCovConfig(EntropyConfig):
     name: Literal["clip_cov"] = "clip_cov"
     prefix: ClassVar[str] = "clip_cov"
 
-    ratio: _Share = 2e-4
+    ratio: ShareAboveZero = 2e-4
     """Share of tokens that lose it."""
     low: float = 1.0
     """Least covariance of logprob and advantage of these."""
@@ -221,9 +218,9 @@ class KlCovConfig(EntropyConfig):
     name: Literal["kl_cov"] = "kl_cov"
     prefix: ClassVar[str] = "kl_cov"
 
-    ratio: _Share = 2e-3
+    ratio: ShareAboveZero = 2e-3
     """Share of tokens that are, those with the largest covariance of logprob and advantage."""
-    coef: _Positive = 1.0
+    coef: Positive = 1.0
     """Weight of the penalty for their distance."""
 
     def control(self) -> EntropyControl:
@@ -238,7 +235,7 @@ class TopEntropyConfig(EntropyConfig):
     prefix: ClassVar[str] = "top_entropy"
     needs_statistics: ClassVar[bool] = True
 
-    quantile: _Share = 0.2
+    quantile: ShareAboveZero = 0.2
     """Share of tokens that keep their gradient, those of the highest entropy."""
 
     def control(self) -> EntropyControl:

@@ -24,11 +24,8 @@ from agentrl.algorithms.estimator_config import (
     DualClippedConfig,
     EstimatorConfig,
     LaterConfig,
-    NotNegative,
     Objective,
-    Positive,
     ScaledConfig,
-    Share,
     Weighting,
 )
 from agentrl.algorithms.estimators import Gae, ReinforcePlusPlus, RoleConditioned
@@ -41,7 +38,7 @@ from agentrl.algorithms.group_relative import (
     RewardDecoupled,
 )
 from agentrl.algorithms.states import StateRelative
-from agentrl.config import Changes, Needs
+from agentrl.config import Changes, Needs, NotNegative, Positive, Share
 
 
 class GrpoConfig(ScaledConfig, DualClippedConfig):

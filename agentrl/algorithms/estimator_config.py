@@ -14,13 +14,10 @@ from agentrl.algorithms.baselines import grpo
 from agentrl.algorithms.controls import RoleBaselines
 from agentrl.algorithms.group_relative import GroupRelative, TurnRelative
 from agentrl.algorithms.rewards import KlPenalty
-from agentrl.config import Variant
+from agentrl.config import Positive, Share, Variant
 
 Weighting = Literal["token", "sample", "rollout", "prompt", "constant"]
 Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl", "reinforce"]
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Bounds = tuple[float, float]
 _NEAR = (0.2, 0.28)
 

@@ -11,10 +11,8 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.tokens import Tokens, TokenScores
-from agentrl.config import Needs, Section
+from agentrl.config import Needs, NotNegative, Section
 from agentrl.types import Group, Rollout, RolloutId, Verdict
-
-_NotNegative = Annotated[float, Field(ge=0.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +107,13 @@ class ShapingConfig(Section):
     """Least score that is compared (reward); left out, any."""
     high: float | None = None
     """Largest score that is compared (reward); left out, any."""
-    turn_penalty: _NotNegative = 0.0
+    turn_penalty: NotNegative = 0.0
     """Penalty for each turn (reward)."""
     overlong_len: Annotated[int, Field(ge=0)] | None = None
     """Sampled tokens of an episode without a penalty (tokens); left out, any number."""
     overlong_buffer_len: Annotated[int, Field(ge=1), Needs("overlong_len")] = 256
     """Further tokens over which the penalty grows to its full size (shaping_overlong_len; tokens)."""
-    overlong_penalty: Annotated[_NotNegative, Needs("overlong_len")] = 1.0
+    overlong_penalty: Annotated[NotNegative, Needs("overlong_len")] = 1.0
     """Its full size (shaping_overlong_len; reward)."""
 
     @property

@@ -147,18 +147,25 @@ class Keys:
         tables: dict[str, dict[str, JSON]] = {}
         for name, value in values.items():
             field, key = self._places.get(name, ("", name))
-            if not field:
-                grouped[name] = value
-            elif not self.has_variants(field):
+            if self.has_variants(field):
+                tables.setdefault(field, {}).update(self._of_variant(field, name, values))
+            elif field:
                 tables.setdefault(field, {})[key] = value
-            elif (kind := self._variant(field, values)) is None:
-                tables[field] = {NAME: values[field]}
-            elif key in kind.model_fields and self.name_in(field, kind, key) == name:
-                tables.setdefault(field, {NAME: Implied(_variant_name(kind))})[key] = value
-            elif value is not None and value is not False:
-                change = self._without(field, kind, name)
-                raise ValueError(f"{name} has no effect {change}, or leave {name} out.")
-        return grouped | tables
+            else:
+                grouped[name] = value
+        return grouped | {field: table for field, table in tables.items() if table}
+
+    def _of_variant(self, field: str, name: str, values: Mapping[str, JSON]) -> dict[str, JSON]:
+        """One of the values as a key of the chosen variant, with the variant's name."""
+        value, (_, key), kind = values[name], self._places[name], self._variant(field, values)
+        if kind is None:
+            return {NAME: values[field]}
+        chosen: JSON = values[field] if field in values else Implied(_variant_name(kind))
+        if key in kind.model_fields and self.name_in(field, kind, key) == name:
+            return {NAME: chosen, key: value}
+        if value is not None and value is not False:
+            raise ValueError(f"{name} has no effect {self._without(field, kind, name)}, or leave {name} out.")
+        return {}
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[str, str]]:

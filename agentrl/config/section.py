@@ -12,6 +12,10 @@ from agentrl.config.keys import NAME, Implied, Keys, keys_of
 from agentrl.types import JSON
 
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+ShareAboveZero = Annotated[float, Field(gt=0.0, le=1.0)]
 ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
 """Where a function stands: package.module:name; <locals> in it are those of a function of this process."""
 
