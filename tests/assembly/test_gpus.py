@@ -21,6 +21,7 @@ from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.torch.plan import WORKER
 from tests.cards import H200_MIB, uuid_of, with_cards
+from tests.environ import environment_of
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -169,11 +170,11 @@ def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, "4,5,6,7")
     ranks = Processes(2, tmp_path, preloaded=WORKER, places=Children((("6",), ("5",))))
     try:
-        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks.pids]
+        environments = [environment_of(pid) for pid in ranks.pids]
     finally:
         ranks.close()
-    seen = [[line for line in lines if line.startswith(VARIABLE.encode())] for lines in environments]
-    assert seen == [[b"CUDA_VISIBLE_DEVICES=6"], [b"CUDA_VISIBLE_DEVICES=5"]]
+    seen = [[line for line in lines if line.startswith(VARIABLE)] for lines in environments]
+    assert seen == [["CUDA_VISIBLE_DEVICES=6"], ["CUDA_VISIBLE_DEVICES=5"]]
 
 
 EIGHT = [(str(number),) for number in range(8)]

@@ -29,6 +29,7 @@ from agentrl.weights.hf.export import save_model
 from tests.engine.across_updates import play_across_updates
 from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, logits_of, text_of, tiny
+from tests.environ import environment_of
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +163,10 @@ async def test_it_sees_no_card_of_its_driver(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     process = EngineProcess(tmp_path / "engine")
     try:
-        environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        environment = environment_of(process.pid)
     finally:
         process.end()
-    assert [line for line in environment if line.startswith(b"CUDA")] == [b"CUDA_VISIBLE_DEVICES="]
+    assert [line for line in environment if line.startswith("CUDA")] == ["CUDA_VISIBLE_DEVICES="]
 
 
 async def test_what_cannot_be_opened_is_a_sentence_and_the_process_goes_on(
