@@ -92,7 +92,7 @@ class TrainerFactory:
         """The supervised trainer: Muon on the hidden weights, a cosine down to 0, the rest as in RL.
 
         Raises:
-            ModelLoadError: the model cannot be trained in packed rows.
+            ModelLoadError: the torch trainer cannot train the model.
             TrainerError: the trainer's process does not start.
         """
         section, trainer = self.config.warm_start, self.config.trainer
@@ -119,7 +119,7 @@ class TrainerFactory:
 
         Raises:
             ConfigError: the loss is defined where no other process can import it.
-            ModelLoadError: the torch trainer cannot train the model in packed rows.
+            ModelLoadError: the torch trainer cannot train the model.
             TrainerError: a process of the trainer does not start.
         """
         early, self._early = self._early, None
@@ -130,7 +130,7 @@ class TrainerFactory:
         """The trainer of SFT, on the ranks that RL has, with the policy as its only network.
 
         Raises:
-            ModelLoadError: the torch trainer cannot train the model in packed rows.
+            ModelLoadError: the torch trainer cannot train the model.
             TrainerError: a process of the trainer does not start.
         """
         models: dict[ScoreRole, str] = {"old": str(source.directory.resolve())}

@@ -18,7 +18,14 @@ from agentrl.losses.objectives import OBJECTIVES, LossKernel, Objective
 from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import HeadRanks, OutputHead, Targets, logprobs_and_entropy, max_logits_of
+from agentrl.losses.tokens import (
+    HeadRanks,
+    LogitFinish,
+    OutputHead,
+    Targets,
+    logprobs_and_entropy,
+    max_logits_of,
+)
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "HeadRanks",
     "KlKind",
     "KlTerm",
+    "LogitFinish",
     "Loss",
     "LossInputs",
     "LossKernel",

@@ -36,6 +36,16 @@ class Targets(NamedTuple):
     kept_N: Extra | None = None
 
 
+class LogitFinish(NamedTuple):
+    """What some families do to the logits of their head: x -> softcap tanh(scale x / softcap).
+
+    scale: e.g. Cohere, Granite. softcap: Gemma 2 (Gemma Team, 2024, arXiv:2408.00118); None = no cap.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+
 class OutputHead(NamedTuple):
     """The layer over the vocabulary, or the rows of it that one of several ranks holds.
 
@@ -47,6 +57,7 @@ class OutputHead(NamedTuple):
     bias_V: Tensor | None = None
     first: int = 0
     vocab: int | None = None
+    finish: LogitFinish = LogitFinish()
 
 
 class HeadRanks(NamedTuple):
@@ -76,17 +87,24 @@ def logprobs_and_entropy(
     this rank's share: the caller sums the shares. max_logits: of a chunk (count); None = `max_logits_of`.
     entropy_gradient: the entropy (nats) carries a gradient, too, for an entropy bonus.
     """
-    weight_VD = head.weight_VD
-    if head.bias_V is not None:
+    weight_VD, bias_V = head.weight_VD, head.bias_V
+    if head.finish.scale != 1.0:
+        hidden_ND = hidden_ND * head.finish.scale
+        bias_V = None if bias_V is None else bias_V * head.finish.scale
+    if bias_V is not None:
         # A bias is the weight of one more channel, which is always 1.
         hidden_ND = torch.cat([hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)], 1)
-        weight_VD = torch.cat([weight_VD, head.bias_V[:, None]], 1)
+        weight_VD = torch.cat([weight_VD, bias_V[:, None]], 1)
     rows = len(weight_VD) if head.vocab is None else min(len(weight_VD), head.vocab - head.first)
     if rows < len(weight_VD):
         weight_VD = weight_VD[:rows]
     learns = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
     chunk = max((max_logits or max_logits_of(weight_VD.device)) // rows, 1)
-    job = _Job(targets, head.first, rows, chunk, ranks, entropy_gradient and learns, torch.is_grad_enabled())
+    job = _Job(
+        *(targets, head.first, rows, head.finish.softcap, chunk, ranks),
+        entropy_gradient=entropy_gradient and learns,
+        learns=torch.is_grad_enabled(),
+    )
     logp_N, entropy_N, squares_N = _scored(hidden_ND, weight_VD, job)
     return TokenOutputs(logp_N, entropy_N, sum_pi_squared_N=None if torch.is_grad_enabled() else squares_N)
 
@@ -129,6 +147,7 @@ class _Job(NamedTuple):
     targets: Targets
     first: int
     rows: int
+    softcap: float | None
     chunk: int
     ranks: HeadRanks | None
     entropy_gradient: bool
@@ -143,7 +162,17 @@ class _Job(NamedTuple):
         kept_N = self.targets.kept_N
         if kept_N is not None:
             kept_N = kept_N.take(np.arange(part.start, part.stop))
-        return without_cut(linear(hidden_ND[part], weight_VD), kept_N, self.first)
+        logits_NV = linear(hidden_ND[part], weight_VD)
+        if self.softcap is not None:
+            logits_NV = logits_NV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return without_cut(logits_NV, kept_N, self.first)
+
+    def slope(self, logits_NV: Tensor) -> Tensor | None:
+        """The derivative of the cap at these logits, which are capped; None = there is no cap."""
+        if self.softcap is None:
+            return None
+        # A cut left out what is -inf: its gradient is 0, whatever the slope.
+        return 1.0 - (logits_NV / self.softcap).clamp_(min=-1.0).square_()
 
     def columns(self) -> tuple[Tensor, Tensor]:
         """Each target's column on this rank, and whether it has one; else any column."""
@@ -217,8 +246,11 @@ class _Logprobs(torch.autograd.Function):
         d_weight_VD: Tensor | None = None
         for part in job.parts():
             logits_NV = job.logits(hidden_ND, weight_VD, part)
+            slope_NV = job.slope(logits_NV)
             d_logits_NV = _gradient(logits_NV, columns_N[part], numbers_NK[part])
-            del logits_NV
+            if slope_NV is not None:
+                d_logits_NV.mul_(slope_NV)
+            del logits_NV, slope_NV
             if d_hidden_ND is not None:
                 torch.mm(d_logits_NV, weight_VD, out=d_hidden_ND[part])
             if needs_weight:

@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.losses import compiles, to_device
 
 _log = logging.getLogger(__name__)
-_SHORTEST = 0.8
+SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds the padding."""
 _HALF = (torch.bfloat16, torch.float16)
 _AMPERE, _HOPPER = (8, 0), (9, 0)
@@ -231,13 +231,16 @@ class Fold:
     unfold: Tensor | None
 
 
-def folds_of(lengths: Sequence[int], device: torch.device) -> tuple[Fold, ...]:
-    """Cut a row of sequences, long before short, into batches of like length."""
+def folds_of(lengths: Sequence[int], device: torch.device, *, shortest: float = SHORTEST) -> tuple[Fold, ...]:
+    """Cut a row of sequences, long before short, into batches of like length.
+
+    shortest: a batch's shortest sequence, at least, as a share of its longest.
+    """
     folds: list[Fold] = []
     run: list[int] = []
     start = 0
     for length in lengths:
-        if run and not _SHORTEST * run[0] <= length <= run[0]:
+        if run and not shortest * run[0] <= length <= run[0]:
             folds.append(_fold(run, start, device))
             start, run = folds[-1].stop, []
         run.append(length)

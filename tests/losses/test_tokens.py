@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl.losses import OutputHead, Targets, TokenOutputs, logprobs_and_entropy
+from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy
+from agentrl.types import Extra
 
 
 def head(width: int, vocab: int) -> nn.Linear:
@@ -49,6 +50,38 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
         np.testing.assert_allclose(outputs.logp_N.detach(), logp, atol=1e-12)
         np.testing.assert_allclose(outputs.entropy_N, entropy, atol=1e-12)
         assert not outputs.entropy_N.requires_grad
+    for a, b in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@given(number=st.integers(1, 6), vocab=st.integers(2, 7), max_logits=st.integers(1, 40), cuts=st.booleans())
+def test_a_cap_and_a_scale_are_those_of_the_formula(number, vocab, max_logits, cuts):
+    generator = torch.Generator().manual_seed(number)
+    states = torch.randn(number, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, vocab, (number,), generator=generator)
+    temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
+    layer, finish = nn.Linear(3, vocab, dtype=torch.float64), LogitFinish(scale=1.7, softcap=0.9)
+    kept = None
+    if cuts:
+        # Of every token, the target and its neighbour.
+        pairs = torch.stack([targets, (targets + 1) % vocab], 1)
+        kept = Extra.of_lists([*pairs.to(torch.int32).numpy()])
+    outputs = logprobs_and_entropy(
+        *(states, OutputHead(layer.weight, layer.bias, finish=finish), Targets(targets, temperature, kept)),
+        max_logits=max_logits,
+        entropy_gradient=True,
+    )
+    capped = 0.9 * torch.tanh(1.7 * layer(states) / 0.9) / temperature[:, None]
+    if cuts:
+        capped = torch.full_like(capped, -torch.inf).scatter(1, pairs, capped.gather(1, pairs))
+    logp = capped.log_softmax(1)
+    entropy = -(logp.exp() * logp.clamp(min=-1e30)).sum(1)
+    target = logp.gather(1, targets[:, None])[:, 0]
+    np.testing.assert_allclose(outputs.logp_N.detach(), target.detach(), atol=1e-12)
+    np.testing.assert_allclose(outputs.entropy_N.detach(), entropy.detach(), atol=1e-12)
+    learned = [states, layer.weight, layer.bias]
+    actual = torch.autograd.grad((outputs.logp_N.square() + outputs.entropy_N).sum(), learned)
+    expected = torch.autograd.grad((target.square() + entropy).sum(), learned)
     for a, b in zip(expected, actual, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
 

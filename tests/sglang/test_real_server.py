@@ -14,7 +14,7 @@ from agentrl.engine.sglang.launch.phases import StartLog
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError, TeacherError
 from agentrl.trainer.batch import micro_batches
-from agentrl.trainer.torch.forward import segment_attention, token_outputs
+from agentrl.trainer.torch.forward import TorchNetwork, token_outputs
 from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
 from agentrl.types.seams import Sampling
 from tests.engine.across_updates import play_across_updates
@@ -100,11 +100,12 @@ async def expect_replayed(fleet, model):
     assert sizes.max() == 8, "top_k cut somewhere"
     assert 1 <= sizes.min() < 8, "top_p cut somewhere"
     gaps, biased = [], []
-    with torch.no_grad(), segment_attention(model):
+    network = TorchNetwork(model)
+    with torch.no_grad(), network.attending():
         for row in micro_batches(samples, [sample.loss_mask for sample in samples], 512):
             behaviour_N = row.gather([sample.logprobs for sample in samples])
             for found, cut in ((gaps, row), (biased, replace(row, kept_N=None))):
-                outputs = token_outputs(model, cut, bf16=False)
+                outputs = token_outputs(network, cut, bf16=False)
                 found.append(np.abs(outputs.logp_N.numpy() - behaviour_N))
     assert np.concatenate(gaps).max() < 2e-5
     assert np.concatenate(biased).mean() > 0.05

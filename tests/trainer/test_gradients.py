@@ -5,31 +5,7 @@ import torch
 
 from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.types import Credit, TrainBatch
-from tests.trainer.tiny import batch, divisor, gradients_of, llama, qwen2, qwen3, trainer
-
-
-def reference_gradient(
-    model, train_batch: TrainBatch, *, imitation: bool
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Every sequence through the model alone, every token in a loop, the surrogate as written in books."""
-    model.zero_grad()
-    total = torch.zeros((), dtype=torch.float64)
-    for index, sample in enumerate(train_batch.samples):
-        ids = torch.tensor(sample.token_ids.tolist())
-        logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
-        for t in range(1, len(ids)):
-            if not sample.loss_mask[t]:
-                continue
-            logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
-            weight = float(train_batch.credit.weights[index][t])
-            advantage = float(train_batch.credit.advantages[index][t])
-            ratio = (logp - float(train_batch.scores.proximal[index][t])).exp()
-            surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
-            total = total - weight * (logp if imitation else surrogate)
-    total.backward()
-    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    return float(total.detach()), gradient
+from tests.trainer.tiny import batch, gradients_of, llama, qwen2, qwen3, reference_gradient, trainer
 
 
 @pytest.mark.parametrize("make", [qwen3, qwen2, llama])

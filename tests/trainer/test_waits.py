@@ -10,17 +10,19 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agentrl.losses import OutputHead, Targets, logprobs_and_entropy
+from agentrl.losses import OutputHead, PolicyLoss, Targets, logprobs_and_entropy
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning
-from agentrl.trainer.torch.forward import token_outputs
+from agentrl.trainer.torch.forward import TorchNetwork, token_outputs
 from agentrl.trainer.torch.learner import Learner
+from tests.trainer.families import family
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import CONFIGS
 from tests.trainer.megatron.test_losses import LOSSES, batch
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.tiny import batch as tiny_batch
 from tests.trainer.tiny import settings
 from tests.trainer.waits import Waits
 
@@ -82,7 +84,9 @@ def test_no_loss_waits_for_the_card(loss):
 def waits_of_torch(layers: int, loss: str):
     train_batch = batch("token mean")
     forward = partial(token_outputs, bf16=False, entropy_gradient=loss == "ppo")
-    learner = Learner(model_with("qwen3", layers), forward, Learning(LOSSES[loss], settings(), 10))
+    learner = Learner(
+        TorchNetwork(model_with("qwen3", layers)), forward, Learning(LOSSES[loss], settings(), 10)
+    )
     inputs = StepInputs(train_batch)
     with Waits() as places:
         learner._backward(train_batch, inputs)
@@ -93,6 +97,19 @@ def waits_of_torch(layers: int, loss: str):
 def test_no_pass_of_the_torch_trainer_waits_for_the_card():
     for layers in LAYERS:
         assert not waits_of_torch(layers, "grpo")
+
+
+@pytest.mark.parametrize("name", ["gemma2_caps", "mistral_window"])
+def test_no_layer_waits_for_the_card_in_batches_of_like_length(name):
+    train_batch = tiny_batch()
+    forward = partial(token_outputs, bf16=False)
+    learner = Learner(TorchNetwork(family(name)), forward, Learning(PolicyLoss(), settings(), 10))
+    inputs = StepInputs(train_batch)
+    with Waits() as places:
+        learner._backward(train_batch, inputs)
+    # transformers looks for packed sequences before the first layer of each batch.
+    own = Counter({place: n for place, n in places.items() if ":find_packed_sequence_indices" not in place})
+    assert own == Counter({"tolist at agentrl.trainer.torch.learner:_backward": 1})
 
 
 def test_a_wait_is_noticed():

@@ -97,6 +97,30 @@ def divisor(sample: Sample) -> torch.Tensor:
     return torch.from_numpy(np.append(sample.temperatures[1:], np.float32(1)))[:, None]
 
 
+def reference_gradient(
+    model: PreTrainedModel, train_batch: TrainBatch, *, imitation: bool
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Every sequence through the model alone, every token in a loop, the surrogate as written in books."""
+    model.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for index, sample in enumerate(train_batch.samples):
+        ids = torch.tensor(sample.token_ids.tolist())
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
+        for t in range(1, len(ids)):
+            if not sample.loss_mask[t]:
+                continue
+            logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
+            weight = float(train_batch.credit.weights[index][t])
+            advantage = float(train_batch.credit.advantages[index][t])
+            ratio = (logp - float(train_batch.scores.proximal[index][t])).exp()
+            surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
+            total = total - weight * (logp if imitation else surrogate)
+    total.backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return float(total.detach()), gradient
+
+
 # The last token, the first that may be, one only, all, none, one token in all, and long among short.
 MASKS = (
     [0, 0, 0, 1],

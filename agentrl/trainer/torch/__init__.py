@@ -1,4 +1,4 @@
-"""The torch trainer: one rank, any Hugging Face causal language model with plain attention."""
+"""The torch trainer: one rank, any causal language model of transformers."""
 
 from agentrl.trainer.torch.critic import Critic, critic_over
 from agentrl.trainer.torch.trainer import TorchTrainer

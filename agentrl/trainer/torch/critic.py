@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.plan import Learning, StepSums
-from agentrl.trainer.torch.forward import head_of, predicting_states
+from agentrl.trainer.torch.forward import TorchNetwork, head_of
 from agentrl.trainer.torch.learner import Learner
 from agentrl.types import TrainBatch
 
@@ -28,7 +28,8 @@ class Critic:
         self.network = network
         self.learning = learning
         self.warmup = warmup
-        self.learner = Learner(network, partial(value_outputs, bf16=learning.config.bf16), learning)
+        forward = partial(value_outputs, bf16=learning.config.bf16)
+        self.learner = Learner(TorchNetwork(network), forward, learning)
 
     def learn(self, batch: TrainBatch) -> StepSums:
         """One optimizer step; see `Learner.learn`."""
@@ -51,13 +52,13 @@ def critic_over(model: PreTrainedModel) -> PreTrainedModel:
     return critic
 
 
-def value_outputs(critic: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
+def value_outputs(critic: TorchNetwork, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
     """The return expected before each of the row's N predicted tokens; logprobs and entropies are 0.
 
-    Call it in `segment_attention`.
+    Call it in `critic.attending()`.
     """
-    with torch.autocast(critic.device.type, torch.bfloat16, enabled=bf16):
-        values_N1: Tensor = head_of(critic)(predicting_states(critic, row))
+    with torch.autocast(critic.model.device.type, torch.bfloat16, enabled=bf16):
+        values_N1: Tensor = head_of(critic.model)(critic.predicting_states(row))
     values_N = values_N1[:, 0].to(torch.promote_types(values_N1.dtype, torch.float32))
     zeros_N = torch.zeros_like(values_N)
     return TokenOutputs(zeros_N, zeros_N, values_N)

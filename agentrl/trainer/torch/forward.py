@@ -1,6 +1,8 @@
 """From rows of tokens to logprobs: all tokens through the model, only predicting states through its head.
 
-Attention stays inside sequences, through the attention registry of transformers."""
+Attention stays inside sequences, through the attention registry of transformers. A model whose layers do
+than that (windows, recurrences) gets the sequences of a row in batches of like length.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,143 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
-from agentrl.losses import OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import Ends, Sides, fastest
+from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
+from agentrl.trainer.attention import SHORTEST, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
 
 _NAME = "agentrl_segments"
+_TOLERANCE = 1e-4
+_PROBES = (9, 9, 5)
+"""Tokens of the sequences that a model is tried with; two of them are of one length."""
+_BY_LENGTH_ROPES = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary positions whose angles depend on the longest sequence of a batch."""
+
+
+class _UnpackableError(Exception):
+    """A layer attends in a way that `segment_attention` does not compute."""
+
+
+class TorchNetwork:
+    """A causal language model, and how the sequences of a row go through it.
+
+    Packed, they go end to end, and attend within themselves. Folded, each batch of neighbours of like length
+    goes by itself, padded at its end, where a causal model sees nothing of it; that is exact for any causal
+    model, and a little slower. Which of them holds is found out with short sequences.
+
+    Args:
+        model: a causal language model in fp32 or better; it is put into evaluation mode.
+
+    Raises:
+        ModelLoadError: neither gives what the model gives for a sequence alone, or its weights are not in
+            fp32.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if model.dtype not in (torch.float32, torch.float64):
+            raise ModelLoadError(
+                f"{type(model).__name__} came in {model.dtype}; load it in float32, and set bf16 for speed."
+            )
+        self.model = model.eval()
+        row, separate = _probe(model)
+        self.is_packed = _attends_everywhere(model) and self._gives(row, separate, is_packed=True)
+        if not self.is_packed and not self._gives(row, separate, is_packed=False):
+            raise ModelLoadError(
+                f"{type(model).__name__} gives a sequence other states when another one is beside it, so it "
+                "cannot be trained here; choose a causal language model."
+            )
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Have the model attend as `states` needs it; its own attention is restored afterwards."""
+        if not self.is_packed:
+            yield
+            return
+        with segment_attention(self.model):
+            yield
+
+    def states(self, row: MicroBatch) -> Tensor:
+        """[T, width]: the last hidden state of each token of a row. Call it in `attending`."""
+        model, device = self.model, self.model.device
+        ids_T = to_device(row.input_ids_T, device)
+        if self.is_packed:
+            packed_TD: Tensor = model.base_model(
+                input_ids=ids_T[None],
+                position_ids=to_device(row.position_ids_T, device)[None],
+                use_cache=False,
+                ends=Ends.of(row.lengths, device),
+            ).last_hidden_state[0]
+            return packed_TD
+        return torch.cat([self._folded(ids_T, fold) for fold in self._folds(row.lengths)])
+
+    def predicting_states(self, row: MicroBatch) -> Tensor:
+        """[N, width]: those that predict the row's tokens, each the state of the token before."""
+        return self.states(row).index_select(0, to_device(row.predictor_N, self.model.device))
+
+    def _folds(self, lengths: tuple[int, ...]) -> tuple[Fold, ...]:
+        shortest = 1.0 if _turns_by_length(self.model) else SHORTEST
+        return folds_of(lengths, self.model.device, shortest=shortest)
+
+    def _folded(self, ids_T: Tensor, fold: Fold) -> Tensor:
+        ids = ids_T[fold.start : fold.stop]
+        if fold.fold is not None:
+            ids = ids.index_select(0, fold.fold)
+        states: Tensor = self.model.base_model(
+            input_ids=ids.view(fold.count, fold.longest), use_cache=False
+        ).last_hidden_state.flatten(0, 1)
+        return states if fold.unfold is None else states.index_select(0, fold.unfold)
+
+    def _gives(self, row: MicroBatch, expected_TD: Tensor, *, is_packed: bool) -> bool:
+        """Whether a row gives these states."""
+        self.is_packed = is_packed
+        try:
+            with torch.no_grad(), self.attending():
+                states_TD = self.states(row)
+        # Whatever a model makes of arguments that it does not know, or of an attention of another shape.
+        except (TypeError, RuntimeError, _UnpackableError):
+            return False
+        scale = float(expected_TD.abs().max())
+        return torch.allclose(states_TD, expected_TD, rtol=0, atol=_TOLERANCE * max(scale, 1.0))
+
+
+def _attends_everywhere(model: PreTrainedModel) -> bool:
+    """Whether each layer says that it attends to all tokens before, wherever the row's longest one ends."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and not _turns_by_length(model)
+
+
+def _turns_by_length(model: PreTrainedModel) -> bool:
+    """Whether its rotary positions depend on the longest sequence of a batch."""
+    ropes = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    # Some have one for each type of layer.
+    each = [ropes, *(below for below in ropes.values() if isinstance(below, dict))]
+    return any(rope.get("rope_type") in _BY_LENGTH_ROPES for rope in each)
+
+
+def _probe(model: PreTrainedModel) -> tuple[MicroBatch, Tensor]:
+    """A row of short sequences, and the last hidden states of each by itself, [T, width]."""
+    vocab = model.config.get_text_config().vocab_size
+    samples = [_probe_sample(n, seed, vocab) for seed, n in enumerate(_PROBES)]
+    (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], sum(_PROBES))
+    with torch.no_grad():
+        each = to_device(row.input_ids_T, model.device).split(row.lengths)
+        states = [model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0] for ids in each]
+    return row, torch.cat(states)
+
+
+def _probe_sample(length: int, seed: int, vocab: int) -> Sample:
+    ids = torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed))
+    later = torch.arange(length) > 0
+    return Sample(
+        token_ids=ids.to(torch.int32).numpy(),
+        author=(later * int(Author.DEMO)).to(torch.int8).numpy(),
+        loss_mask=later.numpy(),
+        logprobs=torch.zeros(length).numpy(),
+        versions=torch.full((length,), NO_VERSION, dtype=torch.int32).numpy(),
+        turns=torch.zeros(length, dtype=torch.int32).numpy(),
+        temperatures=torch.ones(length).numpy(),
+        rollout_id=RolloutId("probe"),
+    )
 
 
 @contextmanager
@@ -27,16 +160,13 @@ def segment_attention(model: PreTrainedModel) -> Iterator[None]:
     """Make `model` attend within sequences; it must be called with `ends=`. Restored afterwards.
 
     Raises:
-        ModelLoadError: the architecture does not support the attention registry.
+        _UnpackableError: the architecture does not support the attention registry.
     """
     before = model.config._attn_implementation
     model.set_attn_implementation(_NAME)
     try:
         if model.config._attn_implementation != _NAME:
-            raise ModelLoadError(
-                f"{type(model).__name__} attends in its own way, so sequences cannot share a row; "
-                "choose a Llama, Qwen2 or Qwen3 architecture."
-            )
+            raise _UnpackableError
         yield
     finally:
         model.set_attn_implementation(before)
@@ -50,9 +180,18 @@ def _attend(
     *_mask: Tensor | None,
     ends: Ends,
     scaling: float | None = None,
-    **_: object,
+    **variants: object,
 ) -> tuple[Tensor, None]:
-    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature."""
+    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature.
+
+    Raises:
+        _UnpackableError: the layer has a window, a cap on its scores, or sinks; or its values have another
+            width than its keys, which not every kernel takes.
+    """
+    if value.shape[-1] != key.shape[-1] or any(
+        variants.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")
+    ):
+        raise _UnpackableError
     # Under autocast norms and rotations give queries and keys in fp32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return _kernel(value.device, value.dtype).attend(q, k, v, Sides(ends, ends), scaling)[None], None
@@ -64,36 +203,22 @@ _kernel = lru_cache(maxsize=8)(fastest)
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
 
 
-_TOLERANCE = 1e-4
-
-
 def token_outputs(
-    model: PreTrainedModel, row: MicroBatch, *, bf16: bool, entropy_gradient: bool = False
+    network: TorchNetwork, row: MicroBatch, *, bf16: bool, entropy_gradient: bool = False
 ) -> TokenOutputs:
-    """Logprob and entropy of the row's N predicted tokens. Call it inside `segment_attention`."""
-    device = model.device
+    """Logprob and entropy of the row's N predicted tokens. Call it inside `network.attending()`."""
+    model, device = network.model, network.model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        states_ND = predicting_states(model, row)
+        states_ND = network.predicting_states(row)
     head = head_of(model)
     dtype = torch.bfloat16 if bf16 else head.weight.dtype
+    bias = None if head.bias is None else head.bias.to(dtype)
     return logprobs_and_entropy(
         states_ND.to(dtype),
-        OutputHead(head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)),
+        OutputHead(head.weight.to(dtype), bias, finish=_finish_of(model)),
         Targets(to_device(row.targets_N, device), to_device(row.temperature_N, device), row.kept_N),
         entropy_gradient=entropy_gradient,
     )
-
-
-def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
-    """[N, width]: the hidden states that predict the row's tokens, each the state of the token before."""
-    device = model.device
-    states: torch.Tensor = model.base_model(
-        input_ids=to_device(row.input_ids_T, device)[None],
-        position_ids=to_device(row.position_ids_T, device)[None],
-        use_cache=False,
-        ends=Ends.of(row.lengths, device),
-    ).last_hidden_state[0]
-    return states.index_select(0, to_device(row.predictor_N, device))
 
 
 def head_of(model: PreTrainedModel) -> nn.Linear:
@@ -110,58 +235,30 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def check_trainable(model: PreTrainedModel) -> None:
-    """Compare two short sequences in one row with the model's own forward, one by one.
+def _finish_of(model: PreTrainedModel) -> LogitFinish:
+    """What some families do to their logits after the head, by the names that their configurations have."""
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return LogitFinish(scale, getattr(config, "final_logit_softcapping", None))
+
+
+def check_scores(network: TorchNetwork) -> None:
+    """Compare the logprobs of a short row with those of the model's own logits.
 
     Raises:
-        ModelLoadError: they differ: the architecture has features that a flat row does not support
-            (windows, masks of its own, caps on the logits), or its weights are not in fp32.
+        ModelLoadError: they differ: the model does to its logits what is not known here.
     """
-    name = type(model).__name__
-    if model.dtype not in (torch.float32, torch.float64):
-        raise ModelLoadError(f"{name} came in {model.dtype}; load it in float32, and set bf16 for speed.")
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ModelLoadError(
-            f"{name} mixes {sorted(kinds)}; this trainer needs full attention in every layer, "
-            "as in Llama, Qwen2 and Qwen3: choose such a model."
-        )
-    samples = [_probe(length, model.config.get_text_config().vocab_size) for length in (7, 4)]
-    (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], 16)
+    model = network.model
+    row, _ = _probe(model)
     with torch.no_grad():
-        separate = [_separate_logprobs(model, sample) for sample in samples]
-        try:
-            with segment_attention(model):
-                packed = token_outputs(model, row, bf16=False).logp_N
-        except TypeError as error:
-            raise _unfit(name) from error
-    if not torch.allclose(packed, torch.cat(separate).to(packed), atol=_TOLERANCE):
-        raise _unfit(name)
-
-
-def _unfit(name: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"{name} gives other probabilities when sequences share a row, so it cannot be trained here; "
-        "choose a Llama, Qwen2 or Qwen3 architecture."
-    )
-
-
-def _probe(length: int, vocab_size: int) -> Sample:
-    ids = torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(length))
-    later = torch.arange(length) > 0
-    return Sample(
-        token_ids=ids.to(torch.int32).numpy(),
-        author=(later * int(Author.DEMO)).to(torch.int8).numpy(),
-        loss_mask=later.numpy(),
-        logprobs=torch.zeros(length).numpy(),
-        versions=torch.full((length,), NO_VERSION, dtype=torch.int32).numpy(),
-        turns=torch.zeros(length, dtype=torch.int32).numpy(),
-        temperatures=torch.ones(length).numpy(),
-        rollout_id=RolloutId("probe"),
-    )
-
-
-def _separate_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
-    ids = torch.from_numpy(sample.token_ids.astype("int64")).to(model.device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
-    return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+        with network.attending():
+            scored_N = token_outputs(network, row, bf16=False).logp_N
+        each = to_device(row.input_ids_T, model.device).split(row.lengths)
+        logits = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in each]
+    own_NV = torch.cat(logits).log_softmax(-1)[to_device(row.predictor_N, model.device)]
+    own_N = own_NV.gather(1, to_device(row.targets_N, model.device)[:, None])[:, 0]
+    if not torch.allclose(scored_N, own_N.to(scored_N), atol=_TOLERANCE):
+        raise ModelLoadError(
+            f"{type(model).__name__} changes its logits in a way that this trainer does not know, so its "
+            "probabilities would be wrong; choose another architecture."
+        )

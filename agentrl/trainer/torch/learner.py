@@ -15,7 +15,7 @@ from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
-from agentrl.trainer.torch.forward import segment_attention
+from agentrl.trainer.torch.forward import TorchNetwork
 from agentrl.types import TrainBatch
 
 
@@ -67,7 +67,7 @@ def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Op
 
 
 T = TypeVar("T")
-Forward = Callable[[PreTrainedModel, MicroBatch], TokenOutputs]
+Forward = Callable[[TorchNetwork, MicroBatch], TokenOutputs]
 
 
 class LearnerState(TypedDict):
@@ -83,14 +83,13 @@ class Learner:
     forward: its outputs at the predicted tokens of a row. done: its optimizer's steps so far.
     """
 
-    def __init__(self, network: PreTrainedModel, forward: Forward, learning: Learning) -> None:
-        network.eval()
+    def __init__(self, network: TorchNetwork, forward: Forward, learning: Learning) -> None:
         self.network = network
         self._forward = forward
         self._loss = learning.loss
         self._config = learning.config
         self._total_steps = learning.total_steps
-        self._optimizer = Optimizer(network, learning.config)
+        self._optimizer = Optimizer(network.model, learning.config)
         self.done = Done(0, 0)
 
     def learn(self, batch: TrainBatch) -> StepSums:
@@ -105,17 +104,18 @@ class Learner:
         """
         steps, skipped = self.done
         lr = learning_rate(self._config, steps, self._total_steps)
-        self.network.zero_grad()
+        model = self.network.model
+        model.zero_grad()
         inputs = StepInputs(batch, bf16=self._config.bf16)
         sums = self._backward(batch, inputs)
-        parameters = self.network.parameters()
+        parameters = model.parameters()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm=self._config.clip_grad))
         is_left_out = is_without_gradient(batch, grad_norm)
         if math.isfinite(grad_norm) and not is_left_out:
             self._optimizer.step(lr)
         elif not is_left_out:
             skipped += 1
-        self.network.zero_grad()
+        model.zero_grad()
         self.done = Done(steps + (not is_left_out), skipped)
         step = {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
         return StepSums(sums, step, inputs.logprobs(), is_left_out)
@@ -123,7 +123,7 @@ class Learner:
     def state(self) -> LearnerState:
         """Weights and optimizers, for `torch.save`."""
         return {
-            "network": self.network.state_dict(),
+            "network": self.network.model.state_dict(),
             "optimizers": [part.state_dict() for part in self._optimizer.parts],
         }
 
@@ -139,7 +139,7 @@ class Learner:
         Raises:
             KeyError, RuntimeError, ValueError: the state is of another network or other optimizers.
         """
-        self.network.load_state_dict(state["network"])
+        self.network.model.load_state_dict(state["network"])
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
             part.load_state_dict(saved)
         self.done = done
@@ -149,7 +149,7 @@ class Learner:
         masks = [sample.loss_mask for sample in batch.samples]
         total: Tensor | None = None
         names: list[str] = []
-        with segment_attention(self.network):
+        with self.network.attending():
             for row in micro_batches(batch.samples, masks, self._config.max_tokens_per_gpu):
                 outputs = self._forward(self.network, row)
                 loss, metrics = self._loss(outputs, inputs.of(row, outputs))

@@ -21,7 +21,7 @@ class TorchTrainer(RankTrainer):
     """Trains `model` in place. Its calls block the event loop; runs train in a process of its own.
 
     Args:
-        model: a causal language model in fp32 with full attention.
+        model: a causal language model in fp32.
         loss: the per-token loss, e.g. `PolicyLoss()` or `sft_loss`. One whose `entropy_coef` is not 0 gets
             an entropy with a gradient.
         config: optimizer, schedule and size of micro-batches.
@@ -30,7 +30,7 @@ class TorchTrainer(RankTrainer):
         auxiliary: the networks of the other roles.
 
     Raises:
-        ModelLoadError: the model cannot be trained in packed rows.
+        ModelLoadError: see `TorchNetwork`.
     """
 
     def __init__(

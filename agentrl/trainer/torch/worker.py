@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
@@ -27,7 +28,7 @@ from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_toke
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
-from agentrl.trainer.torch.forward import check_trainable, segment_attention, token_outputs
+from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
 from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
@@ -56,23 +57,23 @@ class AuxiliaryModels(NamedTuple):
 class TorchWorker(Recorder, DeviceStore):
     """Trains `model` in place. Dropout is off: the loss compares probabilities with those of an engine.
 
-    model: a causal language model in fp32 with full attention. policy: how it learns; a loss whose
+    model: a causal language model in fp32. policy: how it learns; a loss whose
     `entropy_coef` is not 0 gets an entropy with a gradient. auxiliary: the networks of the other roles.
 
     Raises:
-        ModelLoadError: the model cannot be trained in packed rows.
+        ModelLoadError: see `TorchNetwork` and `check_scores`.
     """
 
     def __init__(self, model: PreTrainedModel, policy: Learning, auxiliary: AuxiliaryModels) -> None:
-        model.eval()
-        check_trainable(model)
+        network = _scoring(model)
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
         bonus = needs_entropy_gradient(policy.loss)
         forward = partial(token_outputs, bf16=policy.config.bf16, entropy_gradient=bonus)
-        self._policy = Learner(model, forward, policy)
+        self._policy = Learner(network, forward, policy)
         self._auxiliary = auxiliary
+        self._networks = _networks_of(network, auxiliary)
         self._step = 0
         self._pool: BufferPool | None = None
         self._writer = StateWriter()
@@ -80,28 +81,25 @@ class TorchWorker(Recorder, DeviceStore):
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
-        return manifest_of(named_weights(self.model))
+        return manifest_of(saved_weights(self.model))
 
     def kernels(self) -> str | None:
-        """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
+        """What it computes with, for the start of a run; None = the CPU, in rows that sequences share."""
         dtype = torch.bfloat16 if self._config.bf16 else self.model.dtype
-        return kernels_in_words(self.model.device, dtype)
+        parts = [kernels_in_words(self.model.device, dtype)]
+        if any(not network.is_packed for network in self._networks.values()):
+            parts.append(
+                f"{type(self.model).__name__} trains in batches of sequences of like length: its layers "
+                "cannot tell those of one row apart: exact, and a little slower."
+            )
+        return " ".join(filter(None, parts)) or None
 
     def score(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
     ) -> dict[int, FloatArray]:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`."""
-        critic = self._auxiliary.critic
-        networks = {
-            "old": self.model,
-            "ref": self._auxiliary.ref,
-            "teacher": self._auxiliary.teacher,
-            "values": None if critic is None else critic.network,
-        }
-        network = networks[role]
-        assert network is not None, "the driver scores the plan's roles only"
         with self._memory[role].onloaded():
-            return _scores(network, samples, role, self._config, statistics=statistics)
+            return _scores(self._networks[role], samples, role, self._config, statistics=statistics)
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -142,11 +140,13 @@ class TorchWorker(Recorder, DeviceStore):
         if layout is None or memory is None:
             return None
         with self.onloaded():
-            weights = dict(named_weights(self.model))
+            weights = saved_weights(self.model)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
-                for name, tensor in views_in(load, bytes_B):
-                    tensor.copy_(weights[name])
+                # Both are in the order of the manifest; the first is the shorter one.
+                for (name, target), (own_name, source) in zip(views_in(load, bytes_B), weights, strict=False):
+                    assert name == own_name
+                    target.copy_(source)
 
             return keep(packed(layout, memory, fill))
 
@@ -233,23 +233,47 @@ class TorchWorker(Recorder, DeviceStore):
 
     def _network_memory(self) -> dict[ScoreRole, NetworkMemory]:
         """The memory of the network in each role."""
-        memory = {
-            role: NetworkMemory(partial(tensors_of, learner.network), learner.optimizer_tensors)
+        frozen = {
+            role: NetworkMemory(partial(tensors_of, network.model))
+            for role, network in self._networks.items()
+        }
+        return frozen | {
+            role: NetworkMemory(partial(tensors_of, learner.network.model), learner.optimizer_tensors)
             for role, learner in self._learners().items()
-        }
-        judges: dict[ScoreRole, PreTrainedModel | None] = {
-            "ref": self._auxiliary.ref,
-            "teacher": self._auxiliary.teacher,
-        }
-        return memory | {
-            role: NetworkMemory(partial(tensors_of, network))
-            for role, network in judges.items()
-            if network is not None
         }
 
     def _offload_all(self) -> None:
         for memory in self._memory.values() if has_own_memory(self.model.device) else ():
             memory.offload()
+
+
+def saved_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model as its family saves them, tied ones once; in the order of `named_weights`.
+
+    transformers keeps the experts of a layer as one tensor, and saves, for most families, one for each: such
+    a tensor is a copy, made as the iterator reaches its layer.
+    """
+    for name, tensor in named_weights(model):
+        yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+def _networks_of(policy: TorchNetwork, auxiliary: AuxiliaryModels) -> dict[ScoreRole, TorchNetwork]:
+    """The network of each role that there is."""
+    networks: dict[ScoreRole, TorchNetwork] = {"old": policy}
+    if auxiliary.ref is not None:
+        networks["ref"] = _scoring(auxiliary.ref)
+    if auxiliary.teacher is not None:
+        networks["teacher"] = _scoring(auxiliary.teacher)
+    if auxiliary.critic is not None:
+        networks["values"] = auxiliary.critic.learner.network
+    return networks
+
+
+def _scoring(model: PreTrainedModel) -> TorchNetwork:
+    """A model as a network whose logprobs have been checked."""
+    network = TorchNetwork(model)
+    check_scores(network)
+    return network
 
 
 def _filled(
@@ -259,13 +283,15 @@ def _filled(
     digests: list[Future[list[int]]] = []
     # Checksums run in threads, so that this one fills the next buffer.
     with ThreadPoolExecutor(AHEAD) as threads:
-        tensors, host_copy = dict(named_weights(model)), HostCopy()
+        tensors, host_copy = saved_weights(model), HostCopy()
         for load in _loads(manifest, bucket_bytes):
             buffer = pool.take(sum(map(size_of, load)))
             filled = Filled(load, buffer, pool)
             offset = 0
-            for spec in load:
-                source_B = tensors[spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
+            # Both are in the order of the manifest; the first is the shorter one.
+            for spec, (name, tensor) in zip(load, tensors, strict=False):
+                assert spec.name == name
+                source_B = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 host_copy.copy(source_B, buffer.bytes_B[offset : offset + len(source_B)])
                 offset += len(source_B)
             buffer.digests = threads.submit(digests_of, bucket_of(filled))
@@ -275,7 +301,7 @@ def _filled(
 
 
 def _scores(
-    network: PreTrainedModel,
+    network: TorchNetwork,
     samples: Sequence[Sample],
     role: ScoreRole,
     config: TrainerConfig,
@@ -286,7 +312,7 @@ def _scores(
     scores: dict[int, FloatArray] = {}
     forward = value_outputs if role == "values" else token_outputs
     masks = [scored_tokens(sample, role) for sample in samples]
-    with torch.no_grad(), segment_attention(network):
+    with torch.no_grad(), network.attending():
         for row in micro_batches(samples, masks, config.max_tokens_per_gpu):
             outputs = forward(network, row, bf16=config.bf16)
             parts = row.split(reported(outputs, statistics=statistics))
@@ -299,7 +325,7 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     """The worker, with the models of the plan's directories.
 
     Raises:
-        ModelLoadError: a directory holds no model, or one that cannot be trained in packed rows.
+        ModelLoadError: a directory holds no model; or see `TorchNetwork`.
     """
     del place
     torch.set_num_threads(plan.num_threads)

@@ -14,7 +14,7 @@ from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning, step_metrics
-from agentrl.trainer.torch.forward import token_outputs
+from agentrl.trainer.torch.forward import TorchNetwork, token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import ProximalInStep, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
@@ -70,7 +70,9 @@ def expected(name: str):
         credit = replace(credit, advantages=tuple(a * f for a, f in weighed))
     scored = replace(train_batch, scores=Scores(tuple(own)), credit=credit, in_step=None)
     policy = model_of("qwen3")
-    learner = TorchLearner(policy, partial(token_outputs, bf16=False), Learning(PolicyLoss(), settings(), 10))
+    learner = TorchLearner(
+        TorchNetwork(policy), partial(token_outputs, bf16=False), Learning(PolicyLoss(), settings(), 10)
+    )
     with gradients_of(policy) as gradients:
         sums = learner.learn(scored)
     assert sums.logprobs == {}

@@ -15,7 +15,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning, critic_metrics, step_metrics
 from agentrl.trainer.torch import Critic, critic_over
-from agentrl.trainer.torch.forward import token_outputs
+from agentrl.trainer.torch.forward import TorchNetwork, token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
@@ -103,7 +103,7 @@ def expected(kind: str, loss: str, weighting: str, first_only: bool):
     train_batch, by_network = batch(weighting, first_only=first_only), {}
     policy = model_of(kind)
     forward = partial(token_outputs, bf16=False, entropy_gradient=loss == "ppo")
-    learner = TorchLearner(policy, forward, Learning(LOSSES[loss], settings(), 10))
+    learner = TorchLearner(TorchNetwork(policy), forward, Learning(LOSSES[loss], settings(), 10))
     with gradients_of(policy) as gradients:
         by_network["policy"] = gradients, step_metrics([learner.learn(train_batch)], train_batch)
     network = critic_over(model_of(kind))
