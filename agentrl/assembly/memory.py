@@ -100,17 +100,23 @@ class RunSizes(NamedTuple):
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> RunSizes:
-        """Those of a model's config."""
-        fields = config.get_text_config().to_dict()
-        hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
-        head = int(fields.get("head_dim") or hidden // heads)
+        """Those of a model's config; what it does not have is taken for what most families do."""
+        text = config.get_text_config()
+
+        def size(name: str, otherwise: int) -> int:
+            return int(getattr(text, name, None) or otherwise)
+
+        hidden = size("hidden_size", 0)
+        heads = size("num_attention_heads", 1)
+        head = size("head_dim", hidden // heads)
+        experts = size("num_experts_per_tok", 0) * size("moe_intermediate_size", 0)
         return cls(
-            layers=int(fields["num_hidden_layers"]),
+            layers=size("num_hidden_layers", 0),
             hidden=hidden,
             query=heads * head,
-            key=int(fields.get("num_key_value_heads") or heads) * head,
-            ffn=int(fields["intermediate_size"]),
-            vocab=int(fields["vocab_size"]),
+            key=size("num_key_value_heads", heads) * head,
+            ffn=max(size("intermediate_size", 4 * hidden), experts),
+            vocab=size("vocab_size", 0),
             has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
         )
 

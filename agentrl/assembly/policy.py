@@ -15,7 +15,7 @@ from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.memory import check_machine, embedded_memory
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.engine.embedded.architecture import context_of, read_architecture
 from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
 from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
@@ -69,7 +69,7 @@ async def build_engine(
     eval-only run the latter serve weights of their own; a run that trains sends them the model's.
 
     Raises:
-        ModelLoadError: the engine does not support this architecture.
+        ModelLoadError: the engine cannot decode the model.
         EngineDiedError: the engine's process has ended.
         ConfigError: no server answers at sglang_url, or it does not accept weights; SGLang is not installed,
             has no such argument, or does not start; the slots take more memory than this machine has.
@@ -82,6 +82,11 @@ async def build_engine(
         return await (plan.start() if url is None else plan.join(url))
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
     check_cache(source.config, config.max_slots, length, torch_dtype(config.engine_dtype))
+    if read_architecture(source.config) is None:
+        setup.on_event(
+            f"the embedded engine decodes `{source.config.model_type}` by transformers' own code: exact, and "
+            "several times slower than Llama, Qwen2 and Qwen3; on a GPU choose engine = sglang."
+        )
     if setup.process is not None:
         directory = str(source.directory.resolve())
         model = Open(directory, config.max_slots, length, deterministic, setup.threads, source.seed)
@@ -136,10 +141,9 @@ def check_cache(
     context_len: tokens of a slot; None = the engine's own number. dtype: of both.
 
     Raises:
-        ModelLoadError: the engine does not support this architecture.
         ConfigError: they are more.
     """
-    length = min(context_len or DEFAULT_CONTEXT, read_architecture(model).max_position_embeddings)
+    length = min(context_len or DEFAULT_CONTEXT, context_of(model))
     check_machine(
         f"the embedded engine with max_slots = {max_slots:,}, each of {length:,} tokens,",
         embedded_memory(model, max_slots, length, dtype),

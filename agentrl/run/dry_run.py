@@ -31,7 +31,6 @@ from agentrl.assembly.rewards import misfits
 from agentrl.assembly.servers import ServerCheck, check_servers
 from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
 from agentrl.config import effective_values
-from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
 from agentrl.envs.boundary import as_multi_agent, call_joint_reset, closing
 from agentrl.envs.graders.registry import CALL_SERVERS
@@ -55,7 +54,7 @@ from agentrl.trainer.config import ON_GPUS
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.types import JSON, Task
 from agentrl.types.seams import Renderer
-from agentrl.weights.hf.source import ModelSource, open_config
+from agentrl.weights.hf.source import ModelSource, long_ropes, open_config
 from agentrl.weights.hf.tensors import TensorFiles, num_parameters
 
 _MEASURED = 64
@@ -284,7 +283,7 @@ def _check_model(source: ModelSource, config: RunConfig) -> None:
         UserError: they cannot, or a file of its weights is missing.
     """
     if config.engine.engine == "embedded" and config.rollout.replay is None:
-        read_architecture(source.config)
+        long_ropes(source.config)
     check_trainable(source, config)
     if source.seed is None and config.trainer.trainer == "megatron":
         check_readable(source.directory, config.megatron)

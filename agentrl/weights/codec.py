@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.types.seams import Bucket, TensorSpec
 
@@ -22,7 +24,12 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Tied weights (an lm_head that is the embedding) share memory and are sent under the name of their first
     use, which is the one that a Hugging Face checkpoint keeps.
+
+    transformers keeps the experts of a layer as one tensor, and saves, for most families, one for each: these
+    are copies, made as the iterator reaches their layer.
     """
+    model = module if isinstance(module, PreTrainedModel) else None
+    renamed = set[str]() if model is None else _renamed(model)
     sent: set[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in module.state_dict().items():
         memory = (
@@ -34,7 +41,16 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if tensor.numel() and memory in sent:
             continue
         sent.add(memory)
-        yield name, tensor
+        if model is not None and name in renamed:
+            yield from revert_weight_conversion(model, {name: tensor}).items()
+        else:
+            yield name, tensor
+
+
+def _renamed(model: PreTrainedModel) -> set[str]:
+    """The tensors that a checkpoint of the model holds under other names, or in parts."""
+    own = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    return set(own) - set(revert_weight_conversion(model, own))
 
 
 def manifest_of(named_tensors: NamedTensors) -> tuple[TensorSpec, ...]:

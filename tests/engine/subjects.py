@@ -25,6 +25,7 @@ from agentrl.engine.fake import FakeEngine, seeded_table
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import manifest_of, named_weights, pack_buckets
+from tests.trainer.families import family
 
 torch.set_num_threads(1)
 
@@ -76,7 +77,16 @@ def logits_of(model: PreTrainedModel, ids: Sequence[int]) -> npt.NDArray[np.floa
 
 
 def embedded_subject(architecture: str, deterministic: bool = False) -> Subject:
-    models = [tiny(architecture, seed) for seed in (0, 1)]
+    return subject_of([tiny(architecture, seed) for seed in (0, 1)], deterministic)
+
+
+def family_subject(name: str, deterministic: bool = False) -> Subject:
+    """A family that the decoder has no table of."""
+    return subject_of([family(name, vocab=VOCAB, seed=seed).float() for seed in (0, 1)], deterministic)
+
+
+def subject_of(models: Sequence[PreTrainedModel], deterministic: bool) -> Subject:
+    """The embedded engine over the first of two models; the second is its version 1."""
     engine = EmbeddedEngine.from_model(
         models[0], max_slots=4, max_context_len=64, decode=text_of, deterministic=deterministic
     )

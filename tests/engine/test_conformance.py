@@ -21,13 +21,18 @@ from agentrl.engine.conformance import (
 from agentrl.engine.fake import FakeEngine, _Running
 from agentrl.types import Completion, Finish, FloatArray
 from agentrl.types.seams import Sampling
-from tests.engine.subjects import VOCAB, embedded_subject, fake_subject, text_of
+from tests.engine.subjects import VOCAB, embedded_subject, fake_subject, family_subject, text_of
 
 SUBJECTS = {
     "fake": fake_subject,
     "qwen3": partial(embedded_subject, "qwen3"),
     "llama": partial(embedded_subject, "llama"),
     "deterministic": partial(embedded_subject, "llama", deterministic=True),
+    # One whose cache is cut, one with windows, one with experts, one with recurrences.
+    "gpt2": partial(family_subject, "gpt2"),
+    "gemma2": partial(family_subject, "gemma2"),
+    "qwen3_moe": partial(family_subject, "qwen3_moe", deterministic=True),
+    "falcon_h1": partial(family_subject, "falcon_h1"),
 }
 
 

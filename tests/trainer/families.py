@@ -101,15 +101,15 @@ FOLDED: Mapping[str, tuple[str, dict[str, object]]] = {
 FAMILIES = {**PACKED, **FOLDED}
 
 
-def family(name: str) -> PreTrainedModel:
+def family(name: str, *, vocab: int = VOCAB, seed: int = 3) -> PreTrainedModel:
     """A model of the family, with weights so large that every layer matters.
 
     It is in float64, or in float32 where it has experts: torch multiplies no groups of float64.
     """
     kind, changes = FAMILIES[name]
     make: Callable[..., transformers.PreTrainedConfig] = getattr(transformers, kind)
-    config = make(**({} if "n_embd" in changes else SHAPE) | changes)
-    torch.manual_seed(3)
+    config = make(**({} if "n_embd" in changes else SHAPE) | changes | {"vocab_size": vocab})
+    torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if float(parameter.detach().std()) == 0.0 or parameter.numel() == 1:

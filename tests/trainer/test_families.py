@@ -10,7 +10,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.torch import AuxiliaryModels
 from agentrl.trainer.torch.forward import TorchNetwork
-from agentrl.trainer.torch.worker import saved_weights
+from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.export import save_model
 from tests.trainer.families import FAMILIES, PACKED, family
 from tests.trainer.tiny import (
@@ -46,7 +46,7 @@ def test_families_share_a_row_where_their_layers_allow_it(name):
 def test_weights_are_published_under_the_names_that_the_family_saves(name, tmp_path):
     model = family(name)
     save_model(model, tokenizer(), str(tmp_path / "saved"))
-    saved, published = load_file(tmp_path / "saved" / "model.safetensors"), dict(saved_weights(model))
+    saved, published = load_file(tmp_path / "saved" / "model.safetensors"), dict(named_weights(model))
     assert published.keys() == saved.keys()
     assert all(torch.equal(published[key], tensor) for key, tensor in saved.items())
     # What transformers reads back is the model.

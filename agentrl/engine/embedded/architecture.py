@@ -11,11 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from agentrl.errors import ModelLoadError
-
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# Of a policy, of an opponent, and of `agentrl serve`.
-_REMEDY = "have SGLang serve it (engine = sglang, where it is the policy)"
+_NO_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,18 +83,13 @@ class Architecture:
         return shapes
 
 
-def read_architecture(config: PreTrainedConfig) -> Architecture:
+def read_architecture(config: PreTrainedConfig) -> Architecture | None:
     """Read the configuration of a Llama, a Qwen2 (Qwen2.5 is one, too) or a Qwen3.
 
-    Raises:
-        ModelLoadError: another architecture, or a variant that the decoder does not implement.
+    None = another architecture, or a variant that the decoder does not implement.
     """
-    if not isinstance(config, LlamaConfig | Qwen2Config | Qwen3Config):
-        raise ModelLoadError(
-            f"the embedded engine decodes Llama, Qwen2 and Qwen3 models, not `{config.model_type}`; "
-            f"{_REMEDY}, or choose a model of one of these architectures."
-        )
-    _refuse_variants(config)
+    if not isinstance(config, LlamaConfig | Qwen2Config | Qwen3Config) or not _is_plain(config):
+        return None
     heads = config.num_attention_heads
     rope = _rotary_embedding(config)
     attention_bias = not isinstance(config, Qwen2Config) and bool(config.attention_bias)
@@ -122,6 +114,11 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
     )
 
 
+def context_of(config: PreTrainedConfig) -> int:
+    """The most tokens of a sequence; a model that knows no positions takes any number."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or _NO_LIMIT)
+
+
 def eos_of(model: PreTrainedModel) -> tuple[int, ...]:
     """The tokens that end a completion, by the model's generation config, else by its config."""
     eos_ids = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
@@ -138,21 +135,8 @@ def _rotary_embedding(
     return Qwen2RotaryEmbedding(config) if isinstance(config, Qwen2Config) else LlamaRotaryEmbedding(config)
 
 
-def _refuse_variants(config: LlamaConfig | Qwen2Config | Qwen3Config) -> None:
+def _is_plain(config: LlamaConfig | Qwen2Config | Qwen3Config) -> bool:
     kind = (config.rope_parameters or {}).get("rope_type", "default")
-    if kind not in _STATIC_ROPE:
-        raise ModelLoadError(
-            f"the embedded engine does not compute `{kind}` position scaling; {_REMEDY}, or choose a model "
-            f"with one of {', '.join(_STATIC_ROPE)}."
-        )
-    if config.hidden_act != "silu":
-        raise ModelLoadError(
-            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; {_REMEDY}, or "
-            "choose another model."
-        )
     # Windows that the configuration switches on for no layer change nothing.
-    if not isinstance(config, LlamaConfig) and "sliding_attention" in (config.layer_types or ()):
-        raise ModelLoadError(
-            f"the embedded engine does not compute sliding-window attention; {_REMEDY}, or choose a model "
-            "without it."
-        )
+    has_windows = not isinstance(config, LlamaConfig) and "sliding_attention" in (config.layer_types or ())
+    return kind in _STATIC_ROPE and config.hidden_act == "silu" and not has_windows

@@ -10,7 +10,7 @@ Padding is written to a scratch column after the cache's last one, and never rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,47 @@ class _DecodeRead(NamedTuple):
     mask: Tensor | None
 
 
+class Weights(Protocol):
+    """The weights that serve, in a form that a forward pass computes with."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Their dtype."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens of the vocabulary (count)."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The most tokens of a sequence."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of the model, by the name that its family saves it under."""
+
+
+class ForwardPass(Protocol):
+    """The cache of every slot, and the forward pass that extends it. scratch: the column of padding."""
+
+    scratch: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the cache in bytes."""
+
+    def exchange(self, a: int, b: int, length: int) -> None:
+        """Swap the first `length` columns of two slots."""
+
+    def allocate(self) -> None:
+        """Allocate the cache."""
+
+    def free(self) -> None:
+        """Free the cache; until `allocate` it is unusable."""
+
+    def forward(self, parameters: Weights, batch: Batch) -> Tensor:
+        """Cache the batch's tokens; returns float32 logits [P, vocabulary] of the picked ones."""
+
+
 class Decoder:
     """The key-value cache of every slot, and the forward pass that extends it."""
 
@@ -126,8 +167,9 @@ class Decoder:
         self._qkv, self._gate_up, self._scores, self._mixed = (Scratch(self._dtype) for _ in range(4))
         self._normed = Scratch(torch.float32)
 
-    def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
+    def forward(self, parameters: Weights, batch: Batch) -> Tensor:
         """Cache the batch's keys and values; returns float32 logits [P, vocabulary] of the picked tokens."""
+        assert isinstance(parameters, Parameters), "an engine's decoder is that of its weights"
         x = functional.embedding(
             torch.from_numpy(batch.tokens).reshape(-1), parameters.outer.embedding
         ).float()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.embedded.architecture import eos_of, read_architecture
-from agentrl.engine.embedded.decoder import Decoder
-from agentrl.engine.embedded.parameters import Parameters
+from agentrl.engine.embedded.decoder import Decoder, ForwardPass, Weights
+from agentrl.engine.embedded.hf_model import ModelDecoder, ModelParameters, StagedModel
+from agentrl.engine.embedded.parameters import EMBEDDING, HEAD, Parameters
 from agentrl.engine.embedded.scheduler import Scheduler
-from agentrl.engine.embedded.sink import EmbeddedSink
+from agentrl.engine.embedded.sink import EmbeddedSink, Stage, StagedParameters
 from agentrl.engine.embedded.slots import Request, Slots
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError, RequestTooLargeError
@@ -25,6 +28,7 @@ from agentrl.types import Completion, Finish, FloatArray, IntArray
 from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
+from agentrl.weights.hf.source import long_ropes
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -33,7 +37,7 @@ DEFAULT_CONTEXT = 512
 
 
 class EmbeddedEngine:
-    """Continuous batching over the weights of a Llama, Qwen2 or Qwen3 model, on the CPU.
+    """Continuous batching over the weights of a causal language model, on the CPU.
 
     A session keeps its slot, and the keys and values in it, between its requests: the next request
     computes only the tokens after the cached ones. When requests wait, slots of idle sessions are evicted,
@@ -42,7 +46,7 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | ModelParameters,
         *,
         max_slots: int,
         max_context_len: int | None,
@@ -50,22 +54,25 @@ class EmbeddedEngine:
         eos_token_ids: Sequence[int],
         deterministic: bool = False,
     ) -> None:
-        architecture = parameters.architecture
-        model_limit = architecture.max_position_embeddings
+        model_limit = parameters.max_position_embeddings
         self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
         self.max_slots = max_slots
-        dtype = parameters.outer.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
-        self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
+        self._decoder = _decoder_of(parameters, max_slots, self.max_context_len)
         self._stepper = Stepper(self._slots, self._decoder, parameters, decode, deterministic=deterministic)
         self._intake = _Intake(
-            architecture.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
+            parameters.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
         )
         self._scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.lacks_memory)
         self._closed = False
         self._paused = False
         self._released: set[MemoryTag] = set()
-        self._sink = EmbeddedSink(architecture, dtype, self._install, lambda: self._scheduler.standstill_s)
+        shapes = parameters.shapes()
+        # A checkpoint may carry tied embeddings under both names.
+        tied = {HEAD: shapes[EMBEDDING]} if isinstance(parameters, Parameters) else {}
+        self._sink = EmbeddedSink(
+            *(shapes, tied, _stage_of(parameters), self._install), lambda: self._scheduler.standstill_s
+        )
 
     @classmethod
     def from_model(
@@ -81,7 +88,8 @@ class EmbeddedEngine:
         """Serve a copy of the model's weights, as version 0, in their dtype.
 
         Args:
-            model: a LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM.
+            model: a causal language model. The decoder has a table of Llama, Qwen2 and Qwen3; others are
+                decoded by transformers' own code, which is exact and several times slower.
             max_slots: requests decoded at once.
             max_context_len: tokens a slot holds, prompt and completion; default 512, at most the
                 model's max_position_embeddings.
@@ -91,12 +99,10 @@ class EmbeddedEngine:
                 prompt and seed, whatever else runs; slower.
 
         Raises:
-            ModelLoadError: the engine does not support the architecture.
+            ModelLoadError: no sequence has probabilities of its own (`long_ropes`).
         """
-        architecture = read_architecture(model.config)
-        parameters = Parameters.load(architecture, dict(named_weights(model)), model.dtype)
         return cls(
-            parameters,
+            _parameters_of(model),
             max_slots=max_slots,
             max_context_len=max_context_len,
             decode=decode,
@@ -118,7 +124,7 @@ class EmbeddedEngine:
         """Serve the model in a Hugging Face directory, as version 0; arguments as in `from_model`.
 
         Raises:
-            ModelLoadError: the directory is missing or broken, or the architecture is not supported.
+            ModelLoadError: the directory is missing or broken; or see `from_model`.
         """
         model = open_directory(directory, dtype)
         return cls.from_model(
@@ -265,7 +271,7 @@ class EmbeddedEngine:
         await self._scheduler.ended()
         self._decoder.free()
 
-    def _install(self, parameters: Parameters, version: int) -> None:
+    def _install(self, parameters: Weights, version: int) -> None:
         self._stepper.parameters = parameters
         self._stepper.version = version
         self.drop_caches()
@@ -288,6 +294,27 @@ class EmbeddedEngine:
         if "kv_cache" in self._released:
             self.drop_caches()
             self._decoder.free()
+
+
+def _parameters_of(model: PreTrainedModel) -> Parameters | ModelParameters:
+    """A copy of a model's weights, for the decoder where it has a table of the family."""
+    long_ropes(model.config)
+    architecture = read_architecture(model.config)
+    if architecture is None:
+        return ModelParameters(deepcopy(model).eval())
+    return Parameters.load(architecture, dict(named_weights(model)), model.dtype)
+
+
+def _decoder_of(parameters: Parameters | ModelParameters, max_slots: int, context_len: int) -> ForwardPass:
+    if isinstance(parameters, ModelParameters):
+        return ModelDecoder(max_slots, context_len)
+    return Decoder(parameters.architecture, max_slots, context_len, parameters.dtype)
+
+
+def _stage_of(parameters: Parameters | ModelParameters) -> Stage:
+    if isinstance(parameters, ModelParameters):
+        return lambda _, threads, install: StagedModel(parameters.model, threads.loader, install)
+    return partial(StagedParameters, parameters.architecture, parameters.dtype)
 
 
 class _Intake(NamedTuple):

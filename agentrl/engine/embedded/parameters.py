@@ -55,6 +55,25 @@ class Parameters:
     outer: OuterParameters
     layers: tuple[LayerParameters, ...]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.outer.embedding.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens of the vocabulary (count)."""
+        return self.architecture.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The most tokens of a sequence."""
+        return self.architecture.max_position_embeddings
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of the model, by its Hugging Face name."""
+        return self.architecture.shapes()
+
     @classmethod
     def load(
         cls, architecture: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.architecture import Architecture
+from agentrl.engine.embedded.decoder import Weights
 from agentrl.engine.embedded.layers import Linear, RmsNorm
 from agentrl.engine.embedded.parameters import (
     EMBEDDING,
@@ -37,11 +38,12 @@ from agentrl.types.seams import Bucket, TensorSpec, WeightSink
 from agentrl.weights.checksum import checksum, sum_digests
 from agentrl.weights.codec import manifest_of, named_weights, pack_buckets, views
 from agentrl.weights.hf.loading import open_directory
-from agentrl.weights.staging import Transaction
+from agentrl.weights.staging import StagingArea, Transaction
 
 _NamedTensors = Iterable[tuple[str, Tensor]]
 
-Install = Callable[[Parameters, int], None]
+Shapes = Mapping[str, tuple[int, ...]]
+Install = Callable[[Weights, int], None]
 """Serve new parameters as a version, between two steps; every later token is sampled from them."""
 
 Waited = Callable[[], float]
@@ -51,17 +53,16 @@ Waited = Callable[[], float]
 class EmbeddedSink:
     """Loads tensors as they arrive, while the old ones serve, and swaps when the checksum matches.
 
+    shapes: of the tensors that a version has; tied: of those that it may have as well. stage: makes what
+    holds a version's tensors until they are complete.
     standstill_s: how long, in the last update, requests waited while the engine computed nothing (seconds).
     loop: the engine's event loop, where updates run in another one; None = in the same.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(
-        self, architecture: Architecture, dtype: torch.dtype, install: Install, waited: Waited
-    ) -> None:
-        self._architecture = architecture
-        self._dtype = dtype
+    def __init__(self, shapes: Shapes, tied: Shapes, stage: Stage, install: Install, waited: Waited) -> None:
+        self._shapes, self._tied, self._stage = shapes, tied, stage
         self._install = install
         self._waited = waited
         self.standstill_s = 0.0
@@ -73,15 +74,15 @@ class EmbeddedSink:
         Raises:
             EngineError: the manifest leaves out a tensor, or has an unknown one or a wrong shape.
         """
-        _check_manifest(manifest, self._architecture)
+        _check_manifest(manifest, self._shapes, self._tied)
         names = [spec.name for spec in manifest]
         waited_before = self._waited()
 
-        def swap(parameters: Parameters) -> None:
+        def swap(parameters: Weights) -> None:
             self._install(parameters, version)
             self.standstill_s = self._waited() - waited_before
 
-        async def install(parameters: Parameters) -> None:
+        async def install(parameters: Weights) -> None:
             if self.loop is None:
                 swap(parameters)
             else:
@@ -89,11 +90,7 @@ class EmbeddedSink:
 
         with ThreadPoolExecutor(1) as loader, ThreadPoolExecutor(1) as reader:
             threads = Threads(loader, reader)
-            yield Transaction(
-                manifest,
-                version,
-                StagedParameters(self._architecture, self._dtype, names, threads, install),
-            )
+            yield Transaction(manifest, version, self._stage(names, threads, install))
 
 
 async def update_from_disk(sink: EmbeddedSink, directory: str, version: int) -> int:
@@ -120,6 +117,10 @@ class Threads(NamedTuple):
     reader: Executor
 
 
+Stage = Callable[[Sequence[str], Threads, Callable[[Weights], Awaitable[None]]], StagingArea]
+"""Makes what holds the named tensors until they are complete, and then serves them."""
+
+
 class StagedParameters:
     """Stages tensors until their load group (a layer, or one tensor outside of the layers) is complete.
 
@@ -132,7 +133,7 @@ class StagedParameters:
         dtype: torch.dtype,
         names: Iterable[str],
         threads: Threads,
-        install: Callable[[Parameters], Awaitable[None]],
+        install: Callable[[Weights], Awaitable[None]],
     ) -> None:
         self._architecture, self._dtype, self._threads, self._install = architecture, dtype, threads, install
         self._sums: list[Future[int]] = []
@@ -237,16 +238,14 @@ async def _called_in(loop: asyncio.AbstractEventLoop, function: Callable[[], Non
         raise EngineError("the engine could not swap its weights, and is of no use; see its log.")
 
 
-def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) -> None:
-    expected = architecture.shapes()
+def _check_manifest(manifest: Sequence[TensorSpec], expected: Shapes, tied: Shapes) -> None:
     sent = {spec.name: tuple(spec.shape) for spec in manifest}
     missing = expected.keys() - sent.keys()
     if missing:
         raise EngineError(
             f"the manifest lacks {len(missing)} tensors, {min(missing)} among them; send them all."
         )
-    # A checkpoint may carry tied embeddings under both names.
-    allowed = expected | {"lm_head.weight": expected["model.embed_tokens.weight"]}
+    allowed = {**tied, **expected}
     for name, shape in sent.items():
         if allowed.get(name) != shape:
             raise EngineError(

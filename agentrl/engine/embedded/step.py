@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentrl.engine.embedded.decoder import Batch, Decoder
-from agentrl.engine.embedded.parameters import Parameters
+from agentrl.engine.embedded.decoder import Batch, ForwardPass, Weights
 from agentrl.engine.embedded.sampler import sample
 from agentrl.engine.embedded.slots import Request, Slots
 from agentrl.types import Completion, Finish
@@ -41,13 +40,13 @@ class Stepper:
     def __init__(
         self,
         slots: Slots,
-        decoder: Decoder,
-        parameters: Parameters,
+        decoder: ForwardPass,
+        parameters: Weights,
         decode: Callable[[Sequence[int]], str] | None,
         *,
         deterministic: bool = False,
     ) -> None:
-        self.parameters: Parameters | None = parameters
+        self.parameters: Weights | None = parameters
         self.version = 0
         self._slots = slots
         self._decoder = decoder
@@ -101,7 +100,7 @@ class Stepper:
     def _score(self) -> list[Finished]:
         """Compute the logprobs of all prompts that are scored, in batches whose logits are bounded."""
         slots = self._slots
-        vocab_size = self.parameters.outer.embedding.shape[0] if self.parameters is not None else 1
+        vocab_size = self.parameters.vocab_size if self.parameters is not None else 1
         size = min(max(_SCORED_LOGITS // vocab_size, _MIN_SCORED), _PREFILL_TOKENS)
         while True:
             scoring = np.flatnonzero(slots.scoring)

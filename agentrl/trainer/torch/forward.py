@@ -20,13 +20,12 @@ from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logpr
 from agentrl.trainer.attention import SHORTEST, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
+from agentrl.weights.hf.source import long_ropes
 
 _NAME = "agentrl_segments"
 _TOLERANCE = 1e-4
 _PROBES = (9, 9, 5)
 """Tokens of the sequences that a model is tried with; two of them are of one length."""
-_BY_LENGTH_ROPES = frozenset({"dynamic", "longrope"})
-"""Kinds of rotary positions whose angles depend on the longest sequence of a batch."""
 
 
 class _UnpackableError(Exception):
@@ -90,7 +89,8 @@ class TorchNetwork:
         return self.states(row).index_select(0, to_device(row.predictor_N, self.model.device))
 
     def _folds(self, lengths: tuple[int, ...]) -> tuple[Fold, ...]:
-        shortest = 1.0 if _turns_by_length(self.model) else SHORTEST
+        # Where positions turn by the longest sequence of a batch, all of a batch have one length.
+        shortest = 1.0 if long_ropes(self.model.config) else SHORTEST
         return folds_of(lengths, self.model.device, shortest=shortest)
 
     def _folded(self, ids_T: Tensor, fold: Fold) -> Tensor:
@@ -118,15 +118,7 @@ class TorchNetwork:
 def _attends_everywhere(model: PreTrainedModel) -> bool:
     """Whether each layer says that it attends to all tokens before, wherever the row's longest one ends."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-    return kinds == {"full_attention"} and not _turns_by_length(model)
-
-
-def _turns_by_length(model: PreTrainedModel) -> bool:
-    """Whether its rotary positions depend on the longest sequence of a batch."""
-    ropes = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    # Some have one for each type of layer.
-    each = [ropes, *(below for below in ropes.values() if isinstance(below, dict))]
-    return any(rope.get("rope_type") in _BY_LENGTH_ROPES for rope in each)
+    return kinds == {"full_attention"} and not long_ropes(model.config)
 
 
 def _probe(model: PreTrainedModel) -> tuple[MicroBatch, Tensor]:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
@@ -81,7 +80,7 @@ class TorchWorker(Recorder, DeviceStore):
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
-        return manifest_of(saved_weights(self.model))
+        return manifest_of(named_weights(self.model))
 
     def kernels(self) -> str | None:
         """What it computes with, for the start of a run; None = the CPU, in rows that sequences share."""
@@ -140,7 +139,7 @@ class TorchWorker(Recorder, DeviceStore):
         if layout is None or memory is None:
             return None
         with self.onloaded():
-            weights = saved_weights(self.model)
+            weights = named_weights(self.model)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
                 # Both are in the order of the manifest; the first is the shorter one.
@@ -247,16 +246,6 @@ class TorchWorker(Recorder, DeviceStore):
             memory.offload()
 
 
-def saved_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model as its family saves them, tied ones once; in the order of `named_weights`.
-
-    transformers keeps the experts of a layer as one tensor, and saves, for most families, one for each: such
-    a tensor is a copy, made as the iterator reaches its layer.
-    """
-    for name, tensor in named_weights(model):
-        yield from revert_weight_conversion(model, {name: tensor}).items()
-
-
 def _networks_of(policy: TorchNetwork, auxiliary: AuxiliaryModels) -> dict[ScoreRole, TorchNetwork]:
     """The network of each role that there is."""
     networks: dict[ScoreRole, TorchNetwork] = {"old": policy}
@@ -283,7 +272,7 @@ def _filled(
     digests: list[Future[list[int]]] = []
     # Checksums run in threads, so that this one fills the next buffer.
     with ThreadPoolExecutor(AHEAD) as threads:
-        tensors, host_copy = saved_weights(model), HostCopy()
+        tensors, host_copy = named_weights(model), HostCopy()
         for load in _loads(manifest, bucket_bytes):
             buffer = pool.take(sum(map(size_of, load)))
             filled = Filled(load, buffer, pool)

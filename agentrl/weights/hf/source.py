@@ -42,6 +42,29 @@ class ModelSource:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
+def long_ropes(config: PreTrainedConfig) -> tuple[int, ...]:
+    """The lengths beyond which a model turns all positions of a sequence in another way (tokens).
+
+    Raises:
+        ModelLoadError: it turns them by the longest sequence so far, so that no sequence has probabilities of
+            its own.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    # Some have one for each type of layer.
+    each = [ropes, *(below for below in ropes.values() if isinstance(below, dict))]
+    if any(rope.get("rope_type") == "dynamic" for rope in each):
+        raise ModelLoadError(
+            "with `dynamic` position scaling the probabilities of a sequence depend on those computed before "
+            "it, so nothing can be learned from them; choose another model."
+        )
+    return tuple(
+        int(rope.get("original_max_position_embeddings") or text.max_position_embeddings)
+        for rope in each
+        if rope.get("rope_type") == "longrope"
+    )
+
+
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
     *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
