@@ -1,18 +1,19 @@
 """A family that the decoder has no table for: transformers' own model, behind the same seam.
 
-Each slot has a cache of transformers, and goes through the model by itself: exact for every family, and
-several times slower than the decoder.
+Each slot has a cache of transformers. Slots with equally many tokens go through the model together, as the
+samples of one prompt do at first: exact for every family, and several times slower than the decoder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,20 +93,47 @@ class ModelDecoder:
     def forward(self, parameters: Weights, batch: Batch) -> Tensor:
         """Cache the batch's tokens; returns float32 logits [P, vocabulary] of the picked ones."""
         assert isinstance(parameters, ModelParameters), "an engine's decoder is that of its weights"
-        width, pick = batch.tokens.shape[1], torch.from_numpy(batch.pick)
         logits = torch.zeros(batch.tokens.size, parameters.vocab_size)
+        for group in self._groups(batch):
+            keep = max(work.end - work.first for work in group)
+            extended_RKV = _extended(parameters.model, group, keep)
+            for work, row_KV in zip(group, extended_RKV, strict=True):
+                logits[work.first : work.end] = row_KV[keep - (work.end - work.first) :]
+        return logits[torch.from_numpy(batch.pick)]
+
+    def _groups(self, batch: Batch) -> Iterator[Sequence[_Work]]:
+        """Rows that go through the model together: slots with equally many tokens, before and new ones."""
+        if batch.gathers:
+            # A slot may have several rows, one after the other; and sums depend on what is computed together.
+            yield from ([work] for work in self._works(batch))
+            return
+        alike: dict[tuple[int, int, bool], list[_Work]] = {}
+        for work in self._works(batch):
+            key = (len(work.slot.ids), len(work.ids), work.slot.cache is None)
+            alike.setdefault(key, []).append(work)
+        yield from alike.values()
+
+    def _works(self, batch: Batch) -> Iterator[_Work]:
+        """What is computed of each row, with the cache of its slot cut to what is before."""
+        width = batch.tokens.shape[1]
         for row, slot in enumerate(batch.slots.tolist()):
             ids = batch.tokens[row, batch.columns[row] < self.scratch].tolist()
-            own = batch.pick[batch.pick // width == row]
+            picked = batch.pick[batch.pick // width == row]
             # A step has a token for the idle slots among the active ones, and asks for nothing of theirs.
-            if not ids or (width == 1 and not len(own)):
+            if not ids or (width == 1 and not len(picked)):
                 continue
             end = row * width + len(ids)
-            first = int(own[0]) if len(own) else end - 1
-            slot_ = self._slots[slot]
-            _cut(slot_, int(batch.columns[row, 0]))
-            logits[first:end] = _extended(parameters.model, slot_, ids, end - first)
-        return logits[pick]
+            _cut(self._slots[slot], int(batch.columns[row, 0]))
+            yield _Work(self._slots[slot], ids, int(picked[0]) if len(picked) else end - 1, end)
+
+
+class _Work(NamedTuple):
+    """New tokens of a slot. first, end: those of them whose logits may be asked for, in the flat batch."""
+
+    slot: _Slot
+    ids: list[int]
+    first: int
+    end: int
 
 
 def _cut(slot: _Slot, length: int) -> None:
@@ -123,32 +151,74 @@ def _cut(slot: _Slot, length: int) -> None:
         slot.cache = None
 
 
-def _extended(model: PreTrainedModel, slot: _Slot, ids: list[int], keep: int) -> Tensor:
-    """Cache tokens; returns the logits of the last `keep` of them, [keep, vocabulary]."""
-    length = len(slot.ids) + len(ids)
-    if slot.cache is None or _is_long(model, len(slot.ids)) != _is_long(model, length):
-        ids, slot.ids, slot.cache = [*slot.ids, *ids], [], None
+def _extended(model: PreTrainedModel, group: Sequence[_Work], keep: int) -> Tensor:
+    """Cache tokens of slots with equally many, each; returns the logits of the last `keep`, [R, keep, V]."""
+    slots = [work.slot for work in group]
+    before, ids = len(slots[0].ids), torch.tensor([work.ids for work in group])
+    if slots[0].cache is None or _is_long(model, before) != _is_long(model, before + ids.shape[1]):
+        ids = torch.tensor([[*work.slot.ids, *work.ids] for work in group])
+        cache = None
+    else:
+        cache = joined([slot.cache for slot in slots if slot.cache is not None])
+    # Not in every version of transformers does a recurrence go on with several tokens.
+    size = 1 if cache is not None and _has_recurrence(cache) else ids.shape[1]
     logits: list[Tensor] = []
-    while ids:
-        # Not in every version of transformers does a recurrence go on with several tokens.
-        size = 1 if slot.cache is not None and _has_recurrence(slot.cache) else len(ids)
-        logits.append(_computed(model, slot, ids[:size], min(keep, size)))
-        ids = ids[size:]
-    return torch.cat(logits)[-keep:]
+    for part in ids.split(size, 1):
+        part_logits, cache = _computed(model, part, cache, min(keep, size))
+        logits.append(part_logits)
+    for row, work in enumerate(group):
+        work.slot.ids = [*work.slot.ids, *work.ids]
+        work.slot.cache = cache if len(group) == 1 or cache is None else one_of(cache, row)
+    return torch.cat(logits, 1)[:, -keep:]
 
 
-def _computed(model: PreTrainedModel, slot: _Slot, ids: list[int], keep: int) -> Tensor:
-    """The logits of the last `keep` of some tokens, which are cached."""
+def _computed(
+    model: PreTrainedModel, ids_RS: Tensor, cache: Cache | None, keep: int
+) -> tuple[Tensor, Cache | None]:
+    """The float32 logits of the last `keep` tokens of each row, [R, keep, V], and the cache of all."""
     takes = _arguments_of(type(model).forward)
     name = "cache_params" if "cache_params" in takes else "past_key_values"
-    given: dict[str, Cache | int | None] = {name: slot.cache}
+    given: dict[str, Cache | int | None] = {name: cache}
     if "logits_to_keep" in takes:
         given["logits_to_keep"] = keep
-    output = model(input_ids=torch.tensor([ids]), use_cache=True, **given)
-    slot.cache = getattr(output, name)
-    slot.ids += ids
-    logits_KV: Tensor = output.logits[0, -keep:]
-    return logits_KV.float()
+    output = model(input_ids=ids_RS, use_cache=True, **given)
+    logits_RKV: Tensor = output.logits[:, -keep:]
+    return logits_RKV.float(), getattr(output, name)
+
+
+def joined(caches: Sequence[Cache]) -> Cache:
+    """The caches of several sequences of one length as that of a batch; the first dimension is the row."""
+    if len(caches) == 1:
+        return caches[0]
+    return _changed(caches, torch.cat)
+
+
+def one_of(cache: Cache, row: int) -> Cache:
+    """The cache of one row of a batch, in memory of its own."""
+    return _changed([cache], lambda tensors: tensors[0][row : row + 1].clone())
+
+
+def _changed(caches: Sequence[Cache], change: Callable[[list[Tensor]], Tensor]) -> Cache:
+    """A cache with the tensors that `change` makes of those of others; all else is as in the first."""
+
+    def made(values: list[object]) -> object:
+        first = values[0]
+        # Counters of tokens are the same in all.
+        if isinstance(first, Tensor) and first.ndim:
+            return change([value for value in values if isinstance(value, Tensor)])
+        if isinstance(first, dict):
+            each = [value for value in values if isinstance(value, dict)]
+            return {key: made([value[key] for value in each]) for key in first}
+        return first
+
+    whole = copy(caches[0])
+    whole.layers = []
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        layer = copy(layers[0])
+        for name in vars(layer):
+            setattr(layer, name, made([getattr(each, name) for each in layers]))
+        whole.layers.append(layer)
+    return whole
 
 
 @lru_cache(maxsize=8)
