@@ -86,32 +86,16 @@ reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds
 
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
-	$(BIN)/python -m benchmarks suite --json
 	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
-	$(BIN)/python -m benchmarks security --json
-	$(BIN)/python -m benchmarks grading --json
-	$(BIN)/python -m benchmarks search --json
-	$(BIN)/python -m benchmarks worlds --json
-	$(BIN)/python -m benchmarks tools --json
-	$(BIN)/python -m benchmarks data --json
 	$(BIN)/python -m benchmarks engine --json
-	$(BIN)/python -m benchmarks deterministic --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
-	$(BIN)/python -m benchmarks stall --json
-	$(BIN)/python -m benchmarks checkpoint --json
-	$(BIN)/python -m benchmarks journal --json
-	$(BIN)/python -m benchmarks kept --json
-	$(BIN)/python -m benchmarks view --json
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python
 	$(BIN)/python -m benchmarks quickstart --json
-	$(BIN)/python -m benchmarks algorithms --json
-	$(BIN)/python -m benchmarks refill --json
-	$(BIN)/python -m benchmarks simulate --json
 	$(BIN)/python -m benchmarks async --json
 	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
 	    $(BIN)/python -m benchmarks gpu --json; fi

@@ -16,14 +16,7 @@ from agentrl.cli import run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
-from benchmarks.config import (
-    AlgorithmsBench,
-    AsyncBench,
-    AsyncPart,
-    QuickstartBench,
-    RefillBench,
-    SimulateBench,
-)
+from benchmarks.config import AsyncBench, AsyncPart, QuickstartBench
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 
@@ -40,20 +33,9 @@ def cli() -> None:
 
 _PLAIN: Final = {
     "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
-    "deterministic": "The cost of deterministic inference: tokens a second with it and without it.",
-    "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
-    "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
-    "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
-    "kept": "The price of keeping what groups in flight have played: CPU for each turn, with it and without.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
-    "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
-    "security": "The longest hold of the event loop by model text and servers, bounds, sandboxed calls.",
-    "grading": "Seconds to grade 10,000 math answers, of which 1% hang, against math-verify without these.",
-    "tools": "The latency of a synchronous tool during rollouts: SQLite in threads and on the event loop.",
-    "worlds": "The cost of each environment: episodes a second of its expert.",
-    "search": "The cost of a search: queries a second of the search tools, against bm25s and faiss directly.",
 }
 """Benchmarks without settings, each `bench_NAME` in benchmarks/NAME.py, and what they measure."""
 
@@ -98,46 +80,6 @@ def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
     _print(bench_quickstart(parse(_Quickstart, values, source="the flags").bench), as_json)
 
 
-class _Algorithms(Section):
-    bench: AlgorithmsBench = AlgorithmsBench()
-
-
-@config_flags(_Algorithms)
-@cli.command("algorithms")
-@_JSON
-def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
-    """The gain of every estimator from the same warm starts, and the cost of delayed weights.
-
-    Results of an earlier call are read, not measured again.
-    """
-    from rich.console import Console
-
-    from agentrl.view.console import RunConsole
-    from benchmarks.algorithms.everything import bench_algorithms
-
-    values = by_section(_Algorithms, flag_values(flags, _Algorithms))
-    console = RunConsole(console=Console(stderr=True, highlight=False))
-    _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
-
-
-class _Refill(Section):
-    bench: RefillBench = RefillBench()
-
-
-@config_flags(_Refill)
-@cli.command("refill")
-@_JSON
-def refill_command(as_json: bool, **flags: str | bool | None) -> None:
-    """What a dynamic sampling filter gains, and what it costs: the same updates with and without it.
-
-    Finished runs of an earlier call are read, not measured again.
-    """
-    from benchmarks.refill import bench_refill
-
-    values = by_section(_Refill, flag_values(flags, _Refill))
-    _print(bench_refill(parse(_Refill, values, source="the flags").bench), as_json)
-
-
 class _Async(Section):
     bench: AsyncBench = AsyncBench()
 
@@ -168,26 +110,6 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     bench = parse(_Async, values, source="the flags").bench
     only = () if part is None else (part,)
     _print(bench_async(bench, only=only, on_event=partial(click.echo, err=True)), as_json)
-
-
-class _Simulate(Section):
-    bench: SimulateBench = SimulateBench()
-
-
-@config_flags(_Simulate)
-@cli.command("simulate")
-@_JSON
-def simulate_command(as_json: bool, **flags: str | bool | None) -> None:
-    """How well `agentrl simulate` predicts small real runs: steps/s and mean staleness, layout by layout.
-
-    Two other runs of each workload are measured, one synchronous and one asynchronous; the model that is
-    fitted to both predicts all layouts.
-    """
-    from benchmarks.simulate import bench_simulate
-
-    values = by_section(_Simulate, flag_values(flags, _Simulate))
-    bench = parse(_Simulate, values, source="the flags").bench
-    _print(bench_simulate(bench, on_event=partial(click.echo, err=True)), as_json)
 
 
 @cli.command("engines")
@@ -339,35 +261,6 @@ def gpu_command(as_json: bool, **options: object) -> None:
     from benchmarks.gpu.command import run_gpu
 
     sys.exit(run_gpu(as_json, **options))
-
-
-@cli.command("view")
-@_JSON
-@click.option("--episodes", default=100_000, show_default=True, help="Episodes of the journal.")
-@click.option("--tokens", default=400, show_default=True, help="Tokens of each episode.")
-@click.option("--repeats", default=3, show_default=True, help="Repeats of each wait.")
-def view_command(as_json: bool, episodes: int, tokens: int, repeats: int) -> None:
-    """How long the pages of `agentrl view` take to write, and how long their reader waits in a browser.
-
-    It needs Chromium or Chrome, and writes about 1 GB into a temporary folder.
-    """
-    from benchmarks.view import ViewLoad, bench_view
-
-    _print(bench_view(ViewLoad(episodes, tokens, repeats=repeats)), as_json)
-
-
-@cli.command("data")
-@_JSON
-@click.option("--rows", default=10_000_000, show_default=True, help="Rows of each file.")
-@click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement.")
-def data_command(as_json: bool, rows: int, repeats: int) -> None:
-    """How soon large files of prompts give a first batch, and the memory that takes.
-
-    It writes about 4 GB into a temporary folder.
-    """
-    from benchmarks.data import Settings, bench_data
-
-    _print(bench_data(Settings(rows), repeats=repeats, on_event=partial(click.echo, err=True)), as_json)
 
 
 def _print(result: dict[str, JSON], as_json: bool) -> None:

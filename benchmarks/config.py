@@ -31,50 +31,10 @@ class QuickstartBench(Section):
     controls: bool = True
     """Also run shuffled rewards, and the warm start continued without RL."""
     output_dir: str = "runs/bench"
-    """Where the runs are cached_result; finished ones are not run again (folder)."""
+    """Where the runs are cached; finished ones are not run again (folder)."""
     jobs: Annotated[int, Field(ge=1)] = 1
     """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle
     machine; CPU-seconds always are."""
-
-
-class AlgorithmsBench(Section):
-    """The runs and their scoring."""
-
-    run_file: str = "examples/hop_search/run.toml"
-    """Run file that every arm is based on (TOML)."""
-    only: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ()
-    """Arms to run, separated by commas, e.g. grpo,lag 4 TIS; left out, all."""
-    seeds: _Seeds = (0, 1, 2)
-    """Seeds, separated by commas."""
-    num_rollout: Annotated[int, Field(ge=1)] = 20
-    """RL iterations of every arm (count)."""
-    split: str = "test"
-    """Held-out split that is scored."""
-    episodes: Annotated[int, Field(ge=1)] = 2048
-    """Episodes of every score (count)."""
-    output_dir: str = "runs/bench-algorithms"
-    """Where the runs are cached_result; finished ones are not run again (folder)."""
-    jobs: Annotated[int, Field(ge=1)] = 1
-    """Runs at once, each on one core (count)."""
-
-
-class RefillBench(Section):
-    """The runs."""
-
-    run_file: str = "examples/hop_search/run.toml"
-    """Run file that both arms are based on (TOML)."""
-    seeds: _Seeds = (0, 1, 2)
-    """Seeds, separated by commas."""
-    num_rollout: Annotated[int, Field(ge=1)] | None = None
-    """RL iterations of every run, each with its updates (count); left out, those of the run file."""
-    eval_interval: Annotated[int, Field(ge=1)] = 10
-    """Iterations between two points of the curve (count)."""
-    eval_episodes: Annotated[int, Field(ge=1)] = 1024
-    """Held-out episodes of each point (count), sampled, and as many greedily."""
-    output_dir: str = "runs/bench-refill"
-    """Where the runs are cached; finished ones are not run again (folder)."""
-    jobs: Annotated[int, Field(ge=1)] = 1
-    """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle machine."""
 
 
 AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall", "large", "rates"]
@@ -98,14 +58,3 @@ class AsyncBench(Section):
     """When table, wall and rates start no further run (minutes each); the next call goes on with the rest."""
     output_dir: str = "runs/bench-async"
     """Where the runs of table, wall and rates are cached; finished ones are not run again (folder)."""
-
-
-class SimulateBench(Section):
-    """The runs that are predicted."""
-
-    repeats: Annotated[int, Field(ge=1)] = 3
-    """Runs of each layout, with seeds 0, 1, ... and measured runs of their own (count)."""
-    iterations: Annotated[int, Field(ge=12)] = 24
-    """RL iterations of each run (count); the first and the last few are not timed."""
-    simulations: Annotated[int, Field(ge=1)] = 5
-    """Simulations of each layout, over whose seeds a prediction is the mean (count)."""

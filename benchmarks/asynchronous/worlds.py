@@ -1,4 +1,4 @@
-"""Environments for asynchronous runs: cheap episodes, long-tailed lengths, steps that take their time.
+"""Environments for asynchronous runs: cheap episodes, long-tailed lengths, something to learn.
 
 Rewards are chance, so that every group has a gradient and no policy learns: the work of each iteration
 stays the same. Only of `Buttons` and `Lamps` something can be learned: within seconds, and in a minute.
@@ -6,7 +6,6 @@ stays the same. Only of `Buttons` and `Lamps` something can be learned: within s
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -19,8 +18,6 @@ LONG, SHORT = 60, 3
 """Turns of a long episode, and of any other (count)."""
 LONG_SHARE = 0.1
 """The share of groups whose episodes are long."""
-WAIT_S, WAIT_SIGMA = 0.03, 0.8
-"""The median wait of a slow environment (seconds), and the standard deviation of its logarithm."""
 _WORDS = "on on on on on on on on"
 _ANSWER = "go on"
 _GOLD, _DUST = "gold", "dust"
@@ -192,18 +189,3 @@ class Tailed(Brief):
         del task
         for _ in range(LONG):
             yield say(_WORDS)
-
-
-class Paced(Tailed):
-    """Episodes of 2 to 10 turns, the same number in a group; the environment takes its time between two."""
-
-    async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """The prompt; the group's world decides how many turns follow."""
-        prompt = await super().reset(task, seed=seed)
-        self._num_left = self.rng.randint(2, 10)
-        return prompt
-
-    async def step(self, action: Message) -> Step:
-        """The next turn, after a wait whose length is lognormal."""
-        await asyncio.sleep(WAIT_S * self.rng.lognormvariate(0.0, WAIT_SIGMA))
-        return await super().step(action)

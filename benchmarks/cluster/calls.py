@@ -13,12 +13,13 @@ from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.snapshots import Ranks, called
 from agentrl.types import JSON, TrainBatch
 from benchmarks import idle
+from benchmarks.batches import batch_of
 from benchmarks.cluster.context import Cluster, RayBench
 from benchmarks.compare import Duration, figures_of, timed
 from benchmarks.idle import IdlePlan, arrays_of
-from benchmarks.stall import Stall, batch_of
 
 LOCAL, RAY = "local", "ray"
+_VOCAB = 8192
 
 
 async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
@@ -26,7 +27,7 @@ async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]
 
     The driver's CPU time, of all its threads, depends less on what else the machine does.
     """
-    spent = await _calls(cluster, _batch(bench.episodes, bench.tokens), bench)
+    spent = await _calls(cluster, batch_of([bench.tokens] * bench.episodes, _VOCAB), bench)
     wall = {side: figures_of([1000 * call.wall_s for call in calls]) for side, calls in spent.items()}
     cpu = {side: figures_of([1000 * call.cpu_s for call in calls]) for side, calls in spent.items()}
     return {
@@ -43,7 +44,7 @@ async def step_overhead(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]
 
 async def hand_off(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     """The rate at which the samples of a large batch reach the rank."""
-    batch = _batch(bench.episodes, bench.long_tokens)
+    batch = batch_of([bench.long_tokens] * bench.episodes, _VOCAB)
     gigabytes = sum(array.nbytes for sample in batch.samples for array in arrays_of(sample)) / 1e9
     with _rank(cluster, RAY) as ranks:
         num_arrays = sum(len(arrays_of(sample)) for sample in batch.samples)
@@ -84,7 +85,3 @@ def _rank(cluster: Cluster, side: str) -> Iterator[Ranks]:
         yield ranks
     finally:
         ranks.close()
-
-
-def _batch(episodes: int, tokens: int) -> TrainBatch:
-    return batch_of(Stall(samples=episodes, tokens=tokens))

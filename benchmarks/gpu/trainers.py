@@ -12,6 +12,7 @@ from agentrl.errors import TrainerError
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.types import JSON, TrainBatch
+from benchmarks.batches import batch_of
 from benchmarks.gpu import card
 from benchmarks.gpu.job import Bench, Turn
 from benchmarks.gpu.kernels import record_update
@@ -19,9 +20,7 @@ from benchmarks.gpu.ranks import Ranks, is_out_of_memory
 from benchmarks.gpu.shapes import Shape, Work, lengths_of, model_folder, shape_of, work_of
 from benchmarks.gpu.timing import repeated, seconds_of
 from benchmarks.gpu.variants import Variant, parsed
-from benchmarks.megatron.context import batch_of
 from benchmarks.megatron.flops import forward_flops
-from benchmarks.megatron.settings import BatchWorkload
 
 _FORWARD_AND_BACKWARD = 3
 _GIB = 1 << 30
@@ -57,7 +56,7 @@ class Load:
     @property
     def batch(self) -> TrainBatch:
         """Random tokens; the second half of every sample is trained on."""
-        return batch_of(BatchWorkload(self.shape.name, self.lengths), self.shape.vocab)
+        return batch_of(self.lengths, self.shape.vocab)
 
     @property
     def model(self) -> Path:
@@ -217,8 +216,7 @@ async def _timed(
 async def _kernels(load: Load, trainer: RankTrainer) -> None:
     """The kernels of one update of an eighth of the batch: a trace of all of it takes minutes to write."""
     samples = max(len(load.lengths) // _PROFILED, 2)
-    lengths = load.lengths[:samples]
-    batch = batch_of(BatchWorkload(load.shape.name, lengths), load.shape.vocab)
+    batch = batch_of(load.lengths[:samples], load.shape.vocab)
     rows = micro_batches(batch.samples, [sample.loss_mask for sample in batch.samples], load.rows)
     update: Callable[[], Awaitable[object]] = partial(trainer.update, batch)
     await update()

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from agentrl.losses import PolicyLoss
@@ -19,9 +18,8 @@ from agentrl.trainer.megatron.plan import WORKER, MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch import TorchTrainer
-from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
 from benchmarks.engines.context import save, seeded, tokenizer_of
-from benchmarks.megatron.settings import BatchWorkload, MegatronSettings
+from benchmarks.megatron.settings import MegatronSettings
 
 _STEPS = 1_000_000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -96,27 +94,3 @@ def on_the_cpu() -> Iterator[None]:
         os.environ.pop(_VISIBLE, None)
         if before is not None:
             os.environ[_VISIBLE] = before
-
-
-def batch_of(workload: BatchWorkload, vocab: int) -> TrainBatch:
-    """Random tokens; the second half of every sample is trained on."""
-    rng = np.random.default_rng(0)
-    samples = tuple(_sample(rng, length, vocab) for length in workload.lengths)
-    share = 1 / sum(int(sample.loss_mask.sum()) for sample in samples)
-    advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
-    weights = tuple((s.loss_mask * share).astype(np.float32) for s in samples)
-    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
-
-
-def _sample(rng: np.random.Generator, length: int, vocab: int) -> Sample:
-    mask = np.arange(length) >= length // 2
-    return Sample(
-        token_ids=rng.integers(0, vocab, length).astype(np.int32),
-        author=mask.astype(np.int8),
-        loss_mask=mask,
-        logprobs=np.where(mask, -np.log(vocab), 0).astype(np.float32),
-        versions=np.where(mask, 0, -1).astype(np.int32),
-        turns=np.zeros(length, np.int32),
-        temperatures=np.ones(length, np.float32),
-        rollout_id=RolloutId("bench"),
-    )

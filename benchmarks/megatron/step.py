@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from agentrl.types import JSON, TrainBatch
 from agentrl.types.seams import Trainer
+from benchmarks.batches import batch_of
 from benchmarks.compare import Side, rates
 from benchmarks.engines.context import ResultRow
 from benchmarks.megatron.context import (
     TWO_RANK_LAYOUTS,
     MegatronContext,
     TrainerSetup,
-    batch_of,
     torch_trainer,
 )
 from benchmarks.megatron.settings import BatchWorkload
@@ -30,7 +30,7 @@ async def bench(context: MegatronContext) -> list[ResultRow]:
     baseline = torch_trainer(setup)
     with context.megatron_trainer(setup) as megatron:
         for workload in settings.workloads:
-            batch = batch_of(workload, _vocab(context))
+            batch = batch_of(workload.lengths, _vocab(context))
             for label, side in (("update", _updating), ("score", _scoring)):
                 sides = {"megatron": side(megatron, batch), "torch": side(baseline, batch)}
                 rows.append(await _row(f"{label}, {workload.name}", workload, sides, context))
@@ -41,7 +41,7 @@ async def bench_layouts(context: MegatronContext) -> list[ResultRow]:
     """A row for each layout of two ranks: the rate of its updates, relative to one rank."""
     settings, rows = context.settings, list[ResultRow]()
     workload = settings.workloads[0]
-    batch = batch_of(workload, _vocab(context))
+    batch = batch_of(workload.lengths, _vocab(context))
     setup = TrainerSetup("trained", settings.trained, settings.layout_row_tokens)
     with context.megatron_trainer(setup) as single:
         for name, sizes in TWO_RANK_LAYOUTS.items():

@@ -12,24 +12,8 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("algorithms", "async", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
-    *(
-        "gpu",
-        "grading",
-        "journal",
-        "kept",
-        "megatron",
-        "peers",
-        "python",
-        "quickstart",
-        "ray",
-        "simulate",
-        "players",
-        "refill",
-        "search",
-        "security",
-    ),
-    *("stall", "suite", "tools", "update", "view", "worlds"),
+    *("async", "engine", "engines", "envs", "generator", "gpu", "megatron"),
+    *("peers", "players", "python", "quickstart", "ray", "update"),
 }
 
 

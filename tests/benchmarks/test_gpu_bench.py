@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.engine.config import EngineConfig
 from benchmarks.__main__ import main
+from benchmarks.batches import batch_of
 from benchmarks.gpu import baselines, everything, transports
 from benchmarks.gpu.job import Turn
 from benchmarks.gpu.kernels import kernels_of
@@ -22,8 +23,6 @@ from benchmarks.gpu.peer import Peer
 from benchmarks.gpu.plan import Options, common_spec, entries
 from benchmarks.gpu.shapes import SHAPES, lengths_of, model_folder, shape_of, work_of
 from benchmarks.gpu.variants import parsed
-from benchmarks.megatron.context import batch_of
-from benchmarks.megatron.settings import BatchWorkload
 from tests.house.source import ROOT
 
 GIB = 1 << 30
@@ -94,7 +93,7 @@ def test_the_baseline_computes_what_transformers_computes_for_each_sample_alone(
             # A model that has learned nothing hardly looks at what came before.
             parameter.mul_(1.0 if "norm" in name else 8.0)
     model.save_pretrained(folder)
-    batch = batch_of(BatchWorkload("tiny", lengths_of(6, tiny=True)), shape.vocab)
+    batch = batch_of(lengths_of(6, tiny=True), shape.vocab)
     peer = Peer(folder, batch, 128, "cpu", recompute=False)
     apart = []
     for row, logprobs in zip(peer.rows, peer.score(), strict=True):
@@ -112,7 +111,7 @@ def test_the_baseline_computes_what_transformers_computes_for_each_sample_alone(
 
 def test_the_baseline_learns(tmp_path):
     shape = shape_of("0.6B", tiny=True)
-    batch = batch_of(BatchWorkload("tiny", (24, 17)), shape.vocab)
+    batch = batch_of((24, 17), shape.vocab)
     peer = Peer(model_folder(tmp_path, shape, "cpu"), batch, 64, "cpu", recompute=True)
     before = torch.cat(peer.score())
     assert all(peer.update() > 0 for _ in range(3))

@@ -19,9 +19,10 @@ from transformers import (
 )
 
 from agentrl.errors import UserError
+from benchmarks.batches import batch_of
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.megatron import everything
-from benchmarks.megatron.context import batch_of, on_the_cpu
+from benchmarks.megatron.context import on_the_cpu
 from benchmarks.megatron.everything import bench_megatron
 from benchmarks.megatron.flops import forward_flops
 from benchmarks.megatron.settings import SETTINGS, BatchWorkload, MegatronSettings
@@ -86,7 +87,7 @@ def test_every_row_has_all_its_repeats(section):
 
 def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
     for workload in SETTINGS.workloads:
-        batch = batch_of(workload, 100)
+        batch = batch_of(workload.lengths, 100)
         assert sum(workload.lengths) == pytest.approx(SETTINGS.row_tokens, abs=16)
         assert sum(workload.lengths) <= SETTINGS.row_tokens
         assert sum(weights.sum() for weights in batch.credit.weights) == pytest.approx(1, abs=1e-5)

@@ -20,6 +20,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from agentrl.algorithms.estimator_choice import GrpoConfig
+from agentrl.assembly.load import load_config
 from agentrl.run.dry_run import dry_run
 from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
@@ -164,3 +166,19 @@ def test_of_eight_gpus_all_train_and_all_sample_in_turns(eight_cards):
     facts = dry_run(Path("examples/search_r1/qwen2.5-3b.toml"), eight_cards).as_json()
     everyone = [f"GPU {n}" for n in range(8)]
     assert holders(facts["cards"], "rank") == holders(facts["cards"], "policy server") == everyone
+
+
+def test_the_recipe_of_dapo_is_the_quickstart_with_two_filters_and_a_penalty():
+    low, high = GrpoConfig().bounds
+    parts = {
+        "name": "quickstart-dapo",
+        "dynamic_sampling_filter_path": "agentrl.algorithms.filters:zero_std",
+        "rollout_sample_filter_path": "agentrl.algorithms.filters:truncated",
+        "shaping_overlong_len": 40,
+        "shaping_overlong_buffer_len": 8,
+        # What it writes out is what grpo does anyway.
+        **{"advantage_estimator": "grpo", "loss_weighting": GrpoConfig().own_weighting},
+        **{"eps_clip": low, "eps_clip_high": high},
+    }
+    quickstart = load_config(str(FILES["examples/hop_search/run.toml"]), parts)
+    assert load_config(str(FILES["examples/hop_search/dapo.toml"]), {}) == quickstart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from benchmarks.browser import browsers, launched
+from tests.view.browser import browsers, launched
 
 # A machine under load is slow, and no test waits for what does not come.
 TIMEOUT_MS = 120_000

@@ -10,9 +10,9 @@ import pytest
 
 from agentrl.errors import ToolDefinitionError, ToolError, ToolRejected
 from agentrl.tools.mcp import McpTools
-from benchmarks import flooding_server
-from benchmarks.flooding_server import LINES, LISTS, reply_to
 from tests.hostile import attacking, measured, replied
+from tests.tools.mcp import flooding_server
+from tests.tools.mcp.flooding_server import LINES, LISTS, reply_to
 from tests.tools.mcp.watching import opened
 
 SERVER = flooding_server.__file__

@@ -1,6 +1,6 @@
 """A real browser: Chromium as the system installed it, driven by playwright.
 
-`python -m benchmarks.browser PAGE ADDRESS PICTURE` takes the pictures of docs/view-episodes.md: a page on the
+`python -m tests.view.browser PAGE ADDRESS PICTURE` takes the pictures of docs/view-episodes.md: a page on the
 disk, what stands behind its #, and the file to write.
 """
 

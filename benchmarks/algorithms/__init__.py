@@ -1,1 +1,0 @@
-"""`python -m benchmarks algorithms`: the gain of every estimator, and the cost of delayed weights."""
