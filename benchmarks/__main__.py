@@ -33,6 +33,7 @@ def cli() -> None:
 
 _PLAIN: Final = {
     "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
+    "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
@@ -50,19 +51,6 @@ def _add(name: str, help: str) -> None:
 
 for _name, _help in _PLAIN.items():
     _add(_name, _help)
-
-
-@cli.command("generator")
-@click.option("--url", metavar="URL", help="Of a server that runs already: measure beside it, and no more.")
-@_JSON
-def generator_command(url: str | None, as_json: bool) -> None:
-    """Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.
-
-    Also the CPU time of a request to a server, and the throughput against that of a plain client.
-    """
-    from benchmarks.generator import bench_generator
-
-    _print(bench_generator(url=url), as_json)
 
 
 class _Quickstart(Section):

@@ -9,7 +9,6 @@ with a real tokenizer, record, verdict); the engine and the tool's function cost
     long       conversations of 256 turns; these and the largest payloads are the worst cases
     waiting    256 episodes with a tool of 50 ms, against the same with an instant tool, in wall time
     idle       the memory of an episode that waits for the second turn of the engine
-    served     beside a server, against a plain client; with an address, beside that server, and nothing else
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON
 from benchmarks.compare import Duration, Figures, Side, figures_of, timed
 from benchmarks.instant import Player
 from benchmarks.machine import machine
-from benchmarks.served import Served, bench_served
 
 _CALLS = 3
 _TURNS = _CALLS + 1
@@ -47,38 +45,22 @@ class Generator:
     waiting: int = 256
     idle: int = 1024
     repeats: int = 5
-    served: Served = field(default_factory=Served)
 
 
-def bench_generator(settings: Generator | None = None, url: str | None = None) -> dict[str, JSON]:
-    """Run all sections sequentially. url: of a server that runs already; then it is the only one.
+def bench_generator(settings: Generator | None = None) -> dict[str, JSON]:
+    """Run all sections sequentially.
 
     Returns:
         summary: medians and ratios. sections: by section and side, the median, its spread and every repeat.
         settings: the workload and the machine.
     """
     settings = settings or Generator()
-    served = asyncio.run(bench_served(settings.served, url))
-    ratios: dict[str, JSON] = {
-        name: {key: figures[key] for key in ("ratio", "cpu_ms", "requests_per_s")}
-        for name, figures in served.items()
-    }
-    if url is not None:
-        return {
-            "summary": {"served": ratios},
-            "sections": {"served": {**served}},
-            "settings": {"generator": _as_json(settings), "url": url, "machine": machine()},
-        }
     turns, payloads = _turns(settings), _payloads(settings)
     long, waiting = _long(settings), _waiting(settings)
     idle = asyncio.run(_idle_bytes(settings.idle))
     rates = [turns[f"{size}"].median for size, _ in settings.sizes]
     bound_s = waiting["instant"].median + _CALLS * settings.wait_s
     sections = {"turns_per_cpu_s": turns, "payloads_cpu_s": payloads, "long": long, "waiting_wall_s": waiting}
-    json_sections: dict[str, JSON] = {
-        name: {side: figures._asdict() for side, figures in sides.items()} for name, sides in sections.items()
-    }
-    json_sections["served"] = {**served}
     return {
         "summary": {
             "turns_per_s": {side: round(figures.median) for side, figures in turns.items()},
@@ -90,9 +72,11 @@ def bench_generator(settings: Generator | None = None, url: str | None = None) -
                 for size, _ in settings.payloads
             },
             "long_turns_per_s": round(long["turns_per_cpu_s"].median),
-            "served": ratios,
         },
-        "sections": json_sections,
+        "sections": {
+            name: {side: figures._asdict() for side, figures in sides.items()}
+            for name, sides in sections.items()
+        },
         "settings": {"generator": _as_json(settings), "calls": _CALLS, "machine": machine()},
     }
 

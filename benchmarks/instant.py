@@ -21,7 +21,7 @@ from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome, GroupPlayer
 from agentrl.rollout.player import Player as GroupPlaying
-from agentrl.types import Completion, Ending, Finish, Task
+from agentrl.types import Completion, Ending, Finish
 from agentrl.types.seams import Policy, Renderer, Sampling
 from benchmarks.library import TASK, Library
 from benchmarks.question import ANSWER, QUESTION
@@ -113,18 +113,13 @@ class Player:
     async def play(self, episodes: int, player: GroupPlaying | None = None) -> list[GroupOutcome]:
         """Play this number of episodes concurrently, and check each of them. player: in place of its own."""
         player = player or self.group_player
-        prompts = [Prompt(index, self.task(index), index) for index in range(episodes // self.size)]
+        prompts = [Prompt(index, TASK, index) for index in range(episodes // self.size)]
         outcomes = await asyncio.gather(*(player.play(prompt, version=0) for prompt in prompts))
         turns = self.engine.calls + 1
         for episode in chain.from_iterable(outcome.episodes for outcome in outcomes):
             if episode.ending is not Ending.COMPLETED or len(episode.turns) != turns:
                 raise AssertionError(f"episode {episode.id} was not played as it should be: {episode}")
         return list(outcomes)
-
-    def task(self, index: int) -> Task:
-        """The task of a group: the same for all."""
-        del index
-        return TASK
 
     def _env(self, wait_s: float) -> Env:
         return Library(self.texts, wait_s, self._work)
