@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
 
 import rich_click as click
 
@@ -17,22 +17,46 @@ from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
 from benchmarks.config import AsyncBench, AsyncPart, QuickstartBench
+from benchmarks.sections import words_of
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+_TELL: Final = partial(click.echo, err=True)
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def _only(help: str) -> Callable[[_Command], _Command]:
+    """The flag with which some sections are chosen."""
+    return click.option("--only", default="", metavar="NAMES", help=f"{help}; none = all.")
+
+
+def _interpreter(package: str, of: str, default: str | None) -> Callable[[_Command], _Command]:
+    """The flag that names another interpreter. of: what it is, in words. default: None = no such package."""
+    variable = f"AGENTRL_{package.upper()}_PYTHON"
+    otherwise = "no SGLang" if default is None else "the running one"
+    return click.option(
+        f"--{package}-python",
+        "python",
+        envvar=variable,
+        default=default,
+        metavar="PATH",
+        help=f"Interpreter {of}; left out, {variable}, or {otherwise}.",
+    )
+
+
+_SGLANG: Final = "that SGLang is installed for"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """The project's own benchmarks: each compares its sides in one run and prints figures.
 
-    `python -m benchmarks engine` prints a summary; `--json` adds settings, versions and every
+    `python -m benchmarks envs` prints a summary; `--json` adds settings, versions and every
     run. docs/benchmarks.md shows the last output of each command. Start them from the project's root, on
     an otherwise idle machine; `make bench` runs all of them.
     """
 
 
 _PLAIN: Final = {
-    "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
@@ -97,44 +121,28 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     values = by_section(_Async, flag_values(flags, _Async))
     bench = parse(_Async, values, source="the flags").bench
     only = () if part is None else (part,)
-    _print(bench_async(bench, only=only, on_event=partial(click.echo, err=True)), as_json)
+    _print(bench_async(bench, only=only, on_event=_TELL), as_json)
 
 
 @cli.command("engines")
 @_JSON
-@click.option(
-    "--only", default="", metavar="NAMES", help="Sections to run, e.g. throughput,client; none = all."
-)
-@click.option(
-    "--sglang-python",
-    "python",
-    envvar="AGENTRL_SGLANG_PYTHON",
-    default=sys.executable,
-    metavar="PATH",
-    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
-)
+@_only("Sections to run, e.g. throughput,client")
+@_interpreter("sglang", _SGLANG, sys.executable)
 def engines_command(as_json: bool, only: str, python: str) -> None:
     """SGLang and the other engines: throughput, client, sessions, weights, a killed server.
 
-    Sections: throughput, client, turns, weights, killed. It starts servers on the CPU, and stops them.
+    Sections: embedded (the embedded engine against transformers, without SGLang), throughput, client, turns,
+    weights, killed. It starts servers on the CPU, and stops them.
     """
     from benchmarks.engines.everything import bench_engines
 
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_engines(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
+    _print(bench_engines(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("update")
 @_JSON
 @click.argument("load", type=click.Choice(("135M", "tiny")), required=False)
-@click.option(
-    "--sglang-python",
-    "python",
-    envvar="AGENTRL_SGLANG_PYTHON",
-    default=None,
-    metavar="PATH",
-    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or no SGLang.",
-)
+@_interpreter("sglang", _SGLANG, None)
 def update_command(as_json: bool, load: str | None, python: str | None) -> None:
     """How long an engine with requests stands still for new weights, as a share of the update.
 
@@ -144,20 +152,13 @@ def update_command(as_json: bool, load: str | None, python: str | None) -> None:
     from benchmarks.update import bench_update
 
     path = None if python is None else Path(python)
-    _print(bench_update(path, only=load, on_event=partial(click.echo, err=True)), as_json)
+    _print(bench_update(path, only=load, on_event=_TELL), as_json)
 
 
 @cli.command("peers")
 @_JSON
-@click.option("--only", default="", metavar="NAMES", help="Loads to play, e.g. few,long; none = all.")
-@click.option(
-    "--verifiers-python",
-    "python",
-    envvar="AGENTRL_VERIFIERS_PYTHON",
-    default=sys.executable,
-    metavar="PATH",
-    help="Interpreter of verifiers 0.4 and uv; left out, AGENTRL_VERIFIERS_PYTHON, or the running one.",
-)
+@_only("Loads to play, e.g. few,long")
+@_interpreter("verifiers", "of verifiers 0.4 and uv", sys.executable)
 def peers_command(as_json: bool, only: str, python: str) -> None:
     """Episodes on a chat endpoint that costs nothing, side by side with verifiers: rates, CPU, memory.
 
@@ -165,13 +166,12 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
     """
     from benchmarks.peers.everything import bench_peers
 
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_peers(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
+    _print(bench_peers(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("ray")
 @_JSON
-@click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. publish; none = all.")
+@_only("Sections to run, e.g. publish")
 def ray_command(as_json: bool, only: str) -> None:
     """The cost of Ray, side by side with child processes, and of new weights for servers.
 
@@ -180,13 +180,12 @@ def ray_command(as_json: bool, only: str) -> None:
     """
     from benchmarks.cluster.everything import bench_ray
 
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_ray(only=names), as_json)
+    _print(bench_ray(only=words_of(only)), as_json)
 
 
 @cli.command("megatron")
 @_JSON
-@click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
+@_only("Sections to run, e.g. step,publish")
 def megatron_command(as_json: bool, only: str) -> None:
     """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
 
@@ -194,8 +193,7 @@ def megatron_command(as_json: bool, only: str) -> None:
     """
     from benchmarks.megatron.everything import bench_megatron
 
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_megatron(only=names, on_event=partial(click.echo, err=True)), as_json)
+    _print(bench_megatron(only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("gpu")
@@ -212,14 +210,7 @@ def megatron_command(as_json: bool, only: str) -> None:
 @click.option("--ranks", type=click.IntRange(1), default=None, help="Ranks of trainers; none = one a GPU.")
 @click.option("--episodes", default="256,1024", show_default=True, help="Episodes at once, of the generator.")
 @click.option("--sglang", multiple=True, metavar="KEY=VALUE", help="Arguments of SGLang's servers.")
-@click.option(
-    "--sglang-python",
-    "python",
-    envvar="AGENTRL_SGLANG_PYTHON",
-    default="",
-    metavar="PATH",
-    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
-)
+@_interpreter("sglang", _SGLANG, "")
 @click.option(
     "--folder", type=click.Path(path_type=Path), help="For models and logs; none = a temporary one."
 )

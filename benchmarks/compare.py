@@ -1,4 +1,4 @@
-"""Comparison of rates in one run: interleaved repeats, medians, spreads."""
+"""Comparison of sides in one run: interleaved repeats, medians, spreads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.types import JSON
 
@@ -42,8 +45,8 @@ def quantile(values: Sequence[float], q: float) -> float:
     return sorted(values)[math.ceil(q * len(values)) - 1]
 
 
-class Rates(NamedTuple):
-    """medians: by side, a second. figures: repeats, median and spread (max - min, over the median)."""
+class Compared(NamedTuple):
+    """medians: by side. figures: by side, repeats, median and spread (max - min, over the median)."""
 
     medians: Mapping[str, float]
     figures: dict[str, JSON]
@@ -79,21 +82,39 @@ async def _timed(run: Side) -> Duration:
     return Duration(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-async def rates(sides: Mapping[str, Side], amount: int, unit: str, *, repeats: int) -> Rates:
+async def rates(sides: Mapping[str, Side], amount: int, unit: str, *, repeats: int) -> Compared:
     """The rates of sides that process `amount` units in each run; see `timed`."""
     return rates_of(await timed(sides, repeats=repeats), amount, unit)
 
 
-def rates_of(spent: Mapping[str, list[Duration]], amount: float, unit: str) -> Rates:
+def rates_of(spent: Mapping[str, list[Duration]], amount: float, unit: str) -> Compared:
     """The rates of sides that processed `amount` units in each run. unit: the key of the repeats."""
-    per_s = {side: [amount / run.wall_s for run in runs] for side, runs in spent.items()}
-    medians = {side: statistics.median(values) for side, values in per_s.items()}
-    figures: dict[str, JSON] = {
-        side: {
-            unit: [*values],
-            "median": medians[side],
-            "spread": (max(values) - min(values)) / medians[side],
-        }
-        for side, values in per_s.items()
-    }
-    return Rates(medians, figures)
+    return compared({side: [amount / run.wall_s for run in runs] for side, runs in spent.items()}, unit)
+
+
+def seconds_of(spent: Mapping[str, list[Duration]]) -> Compared:
+    """The wall times of sides (seconds)."""
+    return compared({side: [run.wall_s for run in runs] for side, runs in spent.items()}, "seconds")
+
+
+def compared(values: Mapping[str, Sequence[float]], unit: str) -> Compared:
+    """The figures of sides. values: of the repeats, by side. unit: the key of the repeats."""
+    figures = {side: figures_of(repeats) for side, repeats in values.items()}
+    return Compared(
+        {side: one.median for side, one in figures.items()},
+        {
+            side: {unit: one.repeats, "median": one.median, "spread": one.spread}
+            for side, one in figures.items()
+        },
+    )
+
+
+def copying(arrays: Sequence[npt.NDArray[np.generic]]) -> Side:
+    """A side that copies arrays into memory that is already mapped."""
+    buffers = [np.zeros_like(array) for array in arrays]
+
+    async def copy() -> None:
+        for buffer, array in zip(buffers, arrays, strict=True):
+            np.copyto(buffer, array)
+
+    return copy

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from agentrl.types import JSON
 from benchmarks.compare import Duration, Figures, Side, figures_of, timed
 from benchmarks.instant import Player
 from benchmarks.machine import machine
+from benchmarks.sections import as_json
 
 _CALLS = 3
 _TURNS = _CALLS + 1
@@ -77,7 +77,7 @@ def bench_generator(settings: Generator | None = None) -> dict[str, JSON]:
             name: {side: figures._asdict() for side, figures in sides.items()}
             for name, sides in sections.items()
         },
-        "settings": {"generator": _as_json(settings), "calls": _CALLS, "machine": machine()},
+        "settings": {"generator": as_json(asdict(settings)), "calls": _CALLS, "machine": machine()},
     }
 
 
@@ -158,8 +158,3 @@ async def _idle_bytes(episodes: int) -> dict[str, JSON]:
 
 def _seconds(durations: Mapping[str, Sequence[Duration]], field: str) -> dict[str, Figures]:
     return {side: figures_of([run._asdict()[field] for run in runs]) for side, runs in durations.items()}
-
-
-def _as_json(settings: Generator) -> dict[str, JSON]:
-    values: dict[str, JSON] = json.loads(json.dumps(asdict(settings)))
-    return values

@@ -39,7 +39,6 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Delivery
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.processes import Processes
@@ -51,10 +50,10 @@ from agentrl.types.seams import RunningPolicy, Sampling, WeightSink
 from agentrl.weights.hf.source import open_config
 from agentrl.weights.hf.tensors import num_parameters
 from benchmarks.compare import figures_of, interleaved
-from benchmarks.engine import small_model, tiny_model
-from benchmarks.engines.context import EngineContext, save, seeded
+from benchmarks.engines.context import EngineContext, lost
 from benchmarks.engines.settings import SETTINGS
 from benchmarks.machine import machine
+from benchmarks.models import save, seeded, small_model, tiny_model
 
 EMBEDDED, INLINE, SGLANG, PAUSED = "embedded", "embedded, inline", "SGLang", "SGLang, all paused"
 
@@ -239,7 +238,7 @@ async def _sglang(model: Path, context: EngineContext, load: RequestLoad) -> Asy
                 policy.salt = sinks[name].salt
 
         for name, transport in transports.items():
-            sinks[name] = SGLangSink(transport, lambda: [server], partial(hold, name), _lost)
+            sinks[name] = SGLangSink(transport, lambda: [server], partial(hold, name), lost)
         yield {name: _Side(policy, sink) for name, sink in sinks.items()}
         await policy.close()
         for sink in sinks.values():
@@ -296,8 +295,3 @@ def _line(rows: Sequence[_Row], target: float) -> str:
         f"stands still for {share.median:.1%} of an update (spread {share.spread:.0%}, target "
         f"{target:.0%}): {still_s.median:.3f} s of {seconds.median:.2f} s"
     )
-
-
-def _lost(server: Server, error: EngineError) -> None:
-    # A failed update raises by itself; a failure to resume afterwards does not.
-    raise EngineError(f"{server.url} was lost: {error}")

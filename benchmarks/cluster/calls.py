@@ -12,11 +12,11 @@ from functools import partial
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.snapshots import Ranks, called
 from agentrl.types import JSON, TrainBatch
-from benchmarks import idle
 from benchmarks.batches import batch_of
+from benchmarks.cluster import idle
 from benchmarks.cluster.context import Cluster, RayBench
+from benchmarks.cluster.idle import IdlePlan, arrays_of
 from benchmarks.compare import Duration, figures_of, timed
-from benchmarks.idle import IdlePlan, arrays_of
 
 LOCAL, RAY = "local", "ray"
 _VOCAB = 8192

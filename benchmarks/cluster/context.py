@@ -18,7 +18,7 @@ from agentrl.processes.ray.actors import Actors
 from agentrl.processes.ray.placement import RayPlacement, placed
 from agentrl.processes.ray.session import RaySession, connected
 from agentrl.types import JSON
-from benchmarks.megatron.settings import small_even
+from benchmarks.models import small_even
 
 _PLACEMENT_S = 60.0
 

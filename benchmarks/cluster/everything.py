@@ -11,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from benchmarks.cluster.calls import LOCAL, hand_off, step_overhead
 from benchmarks.cluster.context import Cluster, RayBench, Section
 from benchmarks.cluster.node import node
 from benchmarks.cluster.publish import publish
 from benchmarks.machine import machine
+from benchmarks.sections import chosen
 
 SECTIONS: Mapping[str, Section] = {
     # Before the Ray of the others runs.
@@ -36,11 +36,9 @@ def bench_ray(bench: RayBench | None = None, *, only: Sequence[str] = ()) -> dic
         summary: of all sections. Each section by its name, with its repeats. settings: of runs and machine.
 
     Raises:
-        ConfigError: there is no section with such a name.
+        UserError: there is no section with such a name.
     """
-    if unknown := [name for name in only if name not in SECTIONS]:
-        raise ConfigError(f"there is no section `{unknown[0]}`; choose from {', '.join(SECTIONS)}.")
-    return asyncio.run(_bench(bench or RayBench(), only or list(SECTIONS)))
+    return asyncio.run(_bench(bench or RayBench(), chosen(only, SECTIONS)))
 
 
 async def _bench(bench: RayBench, names: Sequence[str]) -> dict[str, JSON]:

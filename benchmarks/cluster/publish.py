@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
-from transformers import PreTrainedModel
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
 from agentrl.processes.child import Child
 from agentrl.trainer.config import TrainerConfig
@@ -36,8 +31,9 @@ from agentrl.types import JSON
 from agentrl.types.seams import WeightSink
 from agentrl.weights.codec import bytes_of, named_weights
 from benchmarks.cluster.context import Cluster, RayBench
-from benchmarks.compare import Side, figures_of, timed
-from benchmarks.engines.context import save, seeded
+from benchmarks.compare import Side, copying, figures_of, timed
+from benchmarks.engines.context import hold_nothing, lost
+from benchmarks.models import save, seeded
 
 _COPY = "copy"
 _POLL_S = 0.05
@@ -61,14 +57,16 @@ WAYS = (Way("tensor", 1), Way("tensor", 4), Way("distributed", 1), Way("distribu
 
 async def publish(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     """How long a whole publish takes by each way, and how much more memory this process has at its peak."""
-    model, copying, num_bytes = _model(bench.model, cluster.folder / "model")
+    network = seeded(bench.model)
+    model = save(network, cluster.folder / "model")
+    arrays = [bytes_of(tensor) for _, tensor in named_weights(network)]
     grown: dict[str, list[int]] = {way.name: [] for way in WAYS}
     ranks = Processes(1, cluster.folder / "ranks", preloaded=WORKER, places=cluster.places)
     try:
         plan = TorchPlan(policy=Learning(PolicyLoss(), TrainerConfig(), 1), models={"old": str(model)})
         trainer = await RankTrainer.started(ranks, plan)
         async with AsyncExitStack() as stack:
-            sides: dict[str, Side] = {_COPY: copying}
+            sides: dict[str, Side] = {_COPY: copying(arrays)}
             for way in WAYS:
                 sink = await stack.enter_async_context(_sink(way, cluster.folder))
                 sides[way.name] = _publishing(trainer, sink, grown[way.name])
@@ -83,7 +81,7 @@ async def publish(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
     medians = {name: side.median for name, side in seconds.items()}
     return {
         "summary": {
-            "published_mb": num_bytes / 1e6,
+            "published_mb": sum(array.nbytes for array in arrays) / 1e6,
             **{f"publish_{name}_in_copies": medians[name] / medians[_COPY] for name in grown},
             **{
                 f"publish_{transport}_four_over_one": medians[f"{transport}_4"] / medians[f"{transport}_1"]
@@ -93,19 +91,6 @@ async def publish(cluster: Cluster, bench: RayBench) -> Mapping[str, JSON]:
         },
         "seconds": {name: side._asdict() for name, side in seconds.items()},
     }
-
-
-def _model(make: Callable[[], PreTrainedModel], folder: Path) -> tuple[Path, Side, int]:
-    """The folder of the model, a copy of its bytes, and their number."""
-    network = seeded(make)
-    arrays = [bytes_of(tensor) for _, tensor in named_weights(network)]
-    buffers = [np.zeros_like(array) for array in arrays]
-
-    async def copy() -> None:
-        for buffer, array in zip(buffers, arrays, strict=True):
-            np.copyto(buffer, array)
-
-    return save(network, folder), copy, sum(array.nbytes for array in arrays)
 
 
 def _publishing(trainer: RankTrainer, sink: WeightSink, grown: list[int]) -> Side:
@@ -131,7 +116,7 @@ async def _sink(way: Way, folder: Path) -> AsyncIterator[WeightSink]:
                 await asyncio.sleep(_POLL_S)
         is_group = way.transport == "distributed"
         transport: Transport = Distributed(check_loaded=False) if is_group else SharedMemory()
-        sink = SGLangSink(transport, lambda: servers, _hold, _lost)
+        sink = SGLangSink(transport, lambda: servers, hold_nothing, lost)
         yield _Bucketwise(sink) if way.transport == "driver" else sink
         await sink.close()
         for server in servers:
@@ -146,15 +131,6 @@ class _Bucketwise:
 
     def __init__(self, sink: SGLangSink) -> None:
         self.begin = sink.begin
-
-
-@asynccontextmanager
-async def _hold() -> AsyncIterator[float]:
-    yield time.perf_counter()
-
-
-def _lost(server: Server, error: EngineError) -> None:
-    raise AssertionError(f"{server.url} was lost: {error}")
 
 
 def _reset_peak() -> int:

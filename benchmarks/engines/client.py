@@ -19,19 +19,15 @@ from agentrl.errors import EngineError
 from agentrl.types import JSON
 from agentrl.types.seams import Sampling
 from benchmarks.compare import Duration, rates_of, timed
-from benchmarks.engine import tiny_model
 from benchmarks.engines.context import (
     EngineContext,
-    ResultRow,
     StubServer,
     at_once,
-    listed,
-    save,
-    seeded,
     up,
-    vocab_size,
 )
 from benchmarks.engines.settings import ClientLoad
+from benchmarks.models import save, seeded, tiny_model, vocab_size
+from benchmarks.sections import ResultRow
 
 CLIENT, PLAIN = "client", "plain"
 _OK = 200
@@ -102,10 +98,6 @@ def _result_row(name: str, spent: dict[str, list[Duration]], requests: int, load
         "cpu_ms": client_ms,
         "target_cpu_ms": load.cpu_ms,
         "sides": throughput.figures,
-        "cpu_ms_a_request": _by_side(cpu_ms),
+        "cpu_ms_a_request": {side: [*values] for side, values in cpu_ms.items()},
     }
     return ResultRow(name, line, figures)
-
-
-def _by_side(figures: dict[str, list[float]]) -> dict[str, JSON]:
-    return {side: listed(values) for side, values in figures.items()}

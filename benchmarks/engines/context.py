@@ -1,26 +1,22 @@
-"""The servers and models of the benchmark: each server is stopped when its block or this process ends."""
+"""The servers of the benchmark: each server is stopped when its block or this process ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
 
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
+from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
+from agentrl.errors import EngineError
 from agentrl.types import JSON
-from agentrl.weights.hf.export import save_model
 from benchmarks.engines import canned
 from benchmarks.engines.settings import EngineSettings
 from benchmarks.machine import interpreter_versions
@@ -29,14 +25,6 @@ SGLANG_PACKAGES = ("sglang", "sglang-router", "torch", "transformers")
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}
 _SERVED_S = 120.0
 _CANNED_S = 30.0
-
-
-class ResultRow(NamedTuple):
-    """A line of the summary, and its figures."""
-
-    name: str
-    line: str
-    figures: dict[str, JSON]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +102,17 @@ class StubServer(Listener):
 
 
 @asynccontextmanager
+async def hold_nothing() -> AsyncIterator[float]:
+    """In place of holding requests, where there are none; yields the time (seconds)."""
+    yield time.perf_counter()
+
+
+def lost(server: Server, error: EngineError) -> None:
+    """Raise: a failed update raises by itself, but a failure to resume afterwards does not."""
+    raise EngineError(f"{server.url} was lost: {error}")
+
+
+@asynccontextmanager
 async def up(listener: Listener) -> AsyncIterator[str]:
     """Run a server during the block; yields its address."""
     try:
@@ -121,36 +120,6 @@ async def up(listener: Listener) -> AsyncIterator[str]:
         yield listener.url
     finally:
         await listener.stop()
-
-
-def seeded(make: Callable[[], PreTrainedModel], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model with reproducible random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = make()
-    network.eval()
-    # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-    nn.Module.to(network, dtype)
-    return network
-
-
-def save(network: PreTrainedModel, folder: Path) -> Path:
-    """Write a model directory, with the tokenizer of `tokenizer_of`."""
-    save_model(network, tokenizer_of(network), str(folder))
-    return folder
-
-
-def tokenizer_of(network: PreTrainedModel) -> PreTrainedTokenizerFast:
-    """One word for each token of a model, and no end of text."""
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size(network))}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    longest = int(network.config.max_position_embeddings)
-    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=longest)
-
-
-def vocab_size(network: PreTrainedModel) -> int:
-    """The size of a model's vocabulary."""
-    return int(network.config.vocab_size)
 
 
 async def at_once(send: Callable[[int], Coroutine[None, None, None]], count: int, concurrency: int) -> None:
@@ -162,13 +131,3 @@ async def at_once(send: Callable[[int], Coroutine[None, None, None]], count: int
             await send(number)
 
     await asyncio.gather(*(caller() for _ in range(min(concurrency, count))))
-
-
-def spread(figures: Sequence[float], median: float) -> float:
-    """max - min, over the median."""
-    return (max(figures) - min(figures)) / median
-
-
-def listed(figures: Sequence[float]) -> list[JSON]:
-    """Figures as JSON."""
-    return cast(list[JSON], list(figures))

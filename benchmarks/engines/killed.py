@@ -31,9 +31,10 @@ from agentrl.types.seams import Sampling
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import manifest_of, named_weights, pack_buckets
 from agentrl.weights.hf.source import open_source
-from benchmarks.engine import tiny_model
-from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, vocab_size
+from benchmarks.engines.context import EngineContext
 from benchmarks.engines.settings import KillLoad
+from benchmarks.models import save, seeded, tiny_model, vocab_size
+from benchmarks.sections import ResultRow
 
 _BUCKET_BYTES = 64 << 20
 _POLL_S = 0.02
@@ -101,7 +102,7 @@ async def measured(fleet: Fleet, size: int, context: EngineContext) -> list[Resu
         f"answered, {lost} lost, {again} sampled again"
     )
     figures: dict[str, JSON] = {
-        "back_s": {"seconds": listed(back_s), "median": median},
+        "back_s": {"seconds": [*back_s], "median": median},
         "repeats": [*repeats],
     }
     row = ResultRow(f"one of {len(fleet.processes)} servers killed", line, figures)

@@ -6,6 +6,79 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationWorkload:
+    """Requests that are sent together. Ranges are inclusive; lengths in tokens.
+
+    turns: requests of each session, with `world` new tokens after each completion.
+    """
+
+    name: str
+    concurrency: int = 32
+    prompt: tuple[int, int] = (32, 32)
+    new: tuple[int, int] = (64, 64)
+    temperature: float = 1.0
+    turns: int = 1
+    world: int = 16
+    is_target: bool = False
+
+    @property
+    def context_len(self) -> int:
+        """The longest prefix that any session reaches."""
+        return self.prompt[1] + self.turns * self.new[1] + (self.turns - 1) * self.world
+
+
+RAGGED = GenerationWorkload("ragged", prompt=(8, 56), new=(16, 112), is_target=True)
+GREEDY = GenerationWorkload("equal, greedy", temperature=0.0)
+TURNS = GenerationWorkload("four short turns", new=(10, 10), turns=4)
+ALONE = GenerationWorkload("one request alone", concurrency=1)
+"""An adverse case: with a batch of one, batching gains nothing."""
+
+CONCURRENT = tuple(
+    GenerationWorkload(
+        f"{number} at once{', greedy' if greedy else ''}",
+        concurrency=number,
+        prompt=(24, 24),
+        temperature=float(not greedy),
+        is_target=True,
+    )
+    for greedy in (False, True)
+    for number in (32, 128, 256, 512)
+)
+"""Frozen: 64 new tokens after prompts of 24, up to the quickstart's number of episodes in flight."""
+
+TINY_WORKLOADS = (
+    *CONCURRENT,
+    GenerationWorkload("equal", new=(192, 192), is_target=True),
+    GenerationWorkload("equal, 64 tokens"),
+    RAGGED,
+    GREEDY,
+    TURNS,
+    ALONE,
+)
+"""Frozen. `equal` fills the context of the quickstart's episodes."""
+
+SMALL_WORKLOADS = (GenerationWorkload("equal", is_target=True), RAGGED, GREEDY, TURNS, ALONE)
+"""Frozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnderTest:
+    """A model by its name, with its dtype. target: the ratio to reach in the workloads that are targets."""
+
+    model: str
+    dtype: str
+    workloads: tuple[GenerationWorkload, ...]
+    target: float
+
+
+MODELS = (
+    ModelUnderTest("tiny", "float32", TINY_WORKLOADS, 2.0),
+    ModelUnderTest("135M", "bfloat16", SMALL_WORKLOADS, 1.8),
+    ModelUnderTest("135M", "float32", SMALL_WORKLOADS[:2], 1.8),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationLoad:
     """Requests of forced lengths, `concurrency` at a time (counts); lengths in tokens."""
 
@@ -84,8 +157,9 @@ class KillLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All loads. repeats: of throughput, client and weights; the others have their own."""
+    """All loads. repeats: of embedded, throughput, client and weights; the others have their own."""
 
+    embedded: tuple[ModelUnderTest, ...] = MODELS
     loads: tuple[GenerationLoad, ...] = (
         SINGLE,
         GenerationLoad(8, 8),

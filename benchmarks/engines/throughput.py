@@ -8,12 +8,10 @@ All sample at temperature 1; all but transformers return logprobs as well.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import cast
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.embedded import EmbeddedEngine
@@ -22,21 +20,17 @@ from agentrl.errors import EngineError
 from agentrl.types import JSON
 from agentrl.types.seams import RunningPolicy, Sampling
 from benchmarks.compare import Side, rates
-from benchmarks.engine import tiny_model
 from benchmarks.engines.context import (
     EmbeddedServer,
     EngineContext,
-    ResultRow,
     at_once,
-    save,
-    seeded,
     up,
-    vocab_size,
 )
+from benchmarks.engines.embedded import BASE, EMBEDDED, generate
 from benchmarks.engines.settings import EngineSettings, GenerationLoad
+from benchmarks.models import save, seeded, tiny_model, vocab_size
+from benchmarks.sections import ResultRow
 
-BASE = "transformers"
-EMBEDDED = "embedded"
 EMBEDDED_HTTP = "embedded over HTTP"
 SGLANG = "SGLang"
 
@@ -78,10 +72,10 @@ async def _row(
 ) -> ResultRow:
     size = vocab_size(network)
     sides: dict[str, Side] = {
-        name: _with_new_prompts(load, size, partial(_policy_side, policy, load))
+        name: _with_new_prompts(load, size, partial(_send_all, policy, load))
         for name, policy in policies.items()
     }
-    sides[BASE] = _with_new_prompts(load, size, partial(_generate_side, network, load))
+    sides[BASE] = _with_new_prompts(load, size, partial(_generate_all, network, load))
     result = await rates(sides, load.requests * load.new, "tokens_per_s", repeats=context.settings.repeats)
     line = ", ".join(f"{side} {result.medians[side]:.0f}" for side in sides) + " tokens/s"
     ratios: dict[str, JSON] = {side: result.medians[side] / result.medians[BASE] for side in sides}
@@ -96,19 +90,21 @@ def _sizes(settings: EngineSettings) -> tuple[int, int]:
     return max(load.concurrency for load in loads), max(load.prompt + load.new for load in loads)
 
 
-def _with_new_prompts(load: GenerationLoad, size: int, run: Callable[[int, list[list[int]]], Side]) -> Side:
+def _with_new_prompts(
+    load: GenerationLoad, size: int, run: Callable[[int, list[list[int]]], Awaitable[None]]
+) -> Side:
     """A side with new prompts in every run; the n-th run of every side has the same prompts."""
     runs = itertools.count()
 
     async def side() -> None:
         number = next(runs)
         token_ids = np.random.default_rng(number).integers(1, size, (load.requests, load.prompt))
-        await run(number, token_ids.tolist())()
+        await run(number, token_ids.tolist())
 
     return side
 
 
-def _policy_side(policy: RunningPolicy, load: GenerationLoad, run: int, prompts: list[list[int]]) -> Side:
+async def _send_all(policy: RunningPolicy, load: GenerationLoad, run: int, prompts: list[list[int]]) -> None:
     async def send(number: int) -> None:
         session = f"{run}-{number}"
         completion = await policy.generate(prompts[number], Sampling(load.new, seed=number), session=session)
@@ -118,29 +114,12 @@ def _policy_side(policy: RunningPolicy, load: GenerationLoad, run: int, prompts:
             )
         await policy.close_session(session)
 
-    return lambda: at_once(send, load.requests, load.concurrency)
+    await at_once(send, load.requests, load.concurrency)
 
 
-def _generate_side(
+async def _generate_all(
     network: PreTrainedModel, load: GenerationLoad, run: int, prompts: list[list[int]]
-) -> Side:
+) -> None:
     del run
-    generate = cast("Callable[..., torch.Tensor]", network.generate)
-
-    async def side() -> None:
-        for start in range(0, len(prompts), load.concurrency):
-            ids = torch.tensor(prompts[start : start + load.concurrency])
-            with torch.inference_mode():
-                generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=load.new,
-                    do_sample=True,
-                    temperature=1.0,
-                    top_k=0,
-                    top_p=1.0,
-                    pad_token_id=0,
-                    eos_token_id=None,
-                )
-
-    return side
+    for start in range(0, len(prompts), load.concurrency):
+        generate(network, prompts[start : start + load.concurrency], load.new)

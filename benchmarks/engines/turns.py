@@ -19,9 +19,10 @@ from agentrl.engine.sglang.control import Server
 from agentrl.types import JSON
 from agentrl.types.seams import Sampling
 from benchmarks.compare import Side, rates
-from benchmarks.engine import tiny_model
-from benchmarks.engines.context import EngineContext, ResultRow, at_once, listed, save, seeded, vocab_size
+from benchmarks.engines.context import EngineContext, at_once
 from benchmarks.engines.settings import SessionLoad
+from benchmarks.models import save, seeded, tiny_model, vocab_size
+from benchmarks.sections import ResultRow
 
 STICKY, NEW = "sticky", "a new key for every turn"
 
@@ -92,4 +93,4 @@ async def _play(policy: SGLangPolicy, load: SessionLoad, run: int, *, sticky: bo
 
 
 def _cache_figures(cached: dict[str, list[float]], medians: dict[str, float]) -> dict[str, JSON]:
-    return {name: {"shares": listed(values), "median": medians[name]} for name, values in cached.items()}
+    return {name: {"shares": [*values], "median": medians[name]} for name, values in cached.items()}

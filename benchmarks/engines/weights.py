@@ -9,10 +9,7 @@ bucket, into memory that is already mapped.
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +23,13 @@ from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from agentrl.errors import EngineError
-from agentrl.types import JSON
 from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import named_weights, pack_buckets, torch_dtype
-from benchmarks.compare import Side, timed
-from benchmarks.engine import small_model
-from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, spread
+from benchmarks.compare import Side, copying, seconds_of, timed
+from benchmarks.engines.context import EngineContext, hold_nothing, lost
+from benchmarks.models import save, seeded, small_model
+from benchmarks.sections import ResultRow
 
 UPDATE, COPY = "update", "copy"
 _NO_FULL_UPDATE = 1000
@@ -108,28 +104,18 @@ async def measured(
     return rows
 
 
-@asynccontextmanager
-async def _hold_nothing() -> AsyncIterator[float]:
-    yield time.perf_counter()
-
-
 async def _row(
     name: str, server: Server, both: tuple[Version, Version], transport: Transport, context: EngineContext
 ) -> ResultRow:
-    sink = SGLangSink(transport, lambda: [server], _hold_nothing, _lost)
+    sink = SGLangSink(transport, lambda: [server], hold_nothing, lost)
     try:
-        sides = {UPDATE: _updating(sink, both), COPY: _copying(both[0])}
+        sides = {UPDATE: _updating(sink, both), COPY: copying([bucket.data for bucket in both[0].buckets])}
         spent = await timed(sides, repeats=context.settings.repeats)
     finally:
         await sink.close()
-    seconds = {side: [run.wall_s for run in runs] for side, runs in spent.items()}
-    medians = {side: statistics.median(values) for side, values in seconds.items()}
+    medians, figures = seconds_of(spent)
     ratio, size = medians[UPDATE] / medians[COPY], both[0].num_bytes
     line = f"{medians[UPDATE]:.2f} s for {size / 1e6:.0f} MB, {ratio:.0f}x a copy ({medians[COPY]:.3f} s)"
-    figures: dict[str, JSON] = {
-        side: {"seconds": listed(values), "median": medians[side], "spread": spread(values, medians[side])}
-        for side, values in seconds.items()
-    }
     return ResultRow(name, line, {"ratio": ratio, "num_bytes": size, "sides": figures})
 
 
@@ -146,21 +132,6 @@ def _updating(sink: SGLangSink, both: tuple[Version, Version]) -> Side:
             await transaction.commit(version.checksum)
 
     return update
-
-
-def _copying(version: Version) -> Side:
-    buffers = [np.zeros_like(bucket.data) for bucket in version.buckets]
-
-    async def copy() -> None:
-        for buffer, bucket in zip(buffers, version.buckets, strict=True):
-            np.copyto(buffer, bucket.data)
-
-    return copy
-
-
-def _lost(server: Server, error: EngineError) -> None:
-    # A failed update raises by itself; a failure to resume afterwards does not.
-    raise EngineError(f"{server.url} was lost: {error}")
 
 
 def _changed(bucket: Bucket, share: float, rng: np.random.Generator) -> npt.NDArray[np.uint8]:

@@ -14,6 +14,7 @@ from agentrl.errors import UserError
 from agentrl.types import JSON
 from benchmarks.gpu.everything import bench_gpu
 from benchmarks.gpu.plan import Options
+from benchmarks.sections import words_of
 
 _NAME_WIDTH = 46
 
@@ -46,8 +47,8 @@ def options_of(options: Mapping[str, object]) -> Options:
     """
     texts = {name: str(options[name]) for name in ("parts", "shapes", "episodes", "python")}
     return Options(
-        parts=_words(texts["parts"]),
-        shapes=_words(texts["shapes"]),
+        parts=words_of(texts["parts"]),
+        shapes=words_of(texts["shapes"]),
         variants=cast(Sequence[str], options["trainers"]),
         seconds=cast(float, options["seconds"]),
         tiny=bool(options["tiny"]),
@@ -61,12 +62,8 @@ def options_of(options: Mapping[str, object]) -> Options:
     )
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _numbers(text: str) -> list[int]:
-    words = _words(text)
+    words = words_of(text)
     if not words or not all(word.isdecimal() and int(word) >= 8 for word in words):
         raise UserError(f"--episodes {text} are numbers of at least 8, one group; write --episodes 256,1024.")
     return [int(word) for word in words]

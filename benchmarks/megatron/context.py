@@ -18,8 +18,8 @@ from agentrl.trainer.megatron.plan import WORKER, MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch import TorchTrainer
-from benchmarks.engines.context import save, seeded, tokenizer_of
 from benchmarks.megatron.settings import MegatronSettings
+from benchmarks.models import save, seeded, tokenizer_of
 
 _STEPS = 1_000_000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
-from agentrl.errors import UserError, did_you_mean
 from agentrl.runtime.extras import require
 from agentrl.types import JSON
-from benchmarks.engines.context import ResultRow
 from benchmarks.machine import machine
 from benchmarks.megatron import publish, step
 from benchmarks.megatron.context import TWO_RANK_LAYOUTS, MegatronContext
 from benchmarks.megatron.settings import SETTINGS, MegatronSettings
+from benchmarks.sections import ResultRow, chosen, one_thread, reported
 
 SECTIONS: Mapping[str, Callable[[MegatronContext], Awaitable[list[ResultRow]]]] = {
     "step": step.bench,
@@ -44,27 +43,16 @@ def bench_megatron(
         UserError: no such section, or Megatron-Core is not installed.
     """
     require("this benchmark", "megatron")
-    if unknown := [name for name in only if name not in SECTIONS]:
-        raise UserError(
-            f"There is no section `{unknown[0]}`; there are {', '.join(SECTIONS)}."
-            f"{did_you_mean(unknown[0], SECTIONS)}"
-        )
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
-            context = MegatronContext(Path(folder), settings, on_event)
-            return asyncio.run(_bench(context, [name for name in SECTIONS if not only or name in only]))
-    finally:
-        torch.set_num_threads(before)
+    names = chosen(only, SECTIONS)
+    with one_thread(), tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
+        return asyncio.run(_bench(MegatronContext(Path(folder), settings, on_event), names))
 
 
 async def _bench(context: MegatronContext, names: Sequence[str]) -> dict[str, JSON]:
     rows = [(name, row) for name in names for row in await SECTIONS[name](context)]
     settings = context.settings
     return {
-        "summary": {row.name: row.line for _, row in rows},
-        "rows": [{"section": name, "name": row.name, "line": row.line, **row.figures} for name, row in rows],
+        **reported(rows),
         "settings": {
             "sections": [*names],
             "repeats": settings.repeats,

@@ -11,7 +11,6 @@ from agentrl.types import JSON, TrainBatch
 from agentrl.types.seams import Trainer
 from benchmarks.batches import batch_of
 from benchmarks.compare import Side, rates
-from benchmarks.engines.context import ResultRow
 from benchmarks.megatron.context import (
     TWO_RANK_LAYOUTS,
     MegatronContext,
@@ -19,6 +18,7 @@ from benchmarks.megatron.context import (
     torch_trainer,
 )
 from benchmarks.megatron.settings import BatchWorkload
+from benchmarks.sections import ResultRow
 
 _ONE_RANK = "one rank"
 

@@ -11,7 +11,6 @@ three calls of a tool and a graded answer. Wall time, CPU time of all processes 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -21,15 +20,15 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-from agentrl.errors import ConfigError, UserError, did_you_mean
+from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from benchmarks.compare import Figures, figures_of, interleaved
 from benchmarks.machine import interpreter_versions, machine
 from benchmarks.peers import on_verifiers
 from benchmarks.peers.settings import AGENTRL, SETTINGS, VERIFIERS, Load, PeerSettings
 from benchmarks.peers.sides import ROOT, InstantEndpoint, Program, Round, Side
+from benchmarks.sections import as_json, chosen
 
 _MODEL = "instant"
 _WORLD = "instant_world"
@@ -141,15 +140,11 @@ def bench_peers(
         UserError: no such load, the interpreter has no verifiers 0.4, or a side did not play as it should.
         EngineError: the endpoint did not start.
     """
-    if unknown := [name for name in only if name not in settings.loads]:
-        raise UserError(
-            f"There is no load `{unknown[0]}`; there are {', '.join(settings.loads)}."
-            f"{did_you_mean(unknown[0], settings.loads)}"
-        )
+    names = chosen(only, settings.loads, "load")
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         absolute = None if python is None else python.absolute()
         context = PeerContext(absolute, Path(folder), settings, on_event)
-        return asyncio.run(_bench(context, [name for name in settings.loads if name in only or not only]))
+        return asyncio.run(_bench(context, names))
 
 
 async def _bench(context: PeerContext, names: Sequence[str]) -> dict[str, JSON]:
@@ -170,8 +165,7 @@ async def _bench(context: PeerContext, names: Sequence[str]) -> dict[str, JSON]:
         "summary": {str(row["name"]): row["line"] for row in rows},
         "rows": [*rows],
         "settings": {
-            # A round trip through JSON turns tuples into lists, as in the printed JSON.
-            **cast(dict[str, JSON], json.loads(json.dumps(asdict(context.settings)))),
+            **as_json(asdict(context.settings)),
             "resolved": resolved,
             "warm_up": "one run of each side per load",
             "machine": machine(),

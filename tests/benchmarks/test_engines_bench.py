@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+import torch
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
@@ -29,26 +30,38 @@ from agentrl.types.seams import Sampling
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import pack_buckets, unpack
 from benchmarks.compare import Duration, rates_of
-from benchmarks.engine import tiny_model
 from benchmarks.engines import client, killed, throughput, turns, weights
-from benchmarks.engines.context import EngineContext, StubServer, save, seeded, up
+from benchmarks.engines.context import EngineContext, StubServer, up
 from benchmarks.engines.everything import SECTIONS, bench_engines
 from benchmarks.engines.settings import (
+    CONCURRENT,
     SETTINGS,
+    TINY_WORKLOADS,
     ClientLoad,
     EngineSettings,
     GenerationLoad,
+    GenerationWorkload,
     KillLoad,
+    ModelUnderTest,
     SessionLoad,
     UpdateLoad,
 )
+from benchmarks.models import save, seeded, tiny_model
 from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import CODEC, KEY, ScriptedServer, generated, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 from tests.listening import listening
 
+EQUAL = {"concurrency": 3, "prompt": (4, 4), "new": (5, 5)}
+WORKLOADS = (
+    GenerationWorkload("equal", **EQUAL),
+    GenerationWorkload("ragged", concurrency=3, prompt=(2, 6), new=(1, 9), is_target=True),
+    GenerationWorkload("greedy", **EQUAL, temperature=0.0),
+    GenerationWorkload("turns", **EQUAL, turns=2, world=3),
+)
 SMALL = EngineSettings(
+    embedded=(ModelUnderTest("tiny", "float32", WORKLOADS, 2.0),),
     loads=(GenerationLoad(1, 1, 5, 4), GenerationLoad(3, 5, 6, 4)),
     client=ClientLoad(concurrency=3, requests=7, real_requests=7, prompt=5, new=4),
     turns=SessionLoad(sessions=3, turns=3, world=8, new=2, cache=4000, repeats=2),
@@ -98,6 +111,32 @@ def test_rates_are_amounts_over_wall_time():
     result = rates_of({"a": [Duration(2.0, 9.0), Duration(1.0, 9.0), Duration(4.0, 9.0)]}, 8, "per_s")
     assert result.medians == {"a": 4.0}
     assert result.figures == {"a": {"per_s": [4.0, 8.0, 2.0], "median": 4.0, "spread": 1.5}}
+
+
+def test_the_embedded_engine_needs_no_sglang_and_both_sides_are_timed():
+    threads = torch.get_num_threads()
+    result = bench_engines(Path("no-such-python"), only=["embedded"], settings=SMALL)
+    assert torch.get_num_threads() == threads
+    assert json.loads(json.dumps(result)) == result
+    assert list(result["summary"]) == [f"tiny float32, {workload.name}" for workload in WORKLOADS]
+    assert [row["target"] for row in result["rows"]] == [None, 2.0, None, None]
+    for row in result["rows"]:
+        sides = row["sides"]
+        assert {side: len(figures["tokens_per_s"]) for side, figures in sides.items()} == {
+            "embedded": 2,
+            "transformers": 2,
+        }
+        medians = [sides[side]["median"] for side in ("embedded", "transformers")]
+        assert row["ratio"] == pytest.approx(medians[0] / medians[1])
+
+
+def test_the_targets_are_every_concurrency_up_to_the_quickstarts():
+    sampled = [workload for workload in CONCURRENT if workload.temperature == 1]
+    assert [workload.concurrency for workload in sampled] == [32, 128, 256, 512]
+    assert {(workload.prompt, workload.new, workload.is_target) for workload in sampled} == {
+        ((24, 24), (64, 64), True)
+    }
+    assert set(CONCURRENT) <= set(TINY_WORKLOADS)
 
 
 def test_the_cache_sizes_match_their_descriptions():
@@ -264,7 +303,7 @@ async def test_every_request_to_a_killed_engine_is_accounted_for(tmp_path):
 @pytest.mark.parametrize(
     ("python", "only", "message"),
     [
-        (sys.executable, ["turnz"], "no section `turnz`; there are throughput, .* mean `turns`"),
+        (sys.executable, ["turnz"], "no section `turnz`; there are embedded, throughput, .* mean `turns`"),
         (sys.executable, [], "does not run SGLang .it lacks sglang, sglang-router.; name the interpreter"),
         ("no-such-python", [], "does not run SGLang .No such file"),
     ],
@@ -320,6 +359,7 @@ def test_all_sections_complete_on_real_servers():
     rows = {row["name"]: row for row in result["rows"]}
     assert list(result["summary"]) == list(rows)
     assert [row["section"] for row in rows.values()] == [
+        *["embedded"] * 4,
         *["throughput"] * 2,
         *["client"] * 2,
         "turns",
@@ -331,4 +371,4 @@ def test_all_sections_complete_on_real_servers():
     assert cached["sticky"]["median"] > 0.5
     (repeat,) = rows["one of 2 servers killed"]["repeats"]
     assert (repeat["lost"], repeat["sent"]) == (0, repeat["answered"])
-    assert events[0] == "throughput (1 of 5)"
+    assert events[0] == "embedded (1 of 6)"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import UserError
 from benchmarks.cluster.calls import LOCAL, RAY
 from benchmarks.cluster.context import RayBench
 from benchmarks.cluster.everything import SECTIONS, bench_ray
@@ -20,7 +20,7 @@ def tiny():
 
 
 def test_an_unknown_section_is_refused():
-    with pytest.raises(ConfigError, match="no section `publsh`; choose from node, step_overhead, hand_off"):
+    with pytest.raises(UserError, match="no section `publsh`; there are node, step_overhead, hand_off"):
         bench_ray(only=["publsh"])
 
 

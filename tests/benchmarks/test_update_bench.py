@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.engine import tiny_model
+from benchmarks.models import tiny_model
 from benchmarks.update import EMBEDDED, INLINE, RequestLoad, UpdateBench, bench_update
 
 SMALL = UpdateBench((RequestLoad("tiny", tiny_model, 2, prompt=5, new=40),), repeats=2)
