@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -23,6 +25,25 @@ from agentrl.weights.hf.export import save_model
 def tiny_model(vocab_size: int = 200) -> PreTrainedModel:
     """The quickstart's shape, 0.66M parameters."""
     return _qwen3(vocab_size, layers=3, width=128, inner=384, heads=2, groups=2)
+
+
+def windowed() -> PreTrainedModel:
+    """The quickstart's shape as a Gemma 2, which the embedded engine has no decoder of its own for."""
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=200,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=64,
+            sliding_window=64,
+            max_position_embeddings=1024,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
 
 
 def ten_million() -> PreTrainedModel:

@@ -26,7 +26,7 @@ from agentrl.weights.codec import torch_dtype
 from benchmarks.compare import Duration, Side, rates_of, timed
 from benchmarks.engines.context import EngineContext
 from benchmarks.engines.settings import GenerationWorkload, ModelUnderTest
-from benchmarks.models import seeded, small_model, tiny_model, vocab_size
+from benchmarks.models import seeded, small_model, tiny_model, vocab_size, windowed
 from benchmarks.sections import ResultRow
 
 EMBEDDED, BASE = "embedded", "transformers"
@@ -36,7 +36,7 @@ BASELINE: Final[dict[str, JSON]] = {
     "attention": "sdpa",
     "sampling": "do_sample, temperature 1, top_k 0, top_p 1; greedy workloads: do_sample off",
 }
-_MODELS: Final = {"tiny": tiny_model, "135M": small_model}
+_MODELS: Final = {"tiny": tiny_model, "tiny Gemma 2": windowed, "135M": small_model}
 
 
 async def bench(context: EngineContext) -> list[ResultRow]:

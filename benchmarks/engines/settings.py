@@ -73,6 +73,8 @@ class ModelUnderTest:
 
 MODELS = (
     ModelUnderTest("tiny", "float32", TINY_WORKLOADS, 2.0),
+    # Without a decoder of its own: by transformers' code. Here ragged requests are the adverse case.
+    ModelUnderTest("tiny Gemma 2", "float32", (GenerationWorkload("equal"), RAGGED, TURNS, ALONE), 1.0),
     ModelUnderTest("135M", "bfloat16", SMALL_WORKLOADS, 1.8),
     ModelUnderTest("135M", "float32", SMALL_WORKLOADS[:2], 1.8),
 )

@@ -1,7 +1,7 @@
 """A family that the decoder has no table for: transformers' own model, behind the same seam.
 
-Each slot has a cache of transformers. Slots with equally many tokens go through the model together, as the
-samples of one prompt do at first: exact for every family, and several times slower than the decoder.
+Slots with equally many new tokens go through the model together, on a cache that they share as long as they
+stay together; rows of unlike lengths are padded at their beginning. Exact for every family, and slower.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -56,12 +57,84 @@ class ModelParameters:
         return {name: tuple(tensor.shape) for name, tensor in named_weights(self.model)}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
-    """What is cached of a slot: the tokens, and transformers' cache of them; None = nothing."""
+    """What is cached of a slot: its tokens, and their cache, its own or a row of one that slots share."""
 
     ids: list[int] = field(default_factory=list)
-    cache: Cache | None = None
+    own: Cache | None = None
+    shared: _Shared | None = None
+    row: int = 0
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether anything is cached."""
+        return self.own is not None or self.shared is not None
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache that holds its tokens."""
+        return self.own if self.shared is None else self.shared.cache
+
+    def leave(self) -> None:
+        """Have a cache of its own, or none."""
+        if self.shared is not None:
+            self.own, self.shared = own_of(self.shared.cache, self.row, len(self.ids)), None
+
+    def cut(self, length: int) -> None:
+        """Have at most so many tokens cached."""
+        surplus = len(self.ids) - length
+        assert surplus >= 0, "a column is computed after those before it"
+        if not surplus:
+            return
+        self.leave()
+        self.ids = self.ids[:length]
+        if self.own is not None and length and all(type(layer) is DynamicLayer for layer in self.own.layers):
+            self.own.crop(-surplus)
+        else:
+            # A window or a recurrence has forgotten what was before: it is computed again.
+            self.own = None
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """A cache of several slots, a row each; rows with fewer tokens are padded at their beginning."""
+
+    cache: Cache
+    slots: list[_Slot]
+
+    @classmethod
+    def of(cls, slots: Sequence[_Slot]) -> _Shared:
+        """That of these slots, in their order; slots that share one with them leave it."""
+        shared = slots[0].shared
+        if shared is None or any(slot.shared is not shared for slot in slots):
+            for slot in slots:
+                slot.leave()
+            made = cls(joined([slot.own for slot in slots if slot.own is not None]), [*slots])
+        elif list(slots) == shared.slots:
+            return shared
+        else:
+            for slot in shared.slots:
+                if slot.shared is shared and slot not in slots:
+                    slot.leave()
+            rows = torch.tensor([slot.row for slot in slots])
+            made = cls(_changed([shared.cache], lambda tensors: tensors[0].index_select(0, rows)), [*slots])
+        made.adopt()
+        return made
+
+    def adopt(self) -> None:
+        """Have its slots know it."""
+        for row, slot in enumerate(self.slots):
+            slot.own, slot.shared, slot.row = None, self, row
+
+
+class _Work(NamedTuple):
+    """New tokens of a slot. first, end: those of them whose logits may be asked for, in the flat batch."""
+
+    slot: _Slot
+    ids: list[int]
+    first: int
+    end: int
 
 
 class ModelDecoder:
@@ -75,7 +148,8 @@ class ModelDecoder:
     @property
     def num_bytes(self) -> int:
         """The size of what is cached (bytes)."""
-        return sum(tensor.nbytes for slot in self._slots for tensor in _tensors(slot.cache))
+        caches = {id(slot.cache): slot.cache for slot in self._slots if slot.cache is not None}
+        return sum(tensor.nbytes for cache in caches.values() for tensor in _tensors(cache))
 
     def allocate(self) -> None:
         """Have an empty cache."""
@@ -94,24 +168,28 @@ class ModelDecoder:
         """Cache the batch's tokens; returns float32 logits [P, vocabulary] of the picked ones."""
         assert isinstance(parameters, ModelParameters), "an engine's decoder is that of its weights"
         logits = torch.zeros(batch.tokens.size, parameters.vocab_size)
-        for group in self._groups(batch):
+        for group in self._groups(parameters.model, batch):
             keep = max(work.end - work.first for work in group)
             extended_RKV = _extended(parameters.model, group, keep)
             for work, row_KV in zip(group, extended_RKV, strict=True):
                 logits[work.first : work.end] = row_KV[keep - (work.end - work.first) :]
         return logits[torch.from_numpy(batch.pick)]
 
-    def _groups(self, batch: Batch) -> Iterator[Sequence[_Work]]:
-        """Rows that go through the model together: slots with equally many tokens, before and new ones."""
+    def _groups(self, model: PreTrainedModel, batch: Batch) -> Iterator[Sequence[_Work]]:
+        """Rows that go through the model together: those with equally many new tokens."""
         if batch.gathers:
             # A slot may have several rows, one after the other; and sums depend on what is computed together.
             yield from ([work] for work in self._works(batch))
             return
-        alike: dict[tuple[int, int, bool], list[_Work]] = {}
+        alike: dict[tuple[int, int], list[_Work]] = {}
         for work in self._works(batch):
-            key = (len(work.slot.ids), len(work.ids), work.slot.cache is None)
-            alike.setdefault(key, []).append(work)
-        yield from alike.values()
+            before = len(work.slot.ids)
+            if work.slot.cache is not None and _pads(model, work.slot.cache):
+                before = _ANY
+            alike.setdefault((before, len(work.ids)), []).append(work)
+        for group in alike.values():
+            # Without a cache a slot begins again.
+            yield from filter(None, ([w for w in group if w.slot.has_cache is has] for has in (True, False)))
 
     def _works(self, batch: Batch) -> Iterator[_Work]:
         """What is computed of each row, with the cache of its slot cut to what is before."""
@@ -123,79 +201,108 @@ class ModelDecoder:
             if not ids or (width == 1 and not len(picked)):
                 continue
             end = row * width + len(ids)
-            _cut(self._slots[slot], int(batch.columns[row, 0]))
+            self._slots[slot].cut(int(batch.columns[row, 0]))
             yield _Work(self._slots[slot], ids, int(picked[0]) if len(picked) else end - 1, end)
 
 
-class _Work(NamedTuple):
-    """New tokens of a slot. first, end: those of them whose logits may be asked for, in the flat batch."""
-
-    slot: _Slot
-    ids: list[int]
-    first: int
-    end: int
+_ANY = -1
+"""Stands for any number of tokens."""
 
 
-def _cut(slot: _Slot, length: int) -> None:
-    """Have at most so many tokens of a slot cached."""
-    surplus = len(slot.ids) - length
-    assert surplus >= 0, "a column is computed after those before it"
-    if not surplus:
-        return
-    slot.ids = slot.ids[:length]
-    layers = [] if slot.cache is None else slot.cache.layers
-    if slot.cache is not None and length and all(type(layer) is DynamicLayer for layer in layers):
-        slot.cache.crop(-surplus)
-    else:
-        # A window or a recurrence has forgotten what was before: it is computed again.
-        slot.cache = None
+def _pads(model: PreTrainedModel, cache: Cache) -> bool:
+    """Whether sequences of several lengths may share a batch: a mask hides what is before a shorter one."""
+    has_mask = "attention_mask" in _arguments_of(type(model).forward)
+    return has_mask and not _has_recurrence(cache) and not long_ropes(model.config)
 
 
 def _extended(model: PreTrainedModel, group: Sequence[_Work], keep: int) -> Tensor:
-    """Cache tokens of slots with equally many, each; returns the logits of the last `keep`, [R, keep, V]."""
+    """Cache equally many tokens of each slot; returns the logits of the last `keep`, [R, keep, V]."""
     slots = [work.slot for work in group]
-    before, ids = len(slots[0].ids), torch.tensor([work.ids for work in group])
-    if slots[0].cache is None or _is_long(model, before) != _is_long(model, before + ids.shape[1]):
+    lengths, ids = [len(slot.ids) for slot in slots], torch.tensor([work.ids for work in group])
+    if not slots[0].has_cache or _is_long(model, lengths[0]) != _is_long(model, lengths[0] + ids.shape[1]):
         ids = torch.tensor([[*work.slot.ids, *work.ids] for work in group])
-        cache = None
+        lengths, cache = [0] * len(slots), None
     else:
-        cache = joined([slot.cache for slot in slots if slot.cache is not None])
+        cache = _Shared.of(slots).cache
     # Not in every version of transformers does a recurrence go on with several tokens.
     size = 1 if cache is not None and _has_recurrence(cache) else ids.shape[1]
     logits: list[Tensor] = []
     for part in ids.split(size, 1):
-        part_logits, cache = _computed(model, part, cache, min(keep, size))
-        logits.append(part_logits)
-    for row, work in enumerate(group):
+        outputs, cache = _computed(model, part, cache, lengths, min(keep, size))
+        logits.append(outputs)
+        lengths = [length + size for length in lengths]
+    for work in group:
         work.slot.ids = [*work.slot.ids, *work.ids]
-        work.slot.cache = cache if len(group) == 1 or cache is None else one_of(cache, row)
+    assert cache is not None, "tokens were computed"
+    _Shared(cache, slots).adopt()
     return torch.cat(logits, 1)[:, -keep:]
 
 
 def _computed(
-    model: PreTrainedModel, ids_RS: Tensor, cache: Cache | None, keep: int
+    model: PreTrainedModel, ids_RS: Tensor, cache: Cache | None, lengths: Sequence[int], keep: int
 ) -> tuple[Tensor, Cache | None]:
-    """The float32 logits of the last `keep` tokens of each row, [R, keep, V], and the cache of all."""
+    """The float32 logits of the last `keep` tokens of each row, [R, keep, V], and the cache of all.
+
+    lengths: of what is cached of each row.
+    """
     takes = _arguments_of(type(model).forward)
     name = "cache_params" if "cache_params" in takes else "past_key_values"
-    given: dict[str, Cache | int | None] = {name: cache}
+    given: dict[str, Cache | Tensor | int | None] = {name: cache}
     if "logits_to_keep" in takes:
         given["logits_to_keep"] = keep
+    columns = lengths[0] if cache is None or _has_recurrence(cache) else cache.get_seq_length()
+    if any(length < columns for length in lengths):
+        starts_R1, new_S = torch.tensor(lengths)[:, None], torch.arange(ids_RS.shape[1])
+        is_own_RL = torch.arange(columns + len(new_S)) >= columns - starts_R1
+        given["attention_mask"] = is_own_RL.long()
+        if "position_ids" in takes:
+            given["position_ids"] = starts_R1 + new_S
     output = model(input_ids=ids_RS, use_cache=True, **given)
     logits_RKV: Tensor = output.logits[:, -keep:]
     return logits_RKV.float(), getattr(output, name)
 
 
 def joined(caches: Sequence[Cache]) -> Cache:
-    """The caches of several sequences of one length as that of a batch; the first dimension is the row."""
+    """The caches of several sequences as that of a batch; shorter ones are padded at their beginning."""
     if len(caches) == 1:
         return caches[0]
-    return _changed(caches, torch.cat)
+    longest = max(caches, key=lambda cache: cache.get_seq_length())
+    sizes = [_columns(layer) for layer in longest.layers]
+    # Counters of tokens are those of the longest, which comes first.
+    padded = [longest, *(_padded(cache, sizes) for cache in caches)]
+    return _changed(padded, lambda tensors: torch.cat(tensors[1:]))
 
 
-def one_of(cache: Cache, row: int) -> Cache:
-    """The cache of one row of a batch, in memory of its own."""
-    return _changed([cache], lambda tensors: tensors[0][row : row + 1].clone())
+def _columns(layer: object) -> int:
+    """The columns of keys that a layer of plain attention holds (count); 0 = it is another kind of layer."""
+    return layer.keys.shape[-2] if isinstance(layer, DynamicLayer) and layer.keys is not None else 0
+
+
+def _padded(cache: Cache, sizes: Sequence[int]) -> Cache:
+    whole = copy(cache)
+    whole.layers = [copy(layer) for layer in cache.layers]
+    for layer, size in zip(whole.layers, sizes, strict=True):
+        missing = size - _columns(layer)
+        if missing and isinstance(layer, DynamicLayer):
+            _set(layer, partial(pad, pad=(0, 0, missing, 0)))
+    return whole
+
+
+def own_of(cache: Cache, row: int, length: int) -> Cache:
+    """The cache of one row of a batch, without its padding, in memory of its own. length: its tokens."""
+    whole = _changed([cache], lambda tensors: tensors[0][row : row + 1])
+    for layer in whole.layers:
+        size = min(length, _columns(layer))
+        if size and isinstance(layer, DynamicLayer):
+            _set(layer, partial(Tensor.narrow, dim=2, start=_columns(layer) - size, length=size))
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.cumulative_length = length
+    return _changed([whole], lambda tensors: tensors[0].clone())
+
+
+def _set(layer: DynamicLayer, change: Callable[[Tensor], Tensor]) -> None:
+    if layer.keys is not None and layer.values is not None:
+        layer.keys, layer.values = change(layer.keys), change(layer.values)
 
 
 def _changed(caches: Sequence[Cache], change: Callable[[list[Tensor]], Tensor]) -> Cache:
@@ -203,7 +310,7 @@ def _changed(caches: Sequence[Cache], change: Callable[[list[Tensor]], Tensor]) 
 
     def made(values: list[object]) -> object:
         first = values[0]
-        # Counters of tokens are the same in all.
+        # Counters of tokens are those of the first.
         if isinstance(first, Tensor) and first.ndim:
             return change([value for value in values if isinstance(value, Tensor)])
         if isinstance(first, dict):
@@ -235,9 +342,9 @@ def _is_long(model: PreTrainedModel, length: int) -> bool:
     return any(length > most for most in long_ropes(model.config))
 
 
-def _tensors(cache: Cache | None) -> list[Tensor]:
-    layers = [] if cache is None else cache.layers
-    return [value for value in tree_leaves([vars(layer) for layer in layers]) if isinstance(value, Tensor)]
+def _tensors(cache: Cache) -> list[Tensor]:
+    leaves = tree_leaves([vars(layer) for layer in cache.layers])
+    return [value for value in leaves if isinstance(value, Tensor)]
 
 
 class StagedModel:
