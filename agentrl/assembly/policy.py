@@ -85,7 +85,7 @@ async def build_engine(
     if read_architecture(source.config) is None:
         setup.on_event(
             f"the embedded engine decodes `{source.config.model_type}` by transformers' own code: exact, and "
-            "several times slower than Llama, Qwen2 and Qwen3; on a GPU choose engine = sglang."
+            "slower than Llama, Qwen2 and Qwen3; on a GPU choose engine = sglang."
         )
     if setup.process is not None:
         directory = str(source.directory.resolve())

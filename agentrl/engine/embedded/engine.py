@@ -89,7 +89,7 @@ class EmbeddedEngine:
 
         Args:
             model: a causal language model. The decoder has a table of Llama, Qwen2 and Qwen3; others are
-                decoded by transformers' own code, which is exact and several times slower.
+                decoded by transformers' own code, which is exact and slower.
             max_slots: requests decoded at once.
             max_context_len: tokens a slot holds, prompt and completion; default 512, at most the
                 model's max_position_embeddings.
