@@ -150,6 +150,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_trainer_has_adapters(self) -> RunConfig:
+        if self.trainer.lora_rank and self.trainer.trainer == "megatron":
+            raise ValueError("trainer = megatron has no adapters: drop lora_rank, or choose trainer = torch.")
+        if self.trainer.lora_rank and self.algorithm.ref_update_interval is not None:
+            raise ValueError(
+                "ref_update_interval moves the reference, which with lora_rank is the network without its "
+                "adapters; drop one."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_on_ray_are_processes(self) -> RunConfig:
         if self.cluster.cluster == "ray" and self.run.inline:
             raise ValueError(

@@ -135,6 +135,9 @@ def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> Mem
     sizes = RunSizes.of(networks.policy)
     outer, inner = _layer_bytes(sizes, half=False)
     row = tokens * (sizes.layers * (outer + inner) + outer // 2)
+    if trainer.gradient_checkpointing:
+        # The input of each layer, and all of one.
+        row = tokens * (sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2)
     return memory.plus(MemoryNeed(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
 
 
@@ -196,6 +199,11 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
     """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
     matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
     total = sum(p.numel() for p in model.parameters())
+    if trainer.lora_rank:
+        from agentrl.trainer.torch.adapters import num_adapted
+
+        adapted = num_adapted(model, trainer)
+        return MemoryNeed(FP32 * (total + adapted), FP32 * adapted, 2 * FP32 * adapted)
     optimizer = sum(
         FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
     )

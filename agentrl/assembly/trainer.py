@@ -244,13 +244,15 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     """Check before the first episode that the trainer can train such a model.
 
     Raises:
-        MissingExtraError: trainer = megatron, and it is not installed.
+        MissingExtraError: trainer = megatron, or lora_rank is set, and what it needs is not installed.
         ConfigError: its layout does not divide the model, or needs more GPUs than there are; or the torch
             trainer asks for more memory than this machine has.
         ModelLoadError: Megatron does not train such a model.
     """
     is_here = config.cluster.cluster == "local"
     if config.trainer.trainer != "megatron":
+        if config.trainer.lora_rank:
+            require("lora_rank", "peft")
         if is_here:
             check_machine(
                 "the torch trainer",

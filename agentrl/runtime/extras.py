@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "agentdojo": {"agentdojo": "agentdojo"},
     "data": {"pyarrow": "pyarrow"},
     "ifeval": {"langdetect": "langdetect"},
+    "lora": {"peft": "peft"},
     "math": {"math_verify": "math-verify"},
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agentrl.config import Changes, Section
+from agentrl.config import Changes, Needs, Section
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
@@ -64,6 +64,19 @@ class TrainerConfig(Section):
     """Multiply matrices in bfloat16; gradients are added up and the optimizer steps in fp32. Megatron
     publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
     GPUs (trainer = megatron), false on the CPU; its config.toml has what acted."""
+
+    gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
+    """Compute a layer a second time in the backward pass instead of keeping its activations: a third
+    slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); 0 = the weights learn.
+    The reference, if there is one, is the network without them. Engines and checkpoints get the weights with
+    the adapters added (the torch trainer)."""
+    lora_alpha: Annotated[int, Field(ge=1), Needs("lora_rank")] = 32
+    """Weight of the adapters: their product is multiplied by lora_alpha / lora_rank."""
+    lora_target_modules: Annotated[str, Needs("lora_rank")] = "all-linear"
+    """Names of the matrices that get adapters, separated by commas (q_proj,v_proj); all-linear: all but the
+    head and experts."""
 
     colocate: bool = False
     """Engine and trainer take turns on one set of devices: implies offload_rollout and offload_train."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -17,9 +17,12 @@ from agentrl.types.seams import Bucket, TensorSpec
 
 T = TypeVar("T")
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
+Change: TypeAlias = Callable[[str, Tensor], Tensor]
 
 
-def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_weights(
+    module: nn.Module, own: Mapping[str, Tensor] | None = None, change: Change | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint of `module`; tensors that share memory come once, under the first name.
 
     Tied weights (an lm_head that is the embedding) share memory and are sent under the name of their first
@@ -27,11 +30,15 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     transformers keeps the experts of a layer as one tensor, and saves, for most families, one for each: these
     are copies, made as the iterator reaches their layer.
+
+    own: the tensors in place of the module's own state, by the module's names. change: of a tensor, by its
+    name there, as it is sent.
     """
+    own = module.state_dict() if own is None else own
     model = module if isinstance(module, PreTrainedModel) else None
-    renamed = set[str]() if model is None else _renamed(model)
-    sent: set[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = set()
-    for name, tensor in module.state_dict().items():
+    renamed = set[str]() if model is None else _renamed(model, own)
+    sent: set[tuple[object, ...]] = set()
+    for name, tensor in own.items():
         memory = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),
@@ -41,16 +48,17 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if tensor.numel() and memory in sent:
             continue
         sent.add(memory)
+        sends = tensor if change is None else change(name, tensor)
         if model is not None and name in renamed:
-            yield from revert_weight_conversion(model, {name: tensor}).items()
+            yield from revert_weight_conversion(model, {name: sends}).items()
         else:
-            yield name, tensor
+            yield name, sends
 
 
-def _renamed(model: PreTrainedModel) -> set[str]:
+def _renamed(model: PreTrainedModel, own: Mapping[str, Tensor]) -> set[str]:
     """The tensors that a checkpoint of the model holds under other names, or in parts."""
-    own = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
-    return set(own) - set(revert_weight_conversion(model, own))
+    sizes = {name: tensor.to("meta") for name, tensor in own.items()}
+    return set(own) - set(revert_weight_conversion(model, sizes))
 
 
 def manifest_of(named_tensors: NamedTensors) -> tuple[TensorSpec, ...]:

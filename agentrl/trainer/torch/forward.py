@@ -6,8 +6,8 @@ than that (windows, recurrences) gets the sequences of a row in batches of like 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 
 import torch
@@ -41,19 +41,24 @@ class TorchNetwork:
 
     Args:
         model: a causal language model in fp32 or better; it is put into evaluation mode.
+        acting: what its passes are in; e.g. its adapters do not act.
 
     Raises:
         ModelLoadError: neither gives what the model gives for a sequence alone, or its weights are not in
             fp32.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         if model.dtype not in (torch.float32, torch.float64):
             raise ModelLoadError(
                 f"{type(model).__name__} came in {model.dtype}; load it in float32, and set bf16 for speed."
             )
         self.model = model.eval()
-        row, separate = _probe(model)
+        self.acting = acting
+        with acting():
+            row, separate = _probe(model)
         self.is_packed = _attends_everywhere(model) and self._gives(row, separate, is_packed=True)
         if not self.is_packed and not self._gives(row, separate, is_packed=False):
             raise ModelLoadError(
@@ -64,10 +69,8 @@ class TorchNetwork:
     @contextmanager
     def attending(self) -> Iterator[None]:
         """Have the model attend as `states` needs it; its own attention is restored afterwards."""
-        if not self.is_packed:
-            yield
-            return
-        with segment_attention(self.model):
+        attention = segment_attention(self.model) if self.is_packed else nullcontext()
+        with self.acting(), attention:
             yield
 
     def states(self, row: MicroBatch) -> Tensor:
@@ -242,9 +245,9 @@ def check_scores(network: TorchNetwork) -> None:
     """
     model = network.model
     row, _ = _probe(model)
-    with torch.no_grad():
-        with network.attending():
-            scored_N = token_outputs(network, row, bf16=False).logp_N
+    with torch.no_grad(), network.attending():
+        scored_N = token_outputs(network, row, bf16=False).logp_N
+    with torch.no_grad(), network.acting():
         each = to_device(row.input_ids_T, model.device).split(row.lengths)
         logits = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in each]
     own_NV = torch.cat(logits).log_softmax(-1)[to_device(row.predictor_N, model.device)]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch, micro_batches
@@ -85,6 +88,8 @@ class Learner:
 
     def __init__(self, network: TorchNetwork, forward: Forward, learning: Learning) -> None:
         self.network = network
+        if learning.config.gradient_checkpointing:
+            recompute_layers(network.model)
         self._forward = forward
         self._loss = learning.loss
         self._config = learning.config
@@ -159,6 +164,20 @@ class Learner:
                 total = sums if total is None else total + sums
         values = [] if total is None else total.tolist()
         return dict(zip(names, values, strict=True))
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Have the backward pass compute each layer a second time; without a gradient nothing changes."""
+
+    def recomputed(forward: Callable[..., object], *args: object, **options: object) -> object:
+        if not torch.is_grad_enabled():
+            return forward(*args, **options)
+        # No layer draws random numbers: the network is in evaluation mode.
+        return checkpoint(partial(forward, **options), *args, use_reentrant=False, preserve_rng_state=False)
+
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = partial(recomputed, layer.forward)
 
 
 def tensors_of(network: PreTrainedModel) -> Iterator[Tensor]:

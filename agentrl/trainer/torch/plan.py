@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agentrl.trainer.plan import Plan
+from agentrl.types import ScoreRole
 
 WORKER = "agentrl.trainer.torch.worker"
 
@@ -17,6 +18,12 @@ class TorchPlan(Plan):
 
     worker_module: ClassVar[str] = WORKER
     num_threads: int = 1
+
+    @property
+    def opened(self) -> frozenset[ScoreRole]:
+        """The roles whose directories are opened: with adapters the reference is the policy without them."""
+        is_policy = self.config.lora_rank > 0 and self.models.get("ref") == self.models["old"]
+        return frozenset(self.models) - ({"ref"} if is_policy else set())
 
     @property
     def world_size(self) -> int:

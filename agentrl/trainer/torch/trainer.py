@@ -48,7 +48,8 @@ class TorchTrainer(RankTrainer):
         critic = auxiliary.critic
         networks: dict[ScoreRole, PreTrainedModel | None] = {
             "old": model,
-            "ref": auxiliary.ref,
+            # With adapters the reference is the policy without them.
+            "ref": model if auxiliary.ref is None and config.lora_rank else auxiliary.ref,
             "teacher": auxiliary.teacher,
         }
         plan = TorchPlan(
@@ -64,4 +65,9 @@ class TorchTrainer(RankTrainer):
     async def save(self, directory: str) -> None:
         """Write model and tokenizer as a Hugging Face directory, atomically."""
         with self._worker.onloaded():
-            save_model(self._worker.model, self._tokenizer, directory)
+            model, state = self._worker.model, None
+            if self._worker.has_adapters:
+                from agentrl.trainer.torch.adapters import merged_state
+
+                state = merged_state(model)
+            save_model(model, self._tokenizer, directory, state=state)

@@ -64,7 +64,15 @@ class TorchWorker(Recorder, DeviceStore):
     """
 
     def __init__(self, model: PreTrainedModel, policy: Learning, auxiliary: AuxiliaryModels) -> None:
-        network = _scoring(model)
+        self._published: Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]] = named_weights
+        base: TorchNetwork | None = None
+        if policy.config.lora_rank:
+            from agentrl.trainer.torch import adapters
+
+            adapters.adapt(model, policy.config)
+            self._published = adapters.merged_weights
+            base = _scoring(TorchNetwork(model, acting=partial(adapters.without_adapters, model)))
+        network = _scoring(TorchNetwork(model))
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
@@ -72,15 +80,20 @@ class TorchWorker(Recorder, DeviceStore):
         forward = partial(token_outputs, bf16=policy.config.bf16, entropy_gradient=bonus)
         self._policy = Learner(network, forward, policy)
         self._auxiliary = auxiliary
-        self._networks = _networks_of(network, auxiliary)
+        self._networks = _networks_of(network, base, auxiliary)
         self._step = 0
         self._pool: BufferPool | None = None
         self._writer = StateWriter()
         self._memory = self._network_memory()
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters learn in place of the weights."""
+        return self._config.lora_rank > 0
+
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
-        return manifest_of(named_weights(self.model))
+        return manifest_of(self._published(self.model))
 
     def kernels(self) -> str | None:
         """What it computes with, for the start of a run; None = the CPU, in rows that sequences share."""
@@ -129,7 +142,7 @@ class TorchWorker(Recorder, DeviceStore):
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
         with self.onloaded():
-            return (yield from _filled(self.model, self._pool, manifest, bucket_bytes))
+            return (yield from _filled(self._published(self.model), self._pool, manifest, bucket_bytes))
 
     @torch.no_grad()
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
@@ -139,7 +152,7 @@ class TorchWorker(Recorder, DeviceStore):
         if layout is None or memory is None:
             return None
         with self.onloaded():
-            weights = named_weights(self.model)
+            weights = self._published(self.model)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
                 # Both are in the order of the manifest; the first is the shorter one.
@@ -232,47 +245,53 @@ class TorchWorker(Recorder, DeviceStore):
 
     def _network_memory(self) -> dict[ScoreRole, NetworkMemory]:
         """The memory of the network in each role."""
-        frozen = {
-            role: NetworkMemory(partial(tensors_of, network.model))
-            for role, network in self._networks.items()
-        }
-        return frozen | {
+        learning = {
             role: NetworkMemory(partial(tensors_of, learner.network.model), learner.optimizer_tensors)
             for role, learner in self._learners().items()
         }
+        return {
+            # The reference may be the policy without its adapters.
+            role: learning["old"]
+            if network.model is self.model
+            else learning.get(role) or NetworkMemory(partial(tensors_of, network.model))
+            for role, network in self._networks.items()
+        }
 
     def _offload_all(self) -> None:
-        for memory in self._memory.values() if has_own_memory(self.model.device) else ():
+        for memory in set(self._memory.values()) if has_own_memory(self.model.device) else ():
             memory.offload()
 
 
-def _networks_of(policy: TorchNetwork, auxiliary: AuxiliaryModels) -> dict[ScoreRole, TorchNetwork]:
-    """The network of each role that there is."""
+def _networks_of(
+    policy: TorchNetwork, base: TorchNetwork | None, auxiliary: AuxiliaryModels
+) -> dict[ScoreRole, TorchNetwork]:
+    """The network of each role that there is. base: the policy without its adapters, where it has some."""
     networks: dict[ScoreRole, TorchNetwork] = {"old": policy}
     if auxiliary.ref is not None:
-        networks["ref"] = _scoring(auxiliary.ref)
+        networks["ref"] = _scoring(TorchNetwork(auxiliary.ref))
+    elif base is not None:
+        networks["ref"] = base
     if auxiliary.teacher is not None:
-        networks["teacher"] = _scoring(auxiliary.teacher)
+        networks["teacher"] = _scoring(TorchNetwork(auxiliary.teacher))
     if auxiliary.critic is not None:
         networks["values"] = auxiliary.critic.learner.network
     return networks
 
 
-def _scoring(model: PreTrainedModel) -> TorchNetwork:
-    """A model as a network whose logprobs have been checked."""
-    network = TorchNetwork(model)
+def _scoring(network: TorchNetwork) -> TorchNetwork:
+    """A network whose logprobs have been checked."""
     check_scores(network)
     return network
 
 
 def _filled(
-    model: PreTrainedModel, pool: BufferPool, manifest: Sequence[TensorSpec], bucket_bytes: int
+    tensors: Iterator[tuple[str, Tensor]], pool: BufferPool, manifest: Sequence[TensorSpec], bucket_bytes: int
 ) -> Generator[Filled, None, int]:
-    """The model's weights in shared buffers; returns their checksum."""
+    """Tensors, in the order of the manifest, in shared buffers; returns their checksum."""
     digests: list[Future[list[int]]] = []
     # Checksums run in threads, so that this one fills the next buffer.
     with ThreadPoolExecutor(AHEAD) as threads:
-        tensors, host_copy = named_weights(model), HostCopy()
+        host_copy = HostCopy()
         for load in _loads(manifest, bucket_bytes):
             buffer = pool.take(sum(map(size_of, load)))
             filled = Filled(load, buffer, pool)
@@ -320,11 +339,16 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     torch.set_num_threads(plan.num_threads)
     report_phase("loading weights")
     model = open_directory(plan.models["old"], torch.float32)
+    if plan.config.lora_rank:
+        from agentrl.trainer.torch.adapters import adapt
+
+        # The critic has adapters, too.
+        adapt(model, plan.config)
     critic = None
     if plan.critic is not None:
         critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup)
     judges: dict[ScoreRole, PreTrainedModel] = {
-        role: open_directory(plan.models[role], torch.float32) for role in plan.models.keys() - {"old"}
+        role: open_directory(plan.models[role], torch.float32) for role in plan.opened - {"old"}
     }
     auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
     yield TorchWorker(model, plan.policy, auxiliary)

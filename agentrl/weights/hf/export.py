@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.runtime.files import SystemErrors
@@ -21,15 +22,21 @@ from agentrl.weights.streamed import FILE_BYTES, write_model
 
 
 # A trained model as a Hugging Face directory.
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
-    """Write model and tokenizer as a Hugging Face directory, atomically.
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: str,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write model and tokenizer as a Hugging Face directory, atomically. state: in place of the model's own.
 
     Raises:
         OSError: the disk did not take it.
     """
     with atomic_directory(Path(directory)) as partial, SystemErrors(Path(directory)):
         with quiet_transformers():
-            model.save_pretrained(partial)
+            model.save_pretrained(partial, state_dict=None if state is None else dict(state))
         tokenizer.save_pretrained(partial)
 
 
