@@ -234,6 +234,10 @@ class TrainSettings(TypedDict, total=False):
     clip_grad: float
     max_tokens_per_gpu: int
     bf16: bool
+    gradient_checkpointing: bool
+    lora_rank: int | None
+    lora_alpha: int
+    lora_target_modules: Name
     colocate: bool
     offload_rollout: bool | None
     offload_train: bool | None

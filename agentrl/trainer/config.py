@@ -68,8 +68,8 @@ class TrainerConfig(Section):
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
-    lora_rank: Annotated[int, Field(ge=0)] = 0
-    """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); 0 = the weights learn.
+    lora_rank: Annotated[int, Field(ge=1)] | None = None
+    """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); None = the weights.
     The reference, if there is one, is the network without them. Engines and checkpoints get the weights with
     the adapters added (the torch trainer)."""
     lora_alpha: Annotated[int, Field(ge=1), Needs("lora_rank")] = 32

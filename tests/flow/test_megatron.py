@@ -70,6 +70,7 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
     ("settings", "message"),
     [
         ({"optimizer": "muon"}, "megatron has no muon: choose adamw, or trainer = torch"),
+        ({"lora_rank": 8}, "megatron has no adapters: drop lora_rank, or choose trainer = torch"),
         (
             {"num_query_groups": 1},
             "tensor_model_parallel_size = 2 does not divide the model's 1 heads of keys",

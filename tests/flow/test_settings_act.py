@@ -144,6 +144,9 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(64),
     "bf16": Change(True),
+    "lora_rank": Change(2),
+    "lora_alpha": Change(4, {"lora_rank": 2}),
+    "lora_target_modules": Change("q_proj", {"lora_rank": 2}),
     "colocate": Change(True),
     "offload_rollout": Change(True),
     "offload_train": Change(True),
@@ -180,6 +183,8 @@ CHANGES = {
 FAULTS = {"hang_warning_s", "max_restarts"}
 # What others read while a run goes on: `tests/records/test_prometheus.py`, `tests/flow/test_callbacks.py`.
 SERVED = {"use_prometheus", "callback"}
+# Saves memory, and changes no bit: `tests/trainer/test_recompute.py`.
+SAVES = {"gradient_checkpointing"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
 # shows it.
 OF_TIMING = {
@@ -191,7 +196,7 @@ OF_TIMING = {
 
 
 def test_every_setting_is_here_or_where_the_algorithms_are():
-    assert {*CHANGES, *OF_TIMING, *FAULTS, *SERVED, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(
+    assert {*CHANGES, *OF_TIMING, *FAULTS, *SERVED, *SAVES, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(
         leaves(RunConfig)
     )
 

@@ -66,6 +66,9 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(30),
     "bf16": Change(True),
+    "lora_rank": Change(2),
+    "lora_alpha": Change(4, {"lora_rank": 2}),
+    "lora_target_modules": Change("q_proj", {"lora_rank": 2}),
     "eval_interval": Change(1, {"eval_sft_data": "other.jsonl"}),
     "save_interval": Change(1),
     "save_total_limit": Change(1, {"save_interval": 1}),
@@ -73,6 +76,8 @@ CHANGES = {
 }
 ELSEWHERE = {
     "inline",
+    # Changes no bit: `tests/trainer/test_recompute.py`.
+    "gradient_checkpointing",
     "use_wandb",
     "wandb_project",
     "wandb_group",

@@ -38,7 +38,10 @@ def adapt(model: PreTrainedModel, config: TrainerConfig) -> PreTrainedModel:
         return model
     targets = _targets(model, config.lora_target_modules)
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets)
-    inject_adapter_in_model(lora, model, adapter_name=_NAME)
+    # A begins at random: the same in every run of a model.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inject_adapter_in_model(lora, model, adapter_name=_NAME)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.to(model.dtype)
@@ -77,7 +80,7 @@ def num_adapted(model: PreTrainedModel, config: TrainerConfig) -> int:
     """The numbers that the adapters of a model have (count)."""
     modules = dict(model.named_modules())
     targets = [modules[name] for name in _targets(model, config.lora_target_modules)]
-    return sum(config.lora_rank * sum(target.weight.shape) for target in targets)
+    return sum((config.lora_rank or 0) * sum(target.weight.shape) for target in targets)
 
 
 @contextmanager

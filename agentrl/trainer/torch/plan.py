@@ -22,7 +22,7 @@ class TorchPlan(Plan):
     @property
     def opened(self) -> frozenset[ScoreRole]:
         """The roles whose directories are opened: with adapters the reference is the policy without them."""
-        is_policy = self.config.lora_rank > 0 and self.models.get("ref") == self.models["old"]
+        is_policy = self.config.lora_rank is not None and self.models.get("ref") == self.models["old"]
         return frozenset(self.models) - ({"ref"} if is_policy else set())
 
     @property

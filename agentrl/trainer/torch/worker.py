@@ -89,7 +89,7 @@ class TorchWorker(Recorder, DeviceStore):
     @property
     def has_adapters(self) -> bool:
         """Whether adapters learn in place of the weights."""
-        return self._config.lora_rank > 0
+        return self._config.lora_rank is not None
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
