@@ -173,7 +173,7 @@ async def offloads() -> set[str]:
 
 
 def engine_counts() -> set[str]:
-    idle = SimpleNamespace(clients=SimpleNamespace(counts=Counter()), _restarts=0)
+    idle = SimpleNamespace(clients=SimpleNamespace(counts=Counter()), _supervisor=SimpleNamespace(restarts=0))
     return {f"engine/{name}" for name in Fleet.counts.fget(idle)}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -42,14 +42,16 @@ class Served(Listener):
 
 
 @asynccontextmanager
-async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fleet]:
+async def served_fleet(
+    folder: Path, health: Health = EAGER, on_event: Callable[[str], None] = print
+) -> AsyncIterator[Fleet]:
     """One `agentrl serve` over the first tiny model."""
     save_tiny(folder / "model", context_len=1024)
     process = Served(folder)
     await process.start()
     policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
     transport = Disk(folder / "weights", model=folder / "model")
-    fleet = Fleet([process], None, policy, transport, process.stop, health, headers=CONTROL).watch()
+    fleet = Fleet([process], None, policy, transport, process.stop, health, on_event, CONTROL).watch()
     try:
         yield fleet
     finally:

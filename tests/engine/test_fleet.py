@@ -95,7 +95,7 @@ async def test_a_server_that_dies_or_hangs_is_restarted_with_the_weights_and_no_
 
         # An update waits for it, too.
         send_signal(pids_at(port), signal.SIGKILL)
-        await until(lambda: fleet._held_requests is not None, 10)
+        await until(lambda: fleet._supervisor._held_requests is not None, 10)
         running = [start_request(fleet, 0)]
         await asyncio.sleep(0.3)
         assert not any(pending.rid for pending in fleet.policy._pending.values()), "no server is up"
@@ -134,10 +134,10 @@ async def test_requests_wait_while_a_role_has_no_server():
         request = ([1, 2, 3], Sampling(4))
         try:
             parts[1].running = False
-            await until(lambda: not fleet._members[1].routed)
+            await until(lambda: not fleet._membership.members[1].routed)
             await fleet.generate(*request, session="one decodes still")
             parts[2].running = False
-            await until(lambda: fleet._held_requests is not None)
+            await until(lambda: fleet._supervisor._held_requests is not None)
             waiting = asyncio.create_task(fleet.generate(*request, session="none does"))
             await asyncio.sleep(0.3)
             assert not waiting.done()
@@ -158,12 +158,13 @@ async def test_a_server_that_still_gets_its_weights_gets_no_requests_for_the_end
         try:
             parts[0].running = False
             parts[0].may_start.set()
-            await until(lambda: fleet._members[0].serves and not fleet._members[0].routed)
+            first = fleet._membership.members[0]
+            await until(lambda: first.serves and not first.routed)
             parts[1].running = False
-            await until(lambda: fleet._held_requests is not None)
+            await until(lambda: fleet._supervisor._held_requests is not None)
             restored.set()
-            await until(lambda: fleet._held_requests is None)
-            assert fleet._members[0].routed
+            await until(lambda: fleet._supervisor._held_requests is None)
+            assert first.routed
         finally:
             await fleet.close()
 
@@ -278,8 +279,7 @@ async def no_op():
 @pytest.mark.full
 async def test_a_failed_restart_is_reported(tmp_path):
     events = []
-    async with served_fleet(tmp_path, Health(0.2, 1.0)) as fleet:
-        fleet.on_event = events.append
+    async with served_fleet(tmp_path, Health(0.2, 1.0), events.append) as fleet:
         (tmp_path / "model" / "config.json").unlink()
         send_signal(pids_at(fleet.processes[0].port), signal.SIGKILL)
         await until(lambda: len(events) > 1)

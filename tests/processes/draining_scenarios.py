@@ -263,7 +263,7 @@ async def servers(folder: Path, address: str) -> dict[str, object]:
             fleet_of(launched, launcher, events) as fleet,
         ):
             await publish(fleet, 1)
-            far, draining = fleet._members[1], asyncio.create_task(drain(address))
+            far, draining = fleet._membership.members[1], asyncio.create_task(drain(address))
             urls = [far.process.url]
             requests = await requests_while(lambda: far.serves, fleet)
             await draining
@@ -301,8 +301,9 @@ async def fleet_of(launched, launcher, events):
         launched.url, headers=headers, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10
     )
     transport = Distributed(host=launcher.host, check_loaded=False)
-    fleet = Fleet(launched.servers, launched.router, policy, transport, no_op, PATIENT, headers=headers)
-    fleet.on_event = events.append
+    fleet = Fleet(
+        launched.servers, launched.router, policy, transport, no_op, PATIENT, events.append, headers
+    )
     try:
         yield fleet.watch()
     finally:

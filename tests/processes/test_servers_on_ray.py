@@ -236,8 +236,10 @@ async def fleet_on_ray(session, folder: Path, events: list[str]) -> AsyncIterato
             policy = SGLangPolicy(
                 servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10
             )
-            fleet = Fleet(servers.servers, servers.router, policy, SharedMemory(), no_op, PATIENT)
-            fleet.on_event = events.append
+            transport = SharedMemory()
+            fleet = Fleet(
+                servers.servers, servers.router, policy, transport, no_op, PATIENT, on_event=events.append
+            )
             try:
                 yield fleet.watch()
             finally:
@@ -268,10 +270,13 @@ async def test_a_server_an_actor_and_the_router_that_are_killed_are_replaced(ses
             assert not any(task.done() for _, task in running), "it strikes in flight"
             await asyncio.wait([task for _, task in running], timeout=900)
             assert await expect_exact(running) == [{1}] * 4
-            while fleet.counts["restarts"] == restarts or not all(m.routed for m in fleet._members):
+            while fleet.counts["restarts"] == restarts or not all(
+                m.routed for m in fleet._membership.members
+            ):
                 await asyncio.sleep(0.1)
-        assert [await member.control.weight_version() for member in fleet._members] == [1, 1]
-        urls = sorted(member.process.url for member in fleet._members)
+        members = fleet._membership.members
+        assert [await member.control.weight_version() for member in members] == [1, 1]
+        urls = sorted(member.process.url for member in members)
         assert sorted(await fleet.policy.servers()) == urls
     assert any("server-0: it ended (exit code 137); it is restarted. the last lines of" in e for e in events)
     assert any("server-1: its actor, process" in e and "the last lines of" in e for e in events), events

@@ -57,15 +57,267 @@ def _ignore(sentence: str) -> None:
     del sentence
 
 
-@dataclass(eq=False, slots=True)
 class _Member:
-    """A server. serves: takes part in updates. routed: gets requests. trouble: why it is out of service."""
+    """A server, and the control of it.
 
-    process: Process
-    control: Server
-    serves: bool = True
-    routed: bool = True
-    trouble: str = ""
+    serves: takes part in updates. routed: gets requests. trouble: why it is out of service.
+    """
+
+    def __init__(self, process: Process, headers: Mapping[str, str]) -> None:
+        self.process, self._headers = process, headers
+        self.control = Server(process.url, headers)
+        self.serves = self.routed = True
+        self.trouble = ""
+
+    async def connect_again(self) -> None:
+        """Control its next process, which may have another address."""
+        await self.control.close()
+        self.control = Server(self.process.url, self._headers)
+
+
+class Membership:
+    """The servers of a fleet, which of them are in service, and what each of them does.
+
+    title, headers: see `Fleet`. version: that of the servers in service.
+    members: all servers. can_serve: set while every role has a server in service that gets requests.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        headers: Mapping[str, str],
+        title: str,
+        version: Callable[[], int],
+    ) -> None:
+        self.members = [_Member(process, headers) for process in processes]
+        self.can_serve = asyncio.Event()
+        self.can_serve.set()
+        self._title, self._version = title, version
+        self._activities = current_activities()
+
+    def in_service(self) -> list[Server]:
+        """The servers that take part in updates."""
+        return [member.control for member in self.members if member.serves]
+
+    @property
+    def serves(self) -> bool:
+        """Whether every role has a server in service that gets requests."""
+        roles = {member.process.role for member in self.members}
+        return roles == {member.process.role for member in self.members if member.serves and member.routed}
+
+    def lost(self, server: Server, error: EngineError) -> None:
+        """Take a server out of service for an error of a call of it."""
+        for member in self.members:
+            if member.control is server:
+                self.mark_failed(member, str(error))
+
+    def mark_failed(self, member: _Member, reason: str) -> None:
+        """Take a server out of service."""
+        if member.trouble != reason:
+            self.enter(member, OUT, reason)
+        member.serves = member.routed = False
+        member.trouble = reason
+        if not self.serves:
+            self.can_serve.clear()
+
+    def mark_routed(self, member: _Member) -> None:
+        """A server gets requests from now on."""
+        member.routed = True
+        self.enter(member, SERVES)
+        if self.serves:
+            self.can_serve.set()
+
+    def enter_all(self, stage: str) -> None:
+        """All servers that requests may go to enter a stage."""
+        for member in self.members:
+            if member.serves and member.routed:
+                self.enter(member, stage)
+
+    def enter(self, member: _Member, stage: str, what: str = "") -> None:
+        """A server enters a stage; one in service has the version that was sent last."""
+        if self._activities is not None:
+            version = self._version() if stage == SERVES else None
+            name, where = f"{self._title}{member.process.name}", member.process.url
+            self._activities.enter(name, stage, what, where=where, version=version)
+
+    async def close(self) -> None:
+        """Close the connections to the servers: for this fleet they have ended."""
+        for member in self.members:
+            await member.control.close()
+            self.enter(member, ENDED)
+
+
+@dataclass(eq=False, kw_only=True)
+class ServerSupervisor:
+    """Watches the servers and the router, and restarts those that crash, hang or lose their machine.
+
+    sink: sends a restarted server its weights. memory: releases what the others have released.
+    health, on_event: see `Fleet`.
+    updating: all servers get new weights; meanwhile a paused one may fail its health check.
+    restarts: of servers and the router (count). incidents: servers that were replaced, in order.
+    """
+
+    membership: Membership
+    router: Router | None
+    clients: Clients
+    sink: SGLangSink
+    memory: ServerMemory
+    health: Health
+    on_event: Callable[[str], None]
+    updating: bool = field(default=False, init=False)
+    restarts: int = field(default=0, init=False)
+    incidents: list[Incident] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._held_requests: AsyncExitStack | None = None
+        self._hold_lock = asyncio.Lock()
+        self._watchers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the tasks that watch."""
+        self._watchers = [asyncio.create_task(self._watch(member)) for member in self.membership.members]
+        if self.router is not None:
+            self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
+
+    async def stop(self) -> list[Exception]:
+        """End these tasks; returns the errors of those that had failed."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        ended = await asyncio.gather(*self._watchers, return_exceptions=True)
+        return [error for error in ended if isinstance(error, Exception)]
+
+    @property
+    def _failed_requests(self) -> int:
+        """The number of failed requests; an increase triggers a health check."""
+        counts = self.clients.counts
+        return counts.get("lost", 0) + counts.get("retries", 0)
+
+    async def _watch(self, member: _Member) -> None:
+        loop = asyncio.get_running_loop()
+        next_check, num_failed = loop.time() + self.health.interval_s, self._failed_requests
+        while True:
+            check_due = loop.time() > next_check or self._failed_requests > num_failed
+            if not member.process.running:
+                self.membership.mark_failed(member, member.process.end_reason)
+            elif (left_s := member.process.left_s) is not None and not self.updating:
+                reason = f"its machine is going away{in_words(left_s)}, and its requests go on elsewhere"
+                self.membership.mark_failed(member, reason)
+                await self._hand_over(member)
+            elif check_due and not self.updating and not self.memory.tags:
+                num_failed = self._failed_requests
+                if await self._hangs(member):
+                    reason = f"it failed its health check of {self.health.timeout_s:g} s"
+                    self.membership.mark_failed(member, reason)
+                next_check = loop.time() + self.health.interval_s
+            if member.trouble:
+                await self._replace(member)
+            await asyncio.sleep(_POLL_S)
+
+    async def _hand_over(self, member: _Member) -> None:
+        """Have the requests of a server go on at others from their tokens so far; without others, later."""
+        await self._hold_or_resume(partial(_end_requests, [member.control]))
+        if self.router is not None:
+            with suppress(EngineError):
+                await self.router.remove(member.process.url)
+        with suppress(EngineError):
+            await member.control.end_all()
+
+    async def _hangs(self, member: _Member) -> bool:
+        if await member.control.healthy(self.health.timeout_s) or self.updating or self.memory.tags:
+            return False
+        await asyncio.sleep(_POLL_S)  # a process that has just exited does not hang
+        return member.process.running
+
+    async def _watch_router(self, router: Router) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if not router.running:
+                self.restarts += 1
+                self.on_event(f"the router: {router.end_reason}; it is restarted. {router.log_tail()}")
+                async with self.clients.held():
+                    await self._retry_until_up("the router", lambda: self._restart_router(router))
+
+    async def _restart_router(self, router: Router) -> None:
+        await router.start()
+        for member in self.membership.members:
+            if member.routed:
+                await router.add(member.process.url)
+
+    async def _retry_until_up(self, name: str, restart: Callable[[], Awaitable[None]]) -> None:
+        failures = 0
+        while True:
+            try:
+                return await restart()
+            # Also what only its machine knows, such as an interpreter that is missing there.
+            except (AgentRLError, OSError) as error:
+                failures += 1
+                wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
+                self.on_event(f"{name} was not restarted: {error} The next attempt is in {wait_s:g} s.")
+                await asyncio.sleep(wait_s)
+
+    async def _replace(self, member: _Member) -> None:
+        loop = asyncio.get_running_loop()
+        started, reason = loop.time(), member.trouble
+        self.restarts += 1
+        tail = "" if member.process.left_s is not None else f" {member.process.log_tail()}"
+        self.on_event(f"{member.process.name}: {reason}; it is restarted.{tail}")
+        if self.router is not None:
+            with suppress(EngineError):
+                await self.router.remove(member.process.url)
+        # Requests that hang in it fail when it is stopped: only then can they be held, where no other is up.
+        await member.process.stop()
+        await self._hold_or_resume()
+        while member.trouble:
+            await self._retry_until_up(member.process.name, lambda: self._restart(member))
+        self.incidents.append(Incident(member.process.name, reason, loop.time() - started))
+        self.on_event(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
+
+    async def _restart(self, member: _Member) -> None:
+        """Start a server, send it the weights, then route requests to it."""
+        member.serves = False
+        self.membership.enter(member, STARTS)
+        is_up = False
+        try:
+            await member.process.start()
+            is_up = True
+        finally:
+            if not is_up:
+                self.membership.enter(member, OUT, member.trouble)
+        await member.connect_again()
+        # From here on it takes part in updates, so that it misses none between its weights and its requests.
+        member.serves, member.trouble = True, ""
+        complete = False
+        self.membership.enter(member, LOADS)
+        try:
+            await self.sink.restore(member.control)
+            await self.memory.renew(member.control)
+            if self.router is not None:
+                await self.router.add(member.process.url)
+            complete = not member.trouble
+        finally:
+            if not complete:
+                self.membership.mark_failed(member, member.trouble or "it did not get its weights")
+        if complete:
+            self.membership.mark_routed(member)
+            await self._hold_or_resume()
+
+    async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Hold requests while a role has no server in service, and resume them afterwards; see `held`."""
+        async with self._hold_lock:
+            if self.membership.serves and self._held_requests is not None:
+                await self._held_requests.aclose()
+                self._held_requests = None
+            elif not self.membership.serves and self._held_requests is None:
+                self._held_requests = AsyncExitStack()
+                await self._held_requests.enter_async_context(self.clients.held(abort_all))
+
+
+async def _end_requests(servers: Sequence[Server]) -> None:
+    # A server that is down, or hangs, must not keep the others from ending theirs.
+    calls = (server.abort_all() for server in servers)
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, EngineError):
+            raise result
 
 
 @dataclass(eq=False)
@@ -78,8 +330,7 @@ class Fleet:
     title: before the names of servers, in the status and the timeline of the run.
     stays: whether the servers go on running for others after `end`.
     headers: of control calls (`Authorization`).
-    incidents: servers that were replaced, in order. clients: all that send requests to the servers; other
-    processes are added to them.
+    clients: all that send requests to the servers; other processes are added to them.
     """
 
     processes: Sequence[Process]
@@ -92,28 +343,27 @@ class Fleet:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     title: str = ""
     stays: bool = False
-    incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._members = [_Member(process, Server(process.url, self.headers)) for process in self.processes]
-        self._sink = SGLangSink(self.transport, self._servers_in_service, self._held, self._lost)
         self.clients = Clients(self.policy)
-        self._memory = ServerMemory(self._servers_in_service, self.clients.held, self._lost, self._sink)
-        self._updating = False
-        self._restarts = 0
-        self._can_serve = asyncio.Event()
-        self._can_serve.set()
-        self._held_requests: AsyncExitStack | None = None
-        self._hold_lock = asyncio.Lock()
-        self._activities = current_activities()
-        self._watchers: list[asyncio.Task[None]] = []
+        self._membership = Membership(self.processes, self.headers, self.title, lambda: self.version)
+        in_service, lost = self._membership.in_service, self._membership.lost
+        self._sink = SGLangSink(self.transport, in_service, self._held, lost)
+        self._memory = ServerMemory(in_service, self.clients.held, lost, self._sink)
+        self._supervisor = ServerSupervisor(
+            membership=self._membership,
+            router=self.router,
+            clients=self.clients,
+            sink=self._sink,
+            memory=self._memory,
+            health=self.health,
+            on_event=self.on_event,
+        )
 
     def watch(self) -> Self:
         """Start the tasks that monitor the servers and the router."""
-        self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
-        if self.router is not None:
-            self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
-        self._enter_all()
+        self._supervisor.start()
+        self._show_service()
         return self
 
     @property
@@ -129,13 +379,18 @@ class Fleet:
     @property
     def sink(self) -> FleetSink:
         """The sink of new weights, for every server; a restarted server gets the latest version."""
-        return FleetSink(self._sink, self._can_serve)
+        return FleetSink(self._sink, self._membership.can_serve)
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Requests sent again, by reason, and restarts of servers (`restarts`)."""
         counts = self.clients.counts
-        return {name: counts.get(name, 0) for name in _RETRY_COUNTS} | {"restarts": self._restarts}
+        return {name: counts.get(name, 0) for name in _RETRY_COUNTS} | {"restarts": self._supervisor.restarts}
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        """The servers that were replaced, in order."""
+        return self._supervisor.incidents
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """See `SGLangPolicy.generate`."""
@@ -156,7 +411,7 @@ class Fleet:
             EngineError: a server refused.
         """
         freed = await self._memory.release(tags)
-        self._enter_all()
+        self._show_service()
         return freed
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
@@ -166,210 +421,38 @@ class Fleet:
             EngineError: the weights that were released have not been sent again; a server refused.
         """
         await self._memory.resume(tags)
-        self._enter_all()
+        self._show_service()
 
     async def close(self) -> None:
         """Stop the watchers, end all requests, free the copy of the weights, stop the servers.
 
         The error of a watcher that failed is raised at the end.
         """
-        for watcher in self._watchers:
-            watcher.cancel()
         try:
-            ended = await asyncio.gather(*self._watchers, return_exceptions=True)
+            failures = await self._supervisor.stop()
             await self.policy.close()
             if self.stays and self._memory.tags:
                 with suppress(EngineError):
                     await self._memory.give_back()
             await self._sink.close()
-            for member in self._members:
-                await member.control.close()
-                self._enter(member, ENDED)
+            await self._membership.close()
         finally:
             await self.end()
-        for error in ended:
-            if isinstance(error, Exception):
-                raise error
-
-    @property
-    def _failed_requests(self) -> int:
-        """The number of failed requests; an increase triggers a health check."""
-        counts = self.clients.counts
-        return counts.get("lost", 0) + counts.get("retries", 0)
-
-    def _servers_in_service(self) -> list[Server]:
-        return [member.control for member in self._members if member.serves]
-
-    @property
-    def _serves(self) -> bool:
-        """Whether every role has a server in service that gets requests."""
-        roles = {member.process.role for member in self._members}
-        return roles == {member.process.role for member in self._members if member.serves and member.routed}
+        for error in failures:
+            raise error
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[float]:
-        async with self.clients.held(lambda: self._end_requests(self._servers_in_service())) as still_since:
-            # A paused server may fail its health check.
-            self._updating = True
-            self._enter_all(LOADS)
+        async with self.clients.held(lambda: _end_requests(self._membership.in_service())) as still_since:
+            self._supervisor.updating = True
+            self._membership.enter_all(LOADS)
             try:
                 yield still_since
             finally:
-                self._updating = False
+                self._supervisor.updating = False
                 self.policy.salt = self._sink.salt
-                self._enter_all()
+                self._show_service()
 
-    async def _end_requests(self, servers: Sequence[Server]) -> None:
-        # A server that is down, or hangs, must not keep the others from ending theirs.
-        calls = (server.abort_all() for server in servers)
-        for result in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, EngineError):
-                raise result
-
-    def _lost(self, server: Server, error: EngineError) -> None:
-        for member in self._members:
-            if member.control is server:
-                self._mark_failed(member, str(error))
-
-    def _mark_failed(self, member: _Member, reason: str) -> None:
-        if member.trouble != reason:
-            self._enter(member, OUT, reason)
-        member.serves = member.routed = False
-        member.trouble = reason
-        if not self._serves:
-            self._can_serve.clear()
-
-    async def _watch(self, member: _Member) -> None:
-        loop = asyncio.get_running_loop()
-        next_check, num_failed = loop.time() + self.health.interval_s, self._failed_requests
-        while True:
-            check_due = loop.time() > next_check or self._failed_requests > num_failed
-            if not member.process.running:
-                self._mark_failed(member, member.process.end_reason)
-            elif (left_s := member.process.left_s) is not None and not self._updating:
-                reason = f"its machine is going away{in_words(left_s)}, and its requests go on elsewhere"
-                self._mark_failed(member, reason)
-                await self._hand_over(member)
-            elif check_due and not self._updating and not self._memory.tags:
-                num_failed = self._failed_requests
-                if await self._hangs(member):
-                    self._mark_failed(member, f"it failed its health check of {self.health.timeout_s:g} s")
-                next_check = loop.time() + self.health.interval_s
-            if member.trouble:
-                await self._replace(member)
-            await asyncio.sleep(_POLL_S)
-
-    async def _hand_over(self, member: _Member) -> None:
-        """Have the requests of a server go on at others from their tokens so far; without others, later."""
-        await self._hold_or_resume(partial(self._end_requests, [member.control]))
-        if self.router is not None:
-            with suppress(EngineError):
-                await self.router.remove(member.process.url)
-        with suppress(EngineError):
-            await member.control.end_all()
-
-    async def _hangs(self, member: _Member) -> bool:
-        if await member.control.healthy(self.health.timeout_s) or self._updating or self._memory.tags:
-            return False
-        await asyncio.sleep(_POLL_S)  # a process that has just exited does not hang
-        return member.process.running
-
-    async def _watch_router(self, router: Router) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            if not router.running:
-                self._restarts += 1
-                self.on_event(f"the router: {router.end_reason}; it is restarted. {router.log_tail()}")
-                async with self.clients.held():
-                    await self._retry_until_up("the router", lambda: self._restart_router(router))
-
-    async def _restart_router(self, router: Router) -> None:
-        await router.start()
-        for member in self._members:
-            if member.routed:
-                await router.add(member.process.url)
-
-    async def _retry_until_up(self, name: str, restart: Callable[[], Awaitable[None]]) -> None:
-        failures = 0
-        while True:
-            try:
-                return await restart()
-            # Also what only its machine knows, such as an interpreter that is missing there.
-            except (AgentRLError, OSError) as error:
-                failures += 1
-                wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
-                self.on_event(f"{name} was not restarted: {error} The next attempt is in {wait_s:g} s.")
-                await asyncio.sleep(wait_s)
-
-    async def _replace(self, member: _Member) -> None:
-        loop = asyncio.get_running_loop()
-        started, reason = loop.time(), member.trouble
-        self._restarts += 1
-        tail = "" if member.process.left_s is not None else f" {member.process.log_tail()}"
-        self.on_event(f"{member.process.name}: {reason}; it is restarted.{tail}")
-        if self.router is not None:
-            with suppress(EngineError):
-                await self.router.remove(member.process.url)
-        # Requests that hang in it fail when it is stopped: only then can they be held, where no other is up.
-        await member.process.stop()
-        await self._hold_or_resume()
-        while member.trouble:
-            await self._retry_until_up(member.process.name, lambda: self._restart(member))
-        self.incidents.append(Incident(member.process.name, reason, loop.time() - started))
-        self.on_event(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
-
-    async def _restart(self, member: _Member) -> None:
-        """Start a server, send it the weights, then route requests to it."""
-        member.serves = False
-        self._enter(member, STARTS)
-        is_up = False
-        try:
-            await member.process.start()
-            is_up = True
-        finally:
-            if not is_up:
-                self._enter(member, OUT, member.trouble)
-        await member.control.close()
-        member.control = Server(member.process.url, self.headers)
-        # From here on it takes part in updates, so that it misses none between its weights and its requests.
-        member.serves, member.trouble = True, ""
-        complete = False
-        self._enter(member, LOADS)
-        try:
-            await self._sink.restore(member.control)
-            await self._memory.renew(member.control)
-            if self.router is not None:
-                await self.router.add(member.process.url)
-            complete = not member.trouble
-        finally:
-            if not complete:
-                self._mark_failed(member, member.trouble or "it did not get its weights")
-        if complete:
-            member.routed = True
-            self._enter(member, SERVES)
-            if self._serves:
-                self._can_serve.set()
-            await self._hold_or_resume()
-
-    def _enter_all(self, stage: str | None = None) -> None:
-        """All servers that requests may go to enter a stage; None = they serve, if they have their memory."""
-        for member in self._members:
-            if member.serves and member.routed:
-                self._enter(member, stage or (RESTS if self._memory.tags else SERVES))
-
-    def _enter(self, member: _Member, stage: str, what: str = "") -> None:
-        """A server enters a stage; one in service has the version that was sent last."""
-        if self._activities is not None:
-            version = self.version if stage == SERVES else None
-            name, where = f"{self.title}{member.process.name}", member.process.url
-            self._activities.enter(name, stage, what, where=where, version=version)
-
-    async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Hold requests while a role has no server in service, and resume them afterwards; see `held`."""
-        async with self._hold_lock:
-            if self._serves and self._held_requests is not None:
-                await self._held_requests.aclose()
-                self._held_requests = None
-            elif not self._serves and self._held_requests is None:
-                self._held_requests = AsyncExitStack()
-                await self._held_requests.enter_async_context(self.clients.held(abort_all))
+    def _show_service(self) -> None:
+        """Show that the servers serve, if they have their memory."""
+        self._membership.enter_all(RESTS if self._memory.tags else SERVES)
