@@ -51,7 +51,7 @@ async def until(condition):
 
 
 def sent(policy):
-    return [pending.sent for pending in policy._pending.values()]
+    return [pending.sent for pending in policy._pending]
 
 
 async def test_a_hold_ends_the_requests_of_every_client_and_a_release_gives_them_the_salt():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.sglang import SGLangPolicy, client
+from agentrl.engine.sglang import SGLangPolicy, concurrency
 from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, Load
 from agentrl.errors import EngineError
 from agentrl.types import Finish
@@ -177,7 +177,7 @@ async def test_the_youngest_requests_make_room_in_a_full_cache_and_go_on(monkeyp
         return num_waiting, 4 * 256 if engine.num_requests > 2 else num_tokens
 
     monkeypatch.setattr(EmbeddedEngine, "load", property(full_above_two_requests))
-    monkeypatch.setattr(client, "_LOAD_EVERY_S", 0.005)
+    monkeypatch.setattr(concurrency, "_LOAD_EVERY_S", 0.005)
     async with embedded_server() as (url, _):
         policy = SGLangPolicy(url, adaptive=True, vocab_size=VOCAB, decode=text_of)
         running = [start_request(policy, number, 200) for number in range(6)]

@@ -78,7 +78,7 @@ async def test_a_server_that_dies_or_hangs_is_restarted_with_the_weights_and_no_
         assert fleet.version == 1
         # Tokens were sampled before the kill: the update ended all requests, and they resumed from their own.
         await until(lambda: fleet.policy.counts["resumed"] >= 1)
-        assert any(pending.draft.ids for pending in fleet.policy._pending.values())
+        assert any(pending.draft.ids for pending in fleet.policy._pending)
         send_signal(pids_at(port), signal.SIGKILL)
         await expect_exact(running)
         assert fleet.policy.counts["lost"] >= 1
@@ -86,7 +86,7 @@ async def test_a_server_that_dies_or_hangs_is_restarted_with_the_weights_and_no_
         assert "it ended (exit code" in fleet.incidents[0].reason
 
         running = [start_request(fleet, n) for n in range(3, 6)]
-        await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
+        await until(lambda: any(pending.sent for pending in fleet.policy._pending))
         send_signal(pids_at(port), signal.SIGSTOP)
         await expect_exact(running)
         assert "failed its health check of 1 s" in fleet.incidents[1].reason
@@ -98,7 +98,7 @@ async def test_a_server_that_dies_or_hangs_is_restarted_with_the_weights_and_no_
         await until(lambda: fleet._supervisor._held_requests is not None, 10)
         running = [start_request(fleet, 0)]
         await asyncio.sleep(0.3)
-        assert not any(pending.rid for pending in fleet.policy._pending.values()), "no server is up"
+        assert not any(pending.rid for pending in fleet.policy._pending), "no server is up"
         await asyncio.wait_for(publish(fleet, 2), 60)
         _, late = start_request(fleet, 1)
         await expect_exact(running)
@@ -236,11 +236,11 @@ async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_i
         try:
             expected = await fleet.watch().generate(*request, session="undisturbed")
             running = asyncio.create_task(fleet.generate(*request, session="disturbed"))
-            await until(lambda: any(pending.sent for pending in policy._pending.values()))
+            await until(lambda: any(pending.sent for pending in policy._pending))
             part.left_s = 30.0
             await until(lambda: not part.running)
             assert not running.done(), "it strikes in flight"
-            (pending,) = policy._pending.values()
+            (pending,) = policy._pending
             assert pending.draft.ids, "it keeps its tokens"
             part.left_s = None
             part.may_start.set()
@@ -297,12 +297,12 @@ async def test_one_of_two_real_servers_dies_in_mid_generation_and_is_replaced(tm
         await publish(fleet, 1)
         victim = pids_at(fleet.processes[0].port)
         running = [start_request(fleet, n) for n in range(6)]
-        await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 6)
+        await until(lambda: sum(pending.sent for pending in fleet.policy._pending) == 6)
         await asyncio.sleep(0.05)
         await publish(fleet, 2)
         await until(lambda: fleet.policy.counts["resumed"] >= 1)
         # Tokens were sampled: requests were ended by the update, and keep their tokens.
-        assert any(pending.draft.ids for pending in fleet.policy._pending.values())
+        assert any(pending.draft.ids for pending in fleet.policy._pending)
         send_signal(victim, signal.SIGKILL)
         await expect_exact(running)
         assert fleet.policy.counts["lost"] >= 1
@@ -314,7 +314,7 @@ async def test_one_of_two_real_servers_dies_in_mid_generation_and_is_replaced(tm
         assert len(await fleet.router.workers()) == 2
 
         running = [start_request(fleet, n) for n in range(30, 36)]
-        await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 6)
+        await until(lambda: sum(pending.sent for pending in fleet.policy._pending) == 6)
         send_signal(pids_at(fleet.router.port), signal.SIGKILL)
         await expect_exact(running)
         assert len(await fleet.router.workers()) == 2

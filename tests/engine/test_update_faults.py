@@ -105,7 +105,7 @@ async def fleet_of(folder: Path, member: Member, *, adaptive: bool = False, **fa
 async def in_flight(fleet, new):
     """Requests of which some have tokens, while others wait for a slot."""
     running = [start_request(fleet, number, new) for number in range(6)]
-    await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == len(running))
+    await until(lambda: sum(pending.sent for pending in fleet.policy._pending) == len(running))
     return running
 
 

@@ -264,7 +264,7 @@ async def test_a_server_an_actor_and_the_router_that_are_killed_are_replaced(ses
         ):
             restarts = fleet.counts["restarts"]
             running = [start_request(fleet, 10 * restarts + number) for number in range(4)]
-            await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 4)
+            await until(lambda: sum(pending.sent for pending in fleet.policy._pending) == 4)
             await asyncio.sleep(0.1)
             kill()
             assert not any(task.done() for _, task in running), "it strikes in flight"

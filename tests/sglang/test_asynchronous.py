@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.engine.sglang import SGLangPolicy, client
+from agentrl.engine.sglang import SGLangPolicy, concurrency
 from agentrl.engine.sglang.concurrency import Admission
 from tests.engine.fleets import sglang_fleet
 from tests.engine.serving import sglang_python
@@ -30,7 +30,7 @@ async def test_requests_in_flight_grow_and_the_youngest_make_room_in_a_full_cach
         return youngest
 
     monkeypatch.setattr(Admission, "report", recorded)
-    monkeypatch.setattr(client, "_LOAD_EVERY_S", 0.05)
+    monkeypatch.setattr(concurrency, "_LOAD_EVERY_S", 0.05)
     # Half of the long requests fit into the cache.
     limits = {"max_running_requests": 32, "max_total_tokens": 8 * LONG}
     async with sglang_fleet(tmp_path, 1, context_len=1024, **limits) as fleet:

@@ -50,7 +50,7 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
         await expect_replayed(fleet, tiny("qwen3", 1))
 
         prompt, running = start_request(fleet, 3, LONG)
-        await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
+        await until(lambda: any(pending.sent for pending in fleet.policy._pending))
         await asyncio.sleep(0.5)  # some tokens are sampled, but not all
         await fleet.abort()
         cut = await asyncio.wait_for(running, 30)

@@ -13,28 +13,139 @@ an update of the weights no prefix of older weights is used, and no cache has to
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, Load
+from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, LoadPoller
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
-from agentrl.engine.sglang.request import ABORT_RETRY_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
+from agentrl.engine.sglang.request import ABORT_TIMEOUT_S, Decode, Draft, PendingRequest, PendingRequests
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.http.requests import Backoff
-from agentrl.runtime.clocks import clocks_stopped
 from agentrl.runtime.gate import Gate
 from agentrl.types import Completion, Finish
 from agentrl.types.seams import MemoryTag, Sampling, WeightSink
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
-_LOAD_EVERY_S, _LOAD_AT_LEAST_EVERY_S = 0.5, 2.0
+
+
+class Sender:
+    """Sends a request until it has all its tokens or is aborted: again where a server ended it early.
+
+    requests: may be held meanwhile. admission: of requests that are in flight at once; None = all are.
+    backoff: between attempts without a new token. counts, salt: see `SGLangPolicy`.
+    version: that the server reported last; 0 before its first reply.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        requests: PendingRequests,
+        admission: Admission | None,
+        backoff: Backoff,
+        counts: Counter[str],
+        salt: Callable[[], str | None],
+    ) -> None:
+        self._connection, self._requests, self._admission = connection, requests, admission
+        self._backoff, self._counts, self._salt = backoff, counts, salt
+        self.version = 0
+        self._connecting = asyncio.Lock()
+
+    async def connect(self) -> wire.Capacity:
+        """Fetch the server's version and capacity; see `SGLangPolicy.connect`."""
+        self.version, capacity = await self._connection.facts()
+        return capacity
+
+    async def sample(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
+        """Send requests until the draft has ended, or the request is aborted."""
+        if not isinstance(prompt_ids, list):
+            prompt_ids = [int(token) for token in prompt_ids]
+        failures = 0
+        while not (pending.draft.ended or pending.aborted.is_set()):
+            if self._requests.is_held:
+                # The weights are being updated, which is no part of the episode's time.
+                await self._requests.released(pending)
+                continue
+            num_before = len(pending.draft.ids)
+            try:
+                if self._connection.capacity is None:
+                    await self._connect_once()
+                    # Requests may be held by now.
+                    continue
+                if not await self._send_admitted(pending, prompt_ids, session, self._connection.capacity):
+                    continue
+            except EngineUnavailableError as error:
+                untouched = isinstance(error, UntouchedError)
+                failures += 1
+                if self._backoff.is_last(failures) or not (untouched or pending.is_resent):
+                    raise
+                self._counts["retries" if untouched else "lost"] += 1
+                await self._backoff.wait(failures)
+                continue
+            if pending.draft.ended or pending.aborted.is_set():
+                return
+            if pending.interrupted:
+                self._counts["interrupted"] += 1
+                continue
+            failures = 0 if len(pending.draft.ids) > num_before else failures + 1
+            if self._backoff.is_last(failures):
+                raise EngineUnavailableError(
+                    f"{self._connection.url} ended a request {failures} times before it sampled a token; "
+                    "see its log."
+                )
+            self._counts["resumed"] += 1
+
+    async def _send_admitted(
+        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
+    ) -> bool:
+        """Send the request once it is admitted; False where it was aborted, or all were held, meanwhile."""
+        if self._admission is None:
+            await self._send(pending, prompt_ids, session, capacity)
+            return True
+        if not await self._admission.enter(pending):
+            return False
+        try:
+            if self._requests.is_held:
+                return False
+            await self._send(pending, prompt_ids, session, capacity)
+        finally:
+            self._admission.leave(pending)
+        return True
+
+    async def _send(
+        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
+    ) -> None:
+        """Send the request once, and append its reply to the draft."""
+        draft = pending.draft
+        ids = [*prompt_ids, *draft.ids]
+        capacity.check(len(ids), draft.rest.max_new_tokens)
+        pending.mark_sent()
+        may_run = True
+        salt = self._salt()
+        salt = str(self.version) if salt is None else salt
+        try:
+            body = wire.generate_body(pending.rid, ids, draft.rest, salt)
+            async with pending.in_flight(self._connection.url):
+                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest))
+            may_run = False
+        except UntouchedError:
+            may_run = False
+            raise
+        finally:
+            pending.mark_returned(may_run=may_run)
+        draft.add(reply)
+        self.version = draft.version
+
+    async def _connect_once(self) -> wire.Capacity:
+        """The server's capacity; the first of several concurrent requests fetches it."""
+        async with self._connecting:
+            if self._connection.capacity is None and self._admission is not None:
+                # A server that does not report its load is refused here, rather than never followed.
+                await self._connection.loads()
+            return self._connection.capacity or await self.connect()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -86,22 +197,22 @@ class SGLangPolicy:
             )
         self._connection = ServerConnection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
+        self._pending = PendingRequests(self._abort_on_server)
         self._admission = Admission(AdaptiveLimit(self.max_concurrency)) if self.adaptive else None
-        self._following: asyncio.Task[None] | None = None
-        self._numbers, self._owner = itertools.count(), uuid.uuid4().hex[:20]
-        self._backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
-        self._pending: dict[str, PendingRequest] = {}
-        self._open = asyncio.Event()
-        self._open.set()
-        self._holds = self._version = 0
-        self._aborting: set[asyncio.Task[None]] = set()
-        self._connecting = asyncio.Lock()
+        self._poller = None
+        if self._admission is not None:
+            loads = self._connection.loads
+            self._poller = LoadPoller(self._admission, self._pending, loads, self.num_clients)
+        backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
+        self._sender = Sender(
+            self._connection, self._pending, self._admission, backoff, self.counts, lambda: self.salt
+        )
         self._closed = False
 
     @property
     def version(self) -> int:
         """The version that the server reported last; 0 before its first reply."""
-        return self._version
+        return self._sender.version
 
     @property
     def sink(self) -> WeightSink:
@@ -131,8 +242,7 @@ class SGLangPolicy:
             EngineUnavailableError: no server answers.
             EngineError: it uses another protocol.
         """
-        self._version, capacity = await self._connection.facts()
-        return capacity
+        return await self._sender.connect()
 
     async def servers(self) -> list[str]:
         """The URLs of the servers at the address: its own, or those behind a router.
@@ -158,41 +268,38 @@ class SGLangPolicy:
             # No server can report more of the likeliest tokens.
             sampling = replace(sampling, top_k=self.vocab_size)
         draft = Draft(sampling, self.decode)
-        pending = self._pending[session] = PendingRequest(
-            draft, deadline, next(self._numbers), self._owner, is_resent=self.resend_lost
-        )
-        self._follow_loads()
+        pending = self._pending.begin(session, draft, deadline, is_resent=self.resend_lost)
+        if self._poller is not None:
+            self._poller.start()
         try:
             async with deadline:
                 if await self._gate.enter(pending.ticket, "the engine"):
                     try:
-                        await self._sample(pending, prompt_ids, session)
+                        await self._sender.sample(pending, prompt_ids, session)
                     finally:
                         self._gate.leave()
             return self._count(pending.draft, len(prompt_ids))
         except TimeoutError:
-            self._abandon(pending)
+            self._pending.abandon(pending)
             limit_s = ABORT_TIMEOUT_S if pending.overdue else self.timeout_s
             raise EngineUnavailableError(f"{self.url} did not answer in {limit_s:g} s.") from None
         except asyncio.CancelledError:
-            self._abandon(pending)
+            self._pending.abandon(pending)
             raise
         finally:
-            del self._pending[session]
-            pending.end()
+            self._pending.end(session)
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. The server evicts the session's cache by itself."""
-        pending = self._pending.get(session)
-        if pending is not None:
-            await self._abort_request(pending)
+        await self._pending.abort(session)
 
     async def abort(self) -> None:
         """End every request of this policy, but no other client's, with its tokens so far; finish = abort."""
-        await asyncio.gather(*(self._abort_request(pending) for pending in self._pending.values()))
+        await self._pending.abort_all()
 
-    @asynccontextmanager
-    async def held(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[float]:
+    def held(
+        self, abort_all: Callable[[], Awaitable[None]] | None = None
+    ) -> AbstractAsyncContextManager[float]:
         """Hold all requests during the block: running ones end with their tokens so far and resume
         afterwards, new ones wait. Where blocks overlap, they resume after the last one.
 
@@ -202,36 +309,14 @@ class SGLangPolicy:
         Yields:
             When the first running request had ended (`time.perf_counter`): the servers sampled until then.
         """
-        self._holds += 1
-        self._open.clear()
-        ended_at: list[float] = []
-
-        async def end(pending: PendingRequest, *, aborted: bool) -> None:
-            await pending.ended_by(self._abort_on_server, aborted=aborted)
-            ended_at.append(time.perf_counter())
-
-        try:
-            running = [pending for pending in self._pending.values() if not pending.idle.is_set()]
-            ends_all = abort_all is not None and any(pending.sent for pending in self._pending.values())
-            if abort_all is not None and ends_all:
-                await abort_all()
-            await asyncio.gather(*(end(pending, aborted=ends_all) for pending in running))
-            yield min(ended_at, default=time.perf_counter())
-        finally:
-            self._holds -= 1
-            if not self._holds:
-                self._open.set()
+        return self._pending.held(abort_all)
 
     async def close(self) -> None:
         """Abort, wait for the replies, close the connections. A closed policy refuses requests."""
         self._closed = True
-        await self.abort()
-        while self._pending:
-            await asyncio.sleep(0)
-        await asyncio.gather(*self._aborting)
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+        await self._pending.close()
+        if self._poller is not None:
+            await self._poller.close()
         await self._connection.close()
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
@@ -251,99 +336,6 @@ class SGLangPolicy:
                 f"session {session} already runs a request; wait for it or name another session."
             )
 
-    async def _sample(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
-        """Send requests until the draft has ended, or the request is aborted."""
-        if not isinstance(prompt_ids, list):
-            prompt_ids = [int(token) for token in prompt_ids]
-        failures = 0
-        while not (pending.draft.ended or pending.aborted.is_set()):
-            if not self._open.is_set():
-                # The weights are being updated, which is no part of the episode's time.
-                with clocks_stopped():
-                    await _wait_first([self._open.wait(), pending.aborted.wait()])
-                continue
-            num_before = len(pending.draft.ids)
-            try:
-                if self._connection.capacity is None:
-                    await self._connect_once()
-                    # Requests may be held by now.
-                    continue
-                if not await self._send_admitted(pending, prompt_ids, session, self._connection.capacity):
-                    continue
-            except EngineUnavailableError as error:
-                untouched = isinstance(error, UntouchedError)
-                failures += 1
-                if self._backoff.is_last(failures) or not (untouched or self.resend_lost):
-                    raise
-                self.counts["retries" if untouched else "lost"] += 1
-                await self._backoff.wait(failures)
-                continue
-            if pending.draft.ended or pending.aborted.is_set():
-                return
-            if pending.interrupted:
-                self.counts["interrupted"] += 1
-                continue
-            failures = 0 if len(pending.draft.ids) > num_before else failures + 1
-            if self._backoff.is_last(failures):
-                raise EngineUnavailableError(
-                    f"{self.url} ended a request {failures} times before it sampled a token; see its log."
-                )
-            self.counts["resumed"] += 1
-
-    async def _send_admitted(
-        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
-    ) -> bool:
-        """Send the request once it is admitted; False where it was aborted, or all were held, meanwhile."""
-        if self._admission is None:
-            await self._send(pending, prompt_ids, session, capacity)
-            return True
-        if not await self._admission.enter(pending):
-            return False
-        try:
-            if not self._open.is_set():
-                return False
-            await self._send(pending, prompt_ids, session, capacity)
-        finally:
-            self._admission.leave(pending)
-        return True
-
-    def _follow_loads(self) -> None:
-        if self._admission is not None and (self._following is None or self._following.done()):
-            self._following = asyncio.create_task(self._adapt(self._admission))
-
-    async def _adapt(self, admission: Admission) -> None:
-        """While there are requests: report the servers' load, and interrupt the youngest for a full cache."""
-        while self._pending:
-            # The requests of a server that is down fail by themselves.
-            with suppress(EngineError):
-                load = Load.of(await self._connection.loads(), self.num_clients)
-                youngest = admission.report(load)
-                await asyncio.gather(*(pending.ended_by(self._abort_on_server) for pending in youngest))
-            await asyncio.sleep(min(_LOAD_EVERY_S * self.num_clients, _LOAD_AT_LEAST_EVERY_S))
-
-    async def _send(
-        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
-    ) -> None:
-        """Send the request once, and append its reply to the draft."""
-        draft = pending.draft
-        ids = [*prompt_ids, *draft.ids]
-        capacity.check(len(ids), draft.rest.max_new_tokens)
-        pending.mark_sent()
-        may_run = True
-        salt = str(self._version) if self.salt is None else self.salt
-        try:
-            body = wire.generate_body(pending.rid, ids, draft.rest, salt)
-            async with pending.in_flight(self.url):
-                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest))
-            may_run = False
-        except UntouchedError:
-            may_run = False
-            raise
-        finally:
-            pending.mark_returned(may_run=may_run)
-        draft.add(reply)
-        self._version = draft.version
-
     def _count(self, draft: Draft, prompt_len: int) -> Completion:
         completion = draft.completion()
         if draft.cached_tokens is not None:
@@ -353,47 +345,7 @@ class SGLangPolicy:
             self.counts["cached_tokens"] += completion.cached_tokens
         return completion
 
-    async def _connect_once(self) -> wire.Capacity:
-        """The server's capacity; the first of several concurrent requests fetches it."""
-        async with self._connecting:
-            if self._connection.capacity is None and self.adaptive:
-                # A server that does not report its load is refused here, rather than never followed.
-                await self._connection.loads()
-            return self._connection.capacity or await self.connect()
-
-    async def _abort_request(self, pending: PendingRequest) -> None:
-        """End a request, whether it waits or runs, and wait until it has ended."""
-        pending.aborted.set()
-        if not pending.ticket.done():
-            pending.ticket.set_result(False)
-        await pending.ended_by(self._abort_on_server)
-        await asyncio.wait([pending.done])
-
-    def _abandon(self, pending: PendingRequest) -> None:
-        """Abort a request on the server in the background: its caller has stopped waiting."""
-        if pending.sent:
-            task = asyncio.create_task(self._abort_abandoned(pending.rid))
-            self._aborting.add(task)
-            task.add_done_callback(self._aborting.discard)
-
-    async def _abort_abandoned(self, rid: str) -> None:
-        await self._abort_on_server(rid)
-        # Twice: the first abort may have overtaken the request. What then still runs ends when the server
-        # detects the closed connection, up to 4 s later.
-        await asyncio.sleep(ABORT_RETRY_S)
-        await self._abort_on_server(rid)
-
     async def _abort_on_server(self, rid: str) -> None:
         # On a server that is not reachable, nothing runs.
         with suppress(EngineError):
             await self._connection.abort(rid)
-
-
-async def _wait_first(coroutines: Sequence[Coroutine[None, None, object]]) -> None:
-    """Wait for the first coroutine to end; the others are cancelled."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
-    finally:
-        for task in tasks:
-            task.cancel()

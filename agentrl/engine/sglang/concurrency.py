@@ -12,17 +12,20 @@ The oldest request is never interrupted, and the limit is never below 1: so ever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import NamedTuple, Self
 
-from agentrl.engine.sglang.request import PendingRequest
+from agentrl.engine.sglang.request import PendingRequest, PendingRequests
 from agentrl.engine.sglang.wire import RankLoad
+from agentrl.errors import EngineError
 from agentrl.runtime.clocks import clocks_stopped
 
 _FIRST_LIMIT = 16
 # Of a cache, in use by running requests. SGLang takes requests back by itself where nothing is left.
 _FULL, _NEARLY_FULL = 0.95, 0.8
+_LOAD_EVERY_S, _LOAD_AT_LEAST_EVERY_S = 0.5, 2.0
 
 
 class Load(NamedTuple):
@@ -131,3 +134,40 @@ class Admission:
             if not ticket.done():
                 ticket.set_result(True)
                 self._in_flight[number] = pending
+
+
+class LoadPoller:
+    """While there are requests: reports the servers' load, and interrupts the youngest for a full cache.
+
+    loads: asks all servers. num_clients: see `SGLangPolicy`.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        requests: PendingRequests,
+        loads: Callable[[], Awaitable[Sequence[RankLoad]]],
+        num_clients: int,
+    ) -> None:
+        self._admission, self._requests = admission, requests
+        self._loads, self._num_clients = loads, num_clients
+        self._polling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Go on, if it has stopped, until no request is left."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
+
+    async def _poll(self) -> None:
+        while self._requests:
+            # The requests of a server that is down fail by themselves.
+            with suppress(EngineError):
+                load = Load.of(await self._loads(), self._num_clients)
+                await self._requests.interrupt(self._admission.report(load))
+            await asyncio.sleep(min(_LOAD_EVERY_S * self._num_clients, _LOAD_AT_LEAST_EVERY_S))

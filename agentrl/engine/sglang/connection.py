@@ -32,15 +32,15 @@ class UntouchedError(EngineUnavailableError):
 class ServerConnection:
     """The connections to one address. Failures are EngineUnavailableErrors, refusals EngineErrors.
 
-    capacity: how many tokens a request may have; None before `facts` was called.
+    url: the address. capacity: how many tokens a request may have; None before `facts` was called.
 
     Raises:
         ConfigError: the address is invalid.
     """
 
     def __init__(self, address: str, headers: Mapping[str, str]) -> None:
-        self._url = _base_of(address)
-        certificates = ssl.create_default_context() if self._url.startswith("https") else None
+        self.url = _base_of(address)
+        certificates = ssl.create_default_context() if self.url.startswith("https") else None
         headers = {"accept-encoding": "identity", "content-type": "application/json", **headers}
         self._connections = Connections(headers, certificates, _MAX_REPLY_BYTES)
         self._is_server = self._behind_router = False
@@ -67,7 +67,7 @@ class ServerConnection:
         Raises:
             UntouchedError: it may be sent again.
         """
-        url = f"{self._url}/generate"
+        url = f"{self.url}/generate"
         headers = header_lines({wire.ROUTING_KEY: _header_value(session)})
         status, answer = await self._send("POST", url, body, headers, bounds.max_bytes)
         if status != _OK:
@@ -108,7 +108,7 @@ class ServerConnection:
         """
         status, answer = await self.answer(method, path, body, timeout_s=timeout_s)
         if status != _OK:
-            raise _refused(f"{self._url}{path}", status, answer)
+            raise _refused(f"{self.url}{path}", status, answer)
         return answer
 
     async def answer(
@@ -119,7 +119,7 @@ class ServerConnection:
         Raises:
             EngineUnavailableError: no server is reachable, it dropped the connection, or exceeded timeout_s.
         """
-        return await self._control(method, f"{self._url}{path}", body, timeout_s)
+        return await self._control(method, f"{self.url}{path}", body, timeout_s)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -132,20 +132,18 @@ class ServerConnection:
             EngineError: no server is reachable, the router has no servers, or it uses another protocol.
         """
         if self._is_server:
-            return [self._url]
+            return [self.url]
         if not self._behind_router:
-            status, answer = await self._control("GET", f"{self._url}/server_info")
+            status, answer = await self._control("GET", f"{self.url}/server_info")
             if status == _OK:
                 self._is_server = True
-                return [self._url]
+                return [self.url]
             if status != _NOT_FOUND:
-                raise _refused(self._url, status, answer)
+                raise _refused(self.url, status, answer)
         self._behind_router = True
-        router = wire.read(
-            wire.RouterWorkers, await self._get(f"{self._url}/workers"), f"{self._url}/workers"
-        )
+        router = wire.read(wire.RouterWorkers, await self._get(f"{self.url}/workers"), f"{self.url}/workers")
         if not router.workers:
-            raise UntouchedError(f"the router at {self._url} has no servers; start one and add it.")
+            raise UntouchedError(f"the router at {self.url} has no servers; start one and add it.")
         return [worker.url for worker in router.workers]
 
     async def _get(self, url: str) -> bytes:

@@ -8,9 +8,12 @@ version.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import time
+import uuid
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,6 +23,7 @@ from agentrl.engine.config import MAX_TOP_LOGPROBS
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
+from agentrl.runtime.clocks import clocks_stopped
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray
 from agentrl.types.seams import Sampling
 
@@ -310,3 +314,129 @@ class PendingRequest:
             await asyncio.wait([idle], timeout=_ABORT_ALL_S if aborted else ABORT_RETRY_S)
             idle.cancel()
             aborted = False
+
+
+class PendingRequests:
+    """The requests of a policy that have not returned: aborts them, and holds all of them.
+
+    abort: ends a request on the servers, by its rid.
+
+    consumes: requests, holds. waits for: the end of a request that it aborts or holds. unblocked by: that, or
+    ABORT_TIMEOUT_S without an answer.
+    """
+
+    def __init__(self, abort: Callable[[str], Awaitable[None]]) -> None:
+        self._abort = abort
+        self._by_session: dict[str, PendingRequest] = {}
+        self._numbers, self._owner = itertools.count(), uuid.uuid4().hex[:20]
+        self._open = asyncio.Event()
+        self._open.set()
+        self._num_holds = 0
+        self._aborting: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._by_session
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._by_session.values())
+
+    def __len__(self) -> int:
+        return len(self._by_session)
+
+    def begin(
+        self, session: str, draft: Draft, deadline: asyncio.Timeout, *, is_resent: bool
+    ) -> PendingRequest:
+        """A new request in a session that has none. is_resent: see `PendingRequest`."""
+        pending = PendingRequest(draft, deadline, next(self._numbers), self._owner, is_resent=is_resent)
+        self._by_session[session] = pending
+        return pending
+
+    def end(self, session: str) -> None:
+        """The request of a session has returned."""
+        self._by_session.pop(session).end()
+
+    async def abort(self, session: str) -> None:
+        """End a session's request, if it has one, with its tokens so far, and wait until it has returned."""
+        pending = self._by_session.get(session)
+        if pending is not None:
+            await self._abort_request(pending)
+
+    async def abort_all(self) -> None:
+        """End every request with its tokens so far, and wait until all have returned."""
+        await asyncio.gather(*(self._abort_request(pending) for pending in self))
+
+    def abandon(self, pending: PendingRequest) -> None:
+        """Abort a request on the server in the background: its caller has stopped waiting."""
+        if pending.sent:
+            task = asyncio.create_task(self._abort_abandoned(pending.rid))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+
+    async def interrupt(self, requests: Iterable[PendingRequest]) -> None:
+        """End the HTTP requests of these; they are sent again with their tokens so far."""
+        await asyncio.gather(*(pending.ended_by(self._abort) for pending in requests))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no request may be sent."""
+        return not self._open.is_set()
+
+    async def released(self, pending: PendingRequest) -> None:
+        """Wait until requests may be sent, or this one is aborted; the clocks of its episode stand still."""
+        with clocks_stopped():
+            await _wait_first([self._open.wait(), pending.aborted.wait()])
+
+    @asynccontextmanager
+    async def held(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[float]:
+        """Hold all requests during the block; see `SGLangPolicy.held`."""
+        self._num_holds += 1
+        self._open.clear()
+        ended_at: list[float] = []
+
+        async def end(pending: PendingRequest, *, aborted: bool) -> None:
+            await pending.ended_by(self._abort, aborted=aborted)
+            ended_at.append(time.perf_counter())
+
+        try:
+            running = [pending for pending in self if not pending.idle.is_set()]
+            ends_all = abort_all is not None and any(pending.sent for pending in self)
+            if abort_all is not None and ends_all:
+                await abort_all()
+            await asyncio.gather(*(end(pending, aborted=ends_all) for pending in running))
+            yield min(ended_at, default=time.perf_counter())
+        finally:
+            self._num_holds -= 1
+            if not self._num_holds:
+                self._open.set()
+
+    async def close(self) -> None:
+        """End every request, and wait for those that were abandoned."""
+        await self.abort_all()
+        while self._by_session:
+            await asyncio.sleep(0)
+        await asyncio.gather(*self._aborting)
+
+    async def _abort_request(self, pending: PendingRequest) -> None:
+        """End a request, whether it waits or runs, and wait until it has ended."""
+        pending.aborted.set()
+        if not pending.ticket.done():
+            pending.ticket.set_result(False)
+        await pending.ended_by(self._abort)
+        await asyncio.wait([pending.done])
+
+    async def _abort_abandoned(self, rid: str) -> None:
+        await self._abort(rid)
+        # Twice: the first abort may have overtaken the request. What then still runs ends when the server
+        # detects the closed connection, up to 4 s later.
+        await asyncio.sleep(ABORT_RETRY_S)
+        await self._abort(rid)
+
+
+async def _wait_first(coroutines: Sequence[Coroutine[None, None, object]]) -> None:
+    """Wait for the first coroutine to end; the others are cancelled."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+    finally:
+        for task in tasks:
+            task.cancel()
