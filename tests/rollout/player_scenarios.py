@@ -151,7 +151,7 @@ async def a_player_that_is_not_open_holds_no_group(tmp_path, launched):
         async with asyncio.timeout(60.0):
             outcomes = await asyncio.gather(*(players.play(prompt(index), version=3) for index in range(6)))
             outcomes += [await players.play(prompt(index), version=3) for index in range(6, 9)]
-        assert sum(member.is_open for member in players._players) == 1
+        assert sum(member.is_open for member in players._pool.members) == 1
     assert [outcome.group.id for outcome in outcomes] == [f"g{index}" for index in range(9)]
     assert not lines
 

@@ -128,15 +128,15 @@ async def test_a_player_whose_machine_is_going_away_gets_no_new_group(tmp_path):
     engine.is_held.clear()
     players, lines = players_in(tmp_path, engine, launcher := Machines(2))
     async with players:
-        await until(lambda: all(player.is_open for player in players._players))
+        await until(lambda: all(player.is_open for player in players._pool.members))
         first = await in_flight(players, engine, short_prompt(0))
         launcher.leave(1)
         others = [asyncio.create_task(players.play(short_prompt(index), 0)) for index in (1, 2)]
         await until(lambda: len(engine.sessions) == 6)
-        assert players._dispatch.of(0) == [0, 1, 2]
+        assert players._pool.flights.dispatch.of(0) == [0, 1, 2]
         engine.is_held.set()
         await asyncio.gather(first, *others)
-        await until(lambda: players._players[1].is_open)
+        await until(lambda: players._pool.members[1].is_open)
     (line,) = lines
     assert line.endswith("its machine is going away in 60 s; no group was in play.")
 
@@ -164,7 +164,7 @@ async def test_a_player_that_has_left_is_held_no_more_and_its_next_process_is(tm
         await players.play(short_prompt(0), version=0)
         pid = await players.processes[0].pid()
         launcher.leave(0)
-        await until(lambda: players._players[0].is_open and str(pid) not in players.processes[0].name)
+        await until(lambda: players._pool.members[0].is_open and str(pid) not in players.processes[0].name)
         async with asyncio.timeout(30), clients.held():
             playing = asyncio.create_task(players.play(short_prompt(1), version=0))
             await asyncio.sleep(0.3)

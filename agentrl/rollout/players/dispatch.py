@@ -1,11 +1,19 @@
-"""Which player plays which group, and how often a group's player has ended."""
+"""Groups in play: which player has which, how often its player has ended, and what comes of it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.players import messages
+from agentrl.rollout.players.member import Member
 
 MAX_ENDS = 3
 """Players that may end while they play one group, or before they play any, until the run ends (count)."""
+_CLEAN_UP_S = 10.0
 
 
 class Dispatch:
@@ -78,3 +86,142 @@ class Dispatch:
             self._ends.update(groups)
         number = max([self._early_ends[player], *(self._ends[ordinal] for ordinal in groups)])
         return number < MAX_ENDS
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A group at a player. waits: it is not sent, since its player is not open yet, or leaves."""
+
+    message: messages.Play
+    outcome: asyncio.Future[GroupOutcome | None]
+    is_cancelled: bool = False
+    waits: bool = False
+
+
+class Flights:
+    """Groups in play: each is sent to its player, or waits for it, until it has an outcome.
+
+    members: the players, by number. dispatch: which of them has which group.
+    is_stopping: groups end as they are, and none moves any more.
+    failure: why no group can be played any more; None = they can.
+    """
+
+    def __init__(self, members: Sequence[Member], size: int) -> None:
+        self._members = members
+        self.dispatch = Dispatch(size)
+        self._flights: dict[int, Flight] = {}
+        self._cancelled: dict[int, GroupOutcome] = {}
+        self.is_stopping = False
+        self.failure: BaseException | None = None
+
+    async def play(self, message: messages.Play) -> GroupOutcome:
+        """Have a group played; see `Players.play`."""
+        if self.failure is not None:
+            raise self.failure
+        ordinal, outcome = message.prompt.index, asyncio.get_running_loop().create_future()
+        flight = self._flights[ordinal] = Flight(message, outcome)
+        self.dispatch.start(ordinal)
+        self._send(ordinal)
+        try:
+            played = await asyncio.shield(flight.outcome)
+        except asyncio.CancelledError:
+            await self._cancel(ordinal, flight)
+            raise
+        finally:
+            self._flights.pop(ordinal, None)
+            number = self.dispatch.at(ordinal)
+            self.dispatch.end(ordinal)
+            if number is not None:
+                self._take_over(number)
+        assert played is not None, "only a cancelled group has no outcome"
+        return played
+
+    def cancelled(self, ordinal: int) -> GroupOutcome | None:
+        """What had ended of a group whose `play` was cancelled; None = its player did not say so."""
+        return self._cancelled.pop(ordinal, None)
+
+    def playing(self, number: int) -> list[int]:
+        """The groups that a player has been sent, in the order of their start."""
+        return [ordinal for ordinal in self.dispatch.of(number) if not self._flights[ordinal].waits]
+
+    def opened(self, number: int) -> None:
+        """A player has its environment: its groups are sent to it."""
+        self.dispatch.opened(number)
+        self.send(self.dispatch.of(number))
+        self._take_over(number)
+
+    def send(self, ordinals: Iterable[int]) -> None:
+        """Send groups to their players, which may be other ones now."""
+        for ordinal in ordinals:
+            self._send(ordinal)
+
+    def settle(self, message: messages.Played) -> bool:
+        """A player has played a group, or stopped it. Whether it goes on at another player."""
+        flight, outcome = self._flights.get(message.ordinal), message.outcome
+        if flight is None or flight.outcome.done():
+            return False
+        begun = None if outcome is None else outcome.in_progress
+        if message.error is not None:
+            flight.outcome.set_exception(message.error)
+        elif begun is None or self.is_stopping:
+            flight.outcome.set_result(outcome)
+        else:
+            # Its player leaves.
+            flight.message = flight.message._replace(begun=begun)
+            self.dispatch.move(message.ordinal)
+            self._send(message.ordinal)
+            return True
+        return False
+
+    def leave(self, number: int) -> None:
+        """Leave the groups that a player has not begun, or that has ended, as they came to it."""
+        player = self._members[number]
+        for ordinal in self.dispatch.of(number):
+            flight = self._flights.get(ordinal)
+            is_there = player.is_open and not player.has_ended
+            if flight is None or flight.outcome.done() or (is_there and not flight.waits):
+                continue
+            if (begun := flight.message.begun) is None:
+                flight.outcome.cancel()
+            else:
+                flight.outcome.set_result(GroupOutcome(None, (), (), in_progress=begun))
+
+    def fail(self, error: BaseException) -> None:
+        """No group can be played any more."""
+        self.failure = self.failure or error
+        for flight in self._flights.values():
+            if not flight.outcome.done():
+                flight.outcome.set_exception(error)
+
+    async def _cancel(self, ordinal: int, flight: Flight) -> None:
+        flight.is_cancelled = True
+        if flight.waits and not flight.outcome.done():
+            flight.outcome.set_result(None)
+        if (number := self.dispatch.at(ordinal)) is not None:
+            self._members[number].process.send(messages.CancelGroup(ordinal))
+        await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
+        ended = flight.outcome.done() and not flight.outcome.cancelled()
+        if ended and flight.outcome.exception() is None and (outcome := flight.outcome.result()) is not None:
+            self._cancelled[ordinal] = outcome
+
+    def _send(self, ordinal: int) -> None:
+        flight, number = self._flights.get(ordinal), self.dispatch.at(ordinal)
+        if flight is None or number is None or flight.outcome.done():
+            return
+        if flight.is_cancelled:
+            flight.outcome.set_result(None)
+            return
+        player = self._members[number]
+        flight.waits = not player.takes_groups
+        if not flight.waits:
+            player.process.send(flight.message)
+
+    def _take_over(self, number: int) -> None:
+        """A player that has less to play than others gets groups that wait for these."""
+        if not self._members[number].takes_groups or self.is_stopping:
+            return
+        for ordinal in [ordinal for ordinal, flight in self._flights.items() if flight.waits]:
+            holder = self.dispatch.at(ordinal)
+            if holder is not None and len(self.dispatch.of(holder)) > len(self.dispatch.of(number)):
+                self.dispatch.move(ordinal, number)
+                self._send(ordinal)

@@ -1,31 +1,20 @@
-"""A player and a group at it, as their driver sees them."""
+"""A player, as its driver sees it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.records.mirror import Mirror
-from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import DirectClient
-from agentrl.rollout.players.launcher import PlayerProcess
+from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
 from agentrl.rollout.players.requests import Requests
-from agentrl.types.seams import PolicyClients
+from agentrl.runtime.activity import Activities
+from agentrl.types.seams import Policy, PolicyClients
 
 _LOG_LINES, _LOG_BYTES = 3, 4096
-
-
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A group at a player. waits: it is not sent, since its player is not open yet, or leaves."""
-
-    message: messages.Play
-    outcome: asyncio.Future[GroupOutcome | None]
-    is_cancelled: bool = False
-    waits: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +41,24 @@ class Member:
         """Whether a group may be sent to it."""
         return self.is_open and not (self.leaves or self.has_ended)
 
+    def is_silent_for(self, checks: int) -> bool:
+        """Check it once more. Whether it has sent nothing for more than so many checks."""
+        if self.num_silent is None:
+            return False
+        self.num_silent += 1
+        return self.num_silent > checks
+
+    def receive(self, message: messages.MemberMessage) -> None:
+        """A message of it about its own requests, or what it does."""
+        match message:
+            case messages.PlayerReport():
+                self.mirror.show(message.report)
+                self.direct.counts = message.counts
+            case messages.RequestsHeld():
+                self.direct.receive(message)
+            case _:
+                self.requests.handle(message)
+
     def opened(self) -> None:
         """It has its environment, and plays."""
         self.is_open = True
@@ -74,6 +81,46 @@ class Member:
         if self.is_open:
             await self.process.end_reason()
         await self.process.kill()
+
+
+class MemberStarter:
+    """Starts the processes of players.
+
+    launcher: where they run, and how many. engine: for their requests. activities: show what they do.
+    clients: of the engine, where they send requests to its servers themselves.
+    """
+
+    def __init__(
+        self,
+        launcher: PlayerLauncher,
+        plan: PlayerPlan,
+        engine: Policy,
+        activities: Activities,
+        clients: PolicyClients | None,
+    ) -> None:
+        self._launcher, self._plan = launcher, plan
+        self._engine, self._activities, self._clients = engine, activities, clients
+        self._num_started = 0
+
+    @property
+    def size(self) -> int:
+        """Players that run at once (count)."""
+        return self._launcher.size
+
+    def start(self, number: int, events: PlayerEvents, late: Callable[[], None]) -> Member:
+        """Start a process of a player. late: called where it does not hold its requests in time.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._plan.folder.mkdir(parents=True, exist_ok=True)
+        self._num_started += 1
+        num_replaced = self._num_started - self._launcher.size
+        log = self._plan.folder / f"player-{number}{f'-{num_replaced}' if num_replaced > 0 else ''}.log"
+        process = self._launcher.start(number, self._plan, log, events)
+        mirror = Mirror(self._activities, process.name, number)
+        direct = DirectClient(process.send, late)
+        return Member(process, Requests(self._engine, process.send), direct, mirror, self._clients)
 
 
 class Absence:

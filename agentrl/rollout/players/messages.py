@@ -135,7 +135,9 @@ class RequestsHeld(NamedTuple):
 
 EngineCall: TypeAlias = EngineRequest | EndSession | CancelRequest
 """A player's use of the driver's engine."""
-FromPlayer: TypeAlias = Opened | Failed | Played | Stepped | EngineCall | PlayerReport | RequestsHeld
+MemberMessage: TypeAlias = EngineCall | PlayerReport | RequestsHeld
+"""About the requests of a player, and what it does; not about its groups."""
+FromPlayer: TypeAlias = Opened | Failed | Played | Stepped | MemberMessage
 
 Message = TypeVar("Message")
 
