@@ -76,6 +76,8 @@ def path(tmp_path, monkeypatch):
 async def played(players, launcher, path, numbers, leaving):
     """The groups, of which those of one player are in play when its machine begins to go away."""
     pid = str(await players.processes[leaving].pid())
+    # One that is still starting may lose its groups to another that has played its own.
+    await until(lambda: all(player.is_open for player in players._pool.members))
     playing = [asyncio.create_task(players.play(noting.prompt(number), 0)) for number in numbers]
     await until(lambda: sum(note[0] == pid for note in noting.notes(path)) >= 2)
     launcher.leave(leaving)
