@@ -18,7 +18,7 @@ from agentrl.envs.opponents import Opponent, roles_of
 from agentrl.envs.play import Game
 from agentrl.envs.resuming import EpisodeInProgress, SavedPlay, StoppableEpisodes, saves_state
 from agentrl.envs.scoring import Marked, failed
-from agentrl.errors import StageError, UserError
+from agentrl.errors import StageError, UserError, WorldBrokenError
 from agentrl.rollout.agent import TokenAgent, with_deadline
 from agentrl.runtime.activity import group_in_play, in_play
 from agentrl.runtime.clocks import SharedDeadline, Waits
@@ -77,6 +77,11 @@ class GroupOutcome:
         """The group, unless it was dropped."""
         return None if self.reason else self.group
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it could not be filled, and was not dropped."""
+        return self.group is None and not self.reason
+
     def ended(self, version: int) -> GroupOutcome:
         """The outcome with the version that is served at its end, where that is not the one at its start."""
         if self.group is None or version == self.group.start_version:
@@ -93,6 +98,56 @@ class GroupOutcome:
     def episodes(self) -> tuple[Episode, ...]:
         """Every episode that was played, each once."""
         return self.finished + self.failed
+
+
+class BrokenGroups:
+    """Counts broken groups in a row, in the order of their start, since those that fail at once end first.
+
+    max_in_a_row: so many end the run (count).
+    """
+
+    def __init__(self, max_in_a_row: int) -> None:
+        self._max_in_a_row, self._in_a_row = max_in_a_row, 0
+        # In the order of their start, from the first one that is in flight: None while they are.
+        self._unsettled: dict[int, GroupOutcome | None] = {}
+
+    @property
+    def num_unsettled(self) -> int:
+        """Broken groups that have ended before a group that started earlier (count)."""
+        return sum(outcome is not None and outcome.is_broken for outcome in self._unsettled.values())
+
+    def start(self, ordinal: int) -> None:
+        """A group starts."""
+        self._unsettled[ordinal] = None
+
+    def end(self, ordinal: int, outcome: GroupOutcome) -> None:
+        """A group ends.
+
+        Raises:
+            WorldBrokenError: it is the last of `max_in_a_row` broken ones.
+        """
+        self._unsettled[ordinal] = outcome
+        while self._unsettled:
+            first, settled = next(iter(self._unsettled.items()))
+            if settled is None:
+                return
+            del self._unsettled[first]
+            self._count(settled)
+
+    def _count(self, outcome: GroupOutcome) -> None:
+        if outcome.group is not None:
+            self._in_a_row = 0
+        if not outcome.is_broken:
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= self._max_in_a_row:
+            episode = outcome.failed[-1]
+            failure = episode.failure
+            cause = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
+            raise WorldBrokenError(
+                f"{episode.env_id}: {self._in_a_row} groups in a row could not be played "
+                f"(last: {cause}); mend the environment, `agentrl eval` with it plays single episodes."
+            )
 
 
 @dataclass(frozen=True, slots=True)

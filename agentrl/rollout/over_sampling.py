@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from agentrl.algorithms.filters import BufferFilter, chosen_ids
@@ -80,48 +78,38 @@ class OverSamplingProducer(Producer):
             if self._choose is None
             else await self._preferred(self._choose)
         )
-        await self._cancel()
-        self._raise_failure()
+        await self._in_flight.cancel_all()
+        self._in_flight.raise_failure()
         reason = OVER_SAMPLED if self._choose is None else NOT_CHOSEN
-        for ordinal, outcome in self._untaken.items():
-            if outcome.kept is not None and ordinal not in taken:
-                self._untaken[ordinal] = replace(outcome, reason=reason)
+        for ordinal in self._buffer.kept:
+            if ordinal not in taken:
+                self._buffer.drop(ordinal, reason)
         return self._taken(sorted(taken))
 
     def _chosen(self) -> list[int] | None:
         """The kept groups in the order of their end, once there are enough."""
-        self._raise_failure()
-        if self._num_kept + len(self._in_flight) < self._settings.batch_size:
+        self._in_flight.raise_failure()
+        if len(self._buffer.kept) + len(self._in_flight.tasks) < self._settings.batch_size:
             self._start_prompts()
-        complete = [ordinal for ordinal, outcome in self._untaken.items() if outcome.kept is not None]
+        complete = list(self._buffer.kept)
         is_full = len(complete) >= self._settings.batch_size
-        return complete if is_full and (self._choose is None or not self._in_flight) else None
+        return complete if is_full and (self._choose is None or not self._in_flight.tasks) else None
 
     def _admit(self) -> None:
         """Nothing: prompts start in `take`, where those in flight cannot fill the batch."""
 
     def _start_prompts(self) -> None:
-        if self._num_dropped + self._size > self._max_played:
-            raise UserError(self._no_signal())
+        if self._buffer.num_dropped + self._size > self._max_played:
+            raise UserError(self._buffer.no_signal(self._settings.batch_size))
         for _ in range(self._size):
             self._start()
 
     async def _preferred(self, choose: BufferFilter) -> set[int]:
         """The ordinals of the groups that the buffer filter chooses."""
-        kept = {ordinal: outcome.kept for ordinal, outcome in sorted(self._untaken.items())}
-        groups = {ordinal: group for ordinal, group in kept.items() if group is not None}
+        groups = dict(sorted(self._buffer.kept.items()))
         try:
             async with stage("filter", None):
                 ids = chosen_ids(choose, list(groups.values()), self._settings.batch_size)
         except StageError as error:
             raise UserError(f"the buffer filter failed ({error.detail}); mend it.") from error
         return {ordinal for ordinal, group in groups.items() if group.id in ids}
-
-    async def _cancel(self) -> None:
-        """Cancel what is in flight, and wait until it has cleaned up."""
-        for task in self._in_flight:
-            task.cancel()
-        while self._in_flight:
-            await asyncio.wait(self._in_flight)
-            # A task that has ended is taken out of flight in the next iteration of the loop.
-            await asyncio.sleep(0)

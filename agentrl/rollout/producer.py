@@ -4,74 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from agentrl.data import Prompt
-from agentrl.errors import AgentRLError, UserError, WorldBrokenError
-from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.errors import AgentRLError, UserError
+from agentrl.rollout.group import BrokenGroups, GroupInProgress, GroupOutcome
 from agentrl.rollout.occupancy import Blocker, Occupancy
 from agentrl.rollout.player import PlayGroup
 from agentrl.rollout.saved import SavedGroups
 from agentrl.rollout.staleness import STALE, GroupPlaces, StalenessPolicy, Straggler, Window
-
-
-# Groups that could not be played: how many in a row end a run.
-class BrokenGroups:
-    """Counts broken groups in a row, in the order of their start, since those that fail at once end first.
-
-    max_in_a_row: so many end the run (count).
-    """
-
-    def __init__(self, max_in_a_row: int) -> None:
-        self._max_in_a_row, self._in_a_row = max_in_a_row, 0
-        # In the order of their start, from the first one that is in flight: None while they are.
-        self._unsettled: dict[int, GroupOutcome | None] = {}
-
-    @property
-    def num_unsettled(self) -> int:
-        """Broken groups that have ended before a group that started earlier (count)."""
-        return sum(outcome is not None and _is_broken(outcome) for outcome in self._unsettled.values())
-
-    def start(self, ordinal: int) -> None:
-        """A group starts."""
-        self._unsettled[ordinal] = None
-
-    def end(self, ordinal: int, outcome: GroupOutcome) -> None:
-        """A group ends.
-
-        Raises:
-            WorldBrokenError: it is the last of `max_in_a_row` broken ones.
-        """
-        self._unsettled[ordinal] = outcome
-        while self._unsettled:
-            first, settled = next(iter(self._unsettled.items()))
-            if settled is None:
-                return
-            del self._unsettled[first]
-            self._count(settled)
-
-    def _count(self, outcome: GroupOutcome) -> None:
-        if outcome.group is not None:
-            self._in_a_row = 0
-        if not _is_broken(outcome):
-            return
-        self._in_a_row += 1
-        if self._in_a_row >= self._max_in_a_row:
-            episode = outcome.failed[-1]
-            failure = episode.failure
-            cause = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
-            raise WorldBrokenError(
-                f"{episode.env_id}: {self._in_a_row} groups in a row could not be played "
-                f"(last: {cause}); mend the environment, `agentrl eval` with it plays single episodes."
-            )
-
-
-def _is_broken(outcome: GroupOutcome) -> bool:
-    return outcome.group is None and not outcome.reason
-
+from agentrl.types import Group
 
 _STOP_S = 10.0
 """How long the groups in flight may take to stop: schedulers kill a job half a minute after its SIGTERM."""
@@ -124,6 +70,180 @@ class EarlyEnd(NamedTuple):
     stop: Callable[[], Awaitable[None]] | None = None
 
 
+class GroupBuffer:
+    """Groups from their start until a batch takes them: their ages, and the outcomes of those that ended.
+
+    max_broken: groups in a row that cannot be played, until the run ends (count).
+    num_dropped: groups that the filter has dropped since the batch before (count).
+    """
+
+    def __init__(self, max_broken: int) -> None:
+        self._broken = BrokenGroups(max_broken)
+        self.num_dropped = 0
+        # By ordinal, until it is taken: when a group started; how many later ones were taken before it.
+        self._start_versions: dict[int, int] = {}
+        self._bypassed: dict[int, int] = {}
+        # In the order of their end.
+        self._ended: dict[int, GroupOutcome] = {}
+
+    @property
+    def pending(self) -> list[int]:
+        """The ordinals of all groups, in their order."""
+        return sorted(self._start_versions)
+
+    @property
+    def kept(self) -> dict[int, Group]:
+        """The complete groups that the filter keeps, by ordinal, in the order of their end."""
+        ended = self._ended.items()
+        return {ordinal: group for ordinal, outcome in ended if (group := outcome.kept) is not None}
+
+    @property
+    def num_waiting(self) -> int:
+        """Complete groups, and broken ones until all groups before them have ended (count)."""
+        return len(self.kept) + self._broken.num_unsettled
+
+    def start(self, ordinal: int, version: int) -> None:
+        """A group starts. version: the oldest that it may have tokens of."""
+        self._start_versions[ordinal], self._bypassed[ordinal] = version, 0
+        self._broken.start(ordinal)
+
+    def end(self, ordinal: int, outcome: GroupOutcome) -> None:
+        """Keep the outcome of a group for a batch.
+
+        Raises:
+            WorldBrokenError: it is the last of `max_broken` broken ones.
+        """
+        self._ended[ordinal] = outcome
+        self.num_dropped += outcome.group is not None and bool(outcome.reason)
+        self._broken.end(ordinal, outcome)
+
+    def drop(self, ordinal: int, reason: str) -> bool:
+        """Drop a group; False = it has not ended yet."""
+        if ordinal not in self._ended:
+            return False
+        self._ended[ordinal] = replace(self._ended[ordinal], reason=reason)
+        return True
+
+    def straggler(self, in_flight: Collection[int]) -> Straggler | None:
+        """The oldest of the groups in flight; None = there are none."""
+        oldest = min(in_flight, default=None)
+        return None if oldest is None else Straggler(oldest, self._bypassed[oldest])
+
+    def oldest_versions(self, in_flight: Collection[int]) -> dict[int, int]:
+        """Of each group in flight or kept, the oldest version that it may have tokens of."""
+        return {ordinal: self._start_versions[ordinal] for ordinal in (*in_flight, *self.kept)}
+
+    def take(self, chosen: Sequence[int], in_flight: Collection[int]) -> list[GroupOutcome]:
+        """A batch, and the broken and dropped groups that have ended, in the order of their start."""
+        batch = {ordinal: self._ended.pop(ordinal) for ordinal in chosen}
+        for running in in_flight:
+            self._bypassed[running] += sum(ordinal > running for ordinal in chosen)
+        for ordinal in [o for o, outcome in self._ended.items() if outcome.kept is None]:
+            batch[ordinal] = self._ended.pop(ordinal)
+        for ordinal in batch:
+            del self._start_versions[ordinal], self._bypassed[ordinal]
+        self.num_dropped = 0
+        return [batch[ordinal] for ordinal in sorted(batch)]
+
+    def clear(self) -> list[GroupOutcome]:
+        """Take all groups that have ended, in the order of start."""
+        ended, self._ended = self._ended, {}
+        return [ended[ordinal] for ordinal in sorted(ended)]
+
+    def no_signal(self, batch_size: int) -> str:
+        """The sentence for a run whose filter does not keep `batch_size` groups."""
+        reasons = Counter(outcome.reason for outcome in self._ended.values() if outcome.reason)
+        counts = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
+        return (
+            f"{len(self._ended)} groups were played for a batch of {batch_size}, and the filter kept "
+            f"{len(self.kept)} ({counts}); take tasks that are neither too hard nor too easy, raise "
+            "n_samples_per_prompt, or raise max_num_gen_batches."
+        )
+
+
+class GroupsInFlight:
+    """Groups that are being played, a task each.
+
+    play_group: plays one. early: how they end early. on_end: called at the end of each, with its outcome;
+    None = it has none.
+    tasks: by ordinal, in the order of start. is_closed: no group is to start any more.
+    """
+
+    def __init__(
+        self,
+        play_group: PlayGroup,
+        early: EarlyEnd,
+        on_end: Callable[[Prompt, GroupOutcome | None], None],
+    ) -> None:
+        self._play_group, self._early, self._on_end = play_group, early, on_end
+        self.tasks: dict[int, asyncio.Task[GroupOutcome]] = {}
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._stopped: dict[int, GroupInProgress] = {}
+        self.is_closed = False
+
+    def start(self, prompt: Prompt, version: int, begun: GroupInProgress | None) -> None:
+        """Play a group, or go on with it."""
+        task = asyncio.create_task(self._play_group(prompt, version=version, begun=begun))
+        self.tasks[prompt.index] = task
+        task.add_done_callback(partial(self._ended, prompt))
+
+    def cancel(self, ordinal: int) -> None:
+        """Cancel a group; its outcome is that of `early`."""
+        self.tasks[ordinal].cancel()
+
+    async def cancel_all(self) -> None:
+        """Cancel every group, and wait until each has cleaned up."""
+        tasks = list(self.tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # A task that ends calls `_ended` in the next iteration of the loop.
+        while self.tasks:
+            await asyncio.sleep(0)
+
+    async def all_ended(self) -> None:
+        """Wait until none is left."""
+        while self.tasks:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self) -> Mapping[int, GroupInProgress]:
+        """Stop them; those that take too long go on. Returns the groups that can go on later, by ordinal."""
+        self.is_closed = True
+        if self._early.stop is not None and self.tasks:
+            with suppress(TimeoutError, AgentRLError):
+                async with asyncio.timeout(_STOP_S):
+                    await self._early.stop()
+                    await self.all_ended()
+        return self._stopped
+
+    def raise_failure(self) -> None:
+        """Raise the first error of a group, or of its `on_end`; once."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _ended(self, prompt: Prompt, task: asyncio.Task[GroupOutcome]) -> None:
+        del self.tasks[prompt.index]
+        self._changed.set()
+        outcome: GroupOutcome | None = None
+        if task.cancelled():
+            if not self.is_closed:
+                outcome = replace(self._early.cancelled(prompt), reason=self._early.reason)
+        elif (error := task.exception()) is not None:
+            # The first failure ends the run; `close` reports no further ones.
+            self._failure = self._failure or error
+        elif (begun := task.result().in_progress) is not None:
+            self._stopped[prompt.index] = begun
+        else:
+            outcome = task.result()
+        try:
+            self._on_end(prompt, outcome)
+        except UserError as error:
+            self._failure = self._failure or error
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
     """How many groups are played, and when that is given up (counts).
@@ -158,10 +278,6 @@ class Producer:
     groups. on shutdown: close() cancels what is in flight.
 
     policy: None = synchronous. early: how what is in flight ends early.
-
-    Raises (from take):
-        WorldBrokenError: `max_broken` groups in a row could not be filled.
-        UserError: `max_num_gen_batches` batches were played, and the filter did not keep one.
     """
 
     def __init__(
@@ -172,29 +288,17 @@ class Producer:
         policy: StalenessPolicy | None = None,
         early: EarlyEnd | None = None,
     ) -> None:
-        self._next_prompt = next_prompt
-        self._play_group, self._early = play_group, early or EarlyEnd()
-        self._settings = settings
+        self._next_prompt, self._settings = next_prompt, settings
         self.policy: StalenessPolicy = policy or Window(GroupPlaces(0, settings.batch_size))
+        self._buffer = GroupBuffer(settings.max_broken)
+        self._in_flight = GroupsInFlight(play_group, early or EarlyEnd(), self._on_end)
+        # Those of the run before, until their prompts come.
+        self._saved = SavedGroups()
+        self._changed = asyncio.Event()
         self._num_left = settings.num_batches
         self._max_played = settings.max_num_gen_batches * settings.batch_size
-        self._version = 0
-        self._num_done = 0
-        self._num_dropped = 0
-        self._broken = BrokenGroups(settings.max_broken)
-        self._num_unpublished = 0
-        self._is_taking = self._is_closed = self._is_draining = False
-        self._failure: BaseException | None = None
-        self._changed = asyncio.Event()
-        self._in_flight: dict[asyncio.Task[GroupOutcome], Prompt] = {}
-        # By ordinal, until it is taken: when a group started; how many later ones were taken before it.
-        self._start_versions: dict[int, int] = {}
-        self._bypassed: dict[int, int] = {}
-        # Ended, in the order of their end.
-        self._untaken: dict[int, GroupOutcome] = {}
-        # Those of the run before, until their prompts come; and those of this one.
-        self._saved = SavedGroups()
-        self._stopped: dict[int, GroupInProgress] = {}
+        self._version = self._num_unpublished = 0
+        self._is_taking = self._is_draining = False
 
     @property
     def version(self) -> int:
@@ -204,34 +308,34 @@ class Producer:
     @property
     def pending(self) -> list[int]:
         """The ordinals of groups that were started and that no `take` has returned, in their order."""
-        return sorted(self._start_versions)
+        return self._buffer.pending
 
     @property
     def occupancy(self) -> Occupancy:
         """The places at this moment."""
         return Occupancy(
             self.policy.capacity,
-            len(self._in_flight),
-            self._num_waiting,
+            len(self._in_flight.tasks),
+            self._buffer.num_waiting,
             self._blocker(),
             self._num_unpublished,
         )
 
-    def resume(self, num_done: int, *, version: int, saved: SavedGroups | None = None) -> None:
-        """Go on where so many batches are done. Before the first `take`.
+    def resume(self, *, version: int, saved: SavedGroups | None = None) -> None:
+        """Go on where this version is served. Before the first `take`.
 
         saved: groups that take the places of those that their prompts would start.
         """
-        self._num_done, self._version = num_done, version
+        self._version = version
         self._saved = saved or self._saved
 
     def advance(self, num_done: int, *, version: int, is_published: bool = True) -> None:
-        """Record that `num_done` batches are done and `version` is served; older numbers have no effect.
+        """Record that batches are done and `version` is served; an older one has no effect.
 
         A batch without a training step is done, too, and leaves the version as it was. is_published: the
         weights of all batches that are done went out, so that their groups give their places back.
         """
-        self._num_done = max(self._num_done, num_done)
+        del num_done
         self._version = max(self._version, version)
         if is_published:
             self._num_unpublished = 0
@@ -251,9 +355,7 @@ class Producer:
         """A block in which nothing is in flight and no group starts: no trajectory spans an update in it."""
         self._is_draining = True
         try:
-            while self._in_flight:
-                self._changed.clear()
-                await self._changed.wait()
+            await self._in_flight.all_ended()
             yield
         finally:
             self._is_draining = False
@@ -264,123 +366,75 @@ class Producer:
 
         Returns the groups that can go on later, by ordinal.
         """
-        self._is_closed = True
-        if self._early.stop is not None and self._in_flight:
-            with suppress(TimeoutError, AgentRLError):
-                async with asyncio.timeout(_STOP_S):
-                    await self._early.stop()
-                    while self._in_flight:
-                        self._changed.clear()
-                        await self._changed.wait()
-        return self._stopped
+        return await self._in_flight.stop()
 
     async def close(self) -> list[GroupOutcome]:
         """Cancel every group in flight and wait until each has cleaned up.
 
         Returns the groups that had ended and that no `take` has returned.
         """
-        self._is_closed = True
-        in_flight = list(self._in_flight)
-        for task in in_flight:
-            task.cancel()
-        await asyncio.gather(*in_flight, return_exceptions=True)
-        # A task that ends calls `_on_end` in the next iteration of the loop.
-        while self._in_flight:
-            await asyncio.sleep(0)
-        leftover = [self._untaken[ordinal] for ordinal in sorted(self._untaken)]
-        self._untaken = {}
-        return leftover
+        self._in_flight.is_closed = True
+        await self._in_flight.cancel_all()
+        return self._buffer.clear()
 
     async def _filled(self) -> list[int]:
         """Wait for the groups of the next batch; their ordinals."""
         self._is_taking = True
         try:
             while (chosen := self._chosen()) is None:
-                if self._is_closed:
+                if self._in_flight.is_closed:
                     raise asyncio.CancelledError
-                if not self._in_flight:
-                    raise UserError(self._no_signal())
+                if not self._in_flight.tasks:
+                    raise UserError(self._buffer.no_signal(self._settings.batch_size))
                 self._changed.clear()
                 await self._changed.wait()
         finally:
             self._is_taking = False
         return chosen
 
-    @property
-    def _num_kept(self) -> int:
-        return sum(outcome.kept is not None for outcome in self._untaken.values())
-
-    @property
-    def _num_waiting(self) -> int:
-        """Complete groups, and broken ones until all groups before them have ended (count)."""
-        return self._num_kept + self._broken.num_unsettled
-
     def _blocker(self) -> Blocker:
         """Why no further group starts now."""
-        settings, num_kept = self._settings, self._num_kept
+        settings, num_kept, num_in_flight = self._settings, len(self._buffer.kept), len(self._in_flight.tasks)
         if self.policy.is_on_policy and not self._is_taking:
             return "batch"
         if self._is_draining:
             return "update"
         num_left = self._num_left
-        is_enough = num_left is not None and num_kept + len(self._in_flight) >= num_left * settings.batch_size
-        if self._is_closed or is_enough:
+        is_enough = num_left is not None and num_kept + num_in_flight >= num_left * settings.batch_size
+        if self._in_flight.is_closed or is_enough:
             return "end"
-        if len(self._in_flight) + self._num_waiting + self._num_unpublished >= self.policy.capacity:
+        if num_in_flight + self._buffer.num_waiting + self._num_unpublished >= self.policy.capacity:
             is_window = num_kept >= settings.batch_size and self._selected() is None
             return "window" if is_window else "capacity"
         if settings.async_buffer_size is not None and num_kept >= settings.async_buffer_size:
             return "buffer"
-        return "filter" if self._num_dropped + settings.batch_size > self._max_played else ""
+        return "filter" if self._buffer.num_dropped + settings.batch_size > self._max_played else ""
 
     def _selected(self) -> list[int] | None:
         """The ordinals of the next batch among the groups that are complete; None = it has to wait."""
-        complete = [ordinal for ordinal, outcome in self._untaken.items() if outcome.kept is not None]
-        oldest = min((prompt.index for prompt in self._in_flight.values()), default=None)
-        straggler = None if oldest is None else Straggler(oldest, self._bypassed[oldest])
-        return self.policy.select(complete, straggler)
+        straggler = self._buffer.straggler(self._in_flight.tasks)
+        return self.policy.select(list(self._buffer.kept), straggler)
 
     def _chosen(self) -> list[int] | None:
         """As `_selected`, after what is too old was dropped and others have started."""
-        self._raise_failure()
+        self._in_flight.raise_failure()
         self._evict()
         self._admit()
         return self._selected()
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
     def _taken(self, chosen: Sequence[int]) -> list[GroupOutcome]:
         """The outcomes of a batch, in the order of start."""
-        batch = {ordinal: self._untaken.pop(ordinal) for ordinal in chosen}
-        for prompt in self._in_flight.values():
-            self._bypassed[prompt.index] += sum(ordinal > prompt.index for ordinal in chosen)
-        for ordinal in [o for o, outcome in self._untaken.items() if outcome.kept is None]:
-            batch[ordinal] = self._untaken.pop(ordinal)
-        for ordinal in batch:
-            del self._start_versions[ordinal], self._bypassed[ordinal]
         self._num_unpublished += len(chosen)
-        self._num_dropped = 0
         if self._num_left is not None:
             self._num_left -= 1
-        return [batch[ordinal] for ordinal in sorted(batch)]
+        return self._buffer.take(chosen, self._in_flight.tasks)
 
     def _evict(self) -> None:
         """Drop the groups that the policy finds too old."""
-        for ordinal in self.policy.evict(self._oldest_versions(), self._version):
-            if ordinal in self._untaken:
-                self._untaken[ordinal] = replace(self._untaken[ordinal], reason=STALE)
-                continue
-            for task, prompt in self._in_flight.items():
-                if prompt.index == ordinal:
-                    task.cancel()
-
-    def _oldest_versions(self) -> dict[int, int]:
-        kept = [prompt.index for prompt in self._in_flight.values()]
-        kept += [ordinal for ordinal, outcome in self._untaken.items() if outcome.kept is not None]
-        return {ordinal: self._start_versions[ordinal] for ordinal in kept}
+        versions = self._buffer.oldest_versions(self._in_flight.tasks)
+        for ordinal in self.policy.evict(versions, self._version):
+            if not self._buffer.drop(ordinal, STALE):
+                self._in_flight.cancel(ordinal)
 
     def _admit(self) -> None:
         while not self._blocker():
@@ -389,54 +443,17 @@ class Producer:
     def _start(self) -> None:
         prompt = self._next_prompt()
         ended, begun = self._saved.take(prompt)
-        self._start_versions[prompt.index], self._bypassed[prompt.index] = self._version, 0
-        self._broken.start(prompt.index)
-        if ended is not None:
-            if ended.group is not None:
-                self._start_versions[prompt.index] = ended.group.start_version
-            self._end(prompt, ended)
-            return
-        if begun is not None:
-            self._start_versions[prompt.index] = begun.start_version
-        version = self._start_versions[prompt.index]
-        task = asyncio.create_task(self._play_group(prompt, version=version, begun=begun))
-        self._in_flight[task] = prompt
-        task.add_done_callback(self._on_end)
-
-    def _on_end(self, task: asyncio.Task[GroupOutcome]) -> None:
-        prompt = self._in_flight.pop(task)
-        self._changed.set()
-        if task.cancelled():
-            if self._is_closed:
-                return
-            outcome = replace(self._early.cancelled(prompt), reason=self._early.reason)
-        elif (error := task.exception()) is not None:
-            # The first failure ends the run; `close` reports no further ones.
-            self._failure = self._failure or error
-            return
-        elif (begun := task.result().in_progress) is not None:
-            self._stopped[prompt.index] = begun
-            return
+        before = begun if ended is None else ended.group
+        version = self._version if before is None else before.start_version
+        self._buffer.start(prompt.index, version)
+        if ended is None:
+            self._in_flight.start(prompt, version, begun)
         else:
-            outcome = task.result().ended(self._version)
-        try:
-            self._end(prompt, outcome)
-            self._admit()
-        except UserError as error:
-            self._failure = self._failure or error
+            self._changed.set()
+            self._buffer.end(prompt.index, ended)
 
-    def _end(self, prompt: Prompt, outcome: GroupOutcome) -> None:
-        """Keep the outcome of a group for a batch."""
-        self._untaken[prompt.index] = outcome
-        self._num_dropped += outcome.group is not None and bool(outcome.reason)
+    def _on_end(self, prompt: Prompt, outcome: GroupOutcome | None) -> None:
         self._changed.set()
-        self._broken.end(prompt.index, outcome)
-
-    def _no_signal(self) -> str:
-        reasons = Counter(outcome.reason for outcome in self._untaken.values() if outcome.reason)
-        counts = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
-        return (
-            f"{len(self._untaken)} groups were played for a batch of {self._settings.batch_size}, and the "
-            f"filter kept {self._num_kept} ({counts}); take tasks that are neither too hard nor too easy, "
-            "raise n_samples_per_prompt, or raise max_num_gen_batches."
-        )
+        if outcome is not None:
+            self._buffer.end(prompt.index, outcome.ended(self._version))
+            self._admit()

@@ -288,5 +288,5 @@ def _rollouts(run: TrainingRun, colocation: Colocation) -> tuple[Rollouts, Promp
     groups: Player = player if run.players is None else run.players.in_place_of(player)
     choose, num_batches = run.filters.choose, rollout.num_rollout - step
     producer = build_producer(rollout, stream.next, groups, choose, num_batches=num_batches)
-    producer.resume(step, version=version, saved=records.resumed_groups())
+    producer.resume(version=version, saved=records.resumed_groups())
     return producer, stream

@@ -97,7 +97,7 @@ async def test_nothing_is_counted_that_could_drift():
     """AReaL 1471, NeMo-RL 2651: what was dropped or cancelled gives its place back, also after a resume."""
     rollouts = Rollouts([1], bad={2, 9}, dropped=set(range(3, 30, 4)))
     producer = rollouts.producer(2, max_staleness=1, max_broken=10)
-    producer.resume(7, version=5)
+    producer.resume(version=5)
     for step in range(7, 15):
         await producer.take()
         producer.advance(step + 1, version=step - 1)

@@ -56,7 +56,7 @@ class Playing:
         early = EarlyEnd(self.player.cancelled, stop=self.episodes.stop)
         policy = Window(GroupPlaces(1, GROUPS - 1), GROUPS)
         self.producer = Producer(self.prompt, self.player.play, ProducerSettings(GROUPS - 1), policy, early)
-        self.producer.resume(0, version=0, saved=saved)
+        self.producer.resume(version=0, saved=saved)
 
     @staticmethod
     def agent():
@@ -143,7 +143,7 @@ async def test_a_group_starts_at_the_version_at_which_it_started():
     saved = await stopped_at_once(Letters)
     assert {group.start_version for group in saved.in_progress.values()} == {0}
     playing = Playing()
-    playing.producer.resume(7, version=7, saved=saved)
+    playing.producer.resume(version=7, saved=saved)
     kept = [outcome.group for outcome in await playing.batch() if outcome.kept is not None]
     assert {group.start_version for group in kept} == {0}
     assert {group.end_version for group in kept} == {7}

@@ -192,7 +192,7 @@ async def test_the_status_has_the_places_the_versions_and_who_waits_for_whom(tmp
     bar = StageBar("RL", 4, lambda bar: None, done=3)
     async with monitored(tmp_path, period_s=0.01) as (monitor, _):
         with monitor.iterations(PlayLoop(producer), bar):
-            producer.resume(3, version=5)
+            producer.resume(version=5)
             taking = asyncio.create_task(producer.take())
             await until(lambda: producer.occupancy.waiting == 1)
             hanging = monitor.status()
