@@ -118,7 +118,7 @@ def test_the_embedded_engines_cache_is_counted(dtype):
     model = qwen3(dtype)
     engine = EmbeddedEngine.from_model(model, max_slots=7, max_context_len=33)
     expected = embedded_memory(model.config, 7, 33, dtype)
-    assert engine._decoder.num_bytes == expected.kv_cache
+    assert engine.memory.cache_bytes == expected.kv_cache
     assert expected.weights == sum(p.nbytes for p in model.parameters())
 
 

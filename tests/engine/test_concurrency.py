@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.sglang import SGLangPolicy, concurrency
 from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, Load
 from agentrl.errors import EngineError
@@ -170,13 +170,13 @@ async def test_the_load_of_a_server_is_its_queue_and_its_cache():
 
 
 async def test_the_youngest_requests_make_room_in_a_full_cache_and_go_on(monkeypatch):
-    load = EmbeddedEngine.load
+    load = Scheduler.load
 
-    def full_above_two_requests(engine):
-        num_waiting, num_tokens = load.fget(engine)
-        return num_waiting, 4 * 256 if engine.num_requests > 2 else num_tokens
+    def full_above_two_requests(scheduler):
+        num_waiting, num_tokens = load.fget(scheduler)
+        return num_waiting, 4 * 256 if len(scheduler.pending()) > 2 else num_tokens
 
-    monkeypatch.setattr(EmbeddedEngine, "load", property(full_above_two_requests))
+    monkeypatch.setattr(Scheduler, "load", property(full_above_two_requests))
     monkeypatch.setattr(concurrency, "_LOAD_EVERY_S", 0.005)
     async with embedded_server() as (url, _):
         policy = SGLangPolicy(url, adaptive=True, vocab_size=VOCAB, decode=text_of)

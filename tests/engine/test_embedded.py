@@ -30,13 +30,13 @@ def engine_with(max_slots: int = 2, max_context_len: int = 64) -> EmbeddedEngine
 @pytest.mark.parametrize(("max_slots", "max_context_len"), [(1, 16), (3, 50), (8, 200)])
 async def test_the_cache_is_bounded_by_slots_and_context(max_slots: int, max_context_len: int) -> None:
     engine = engine_with(max_slots, max_context_len)
-    before = engine.cache_bytes
+    before = engine.memory.cache_bytes
     # Keys and values, layers, key heads, head size, bytes; one scratch column a slot.
     assert before == 2 * 2 * 2 * 16 * 4 * max_slots * (max_context_len + 1)
     await asyncio.gather(*(engine.generate([1, 2, 3], Sampling(9), session=str(n)) for n in range(20)))
-    assert engine.cache_bytes == before
+    assert engine.memory.cache_bytes == before
     await engine.close()
-    assert engine.cache_bytes == 0
+    assert engine.memory.cache_bytes == 0
 
 
 async def test_context_is_at_most_max_position_embeddings() -> None:

@@ -111,18 +111,18 @@ async def test_a_fleet_holds_its_requests_while_agentrls_own_server_has_released
         policy = SGLangPolicy(url, vocab_size=VOCAB, decode=text_of)
         fleet = Fleet([ExternalServer(url, 5)], None, policy, transport, _no_op, headers=CONTROL).watch()
         await check.run(subject_of(fleet, SERVED_CAPS, 128))
-        cache = engine.cache_bytes
+        cache = engine.memory.cache_bytes
         freed = await fleet.release_memory(["kv_cache"])
-        assert engine.cache_bytes == 0 < cache
+        assert engine.memory.cache_bytes == 0 < cache
         # Measured in the server, which is this process.
         assert freed is not None
         await fleet.resume_memory(["kv_cache"])
-        assert engine.cache_bytes == cache
+        assert engine.memory.cache_bytes == cache
         # A run that is interrupted in the trainer's turn.
         await fleet.release_memory(["kv_cache"])
         fleet.stays = True
         await fleet.close()
-        assert engine.cache_bytes == cache
+        assert engine.memory.cache_bytes == cache
 
 
 async def _no_op() -> None:

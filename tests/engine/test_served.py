@@ -230,7 +230,7 @@ async def start_requests(client, engine, count=1):
 
 def partial_tokens(engine, number=0):
     """The tokens of a running request so far."""
-    completion = engine.partial_completion(session_of(f"r{number}"))
+    completion = engine.scheduler.partial_completion(session_of(f"r{number}"))
     return [] if completion is None else completion.token_ids.tolist()
 
 
@@ -294,7 +294,7 @@ async def test_weights_from_disk_serve_under_their_version_and_every_token_has_i
         policy = SGLangPolicy(str(client.base_url))
         rule = Sampling(240, seed=3)
         task = asyncio.create_task(policy.generate(IDS, rule, session="a"))
-        while engine.partial_completion(session_of("a", "0")) is None:
+        while engine.scheduler.partial_completion(session_of("a", "0")) is None:
             await asyncio.sleep(0)
         update = {"model_path": str(folder), "weight_version": "7"}
         response = await client.post("/update_weights_from_disk", json=update)

@@ -112,7 +112,7 @@ async def test_stale_prefix_cache_no_prefix_of_older_weights_is_used_where_nothi
     """The caches of this server survive an update, as SGLang's do where a flush is refused."""
     rule, ids = Sampling(8, seed=1), [1, 2, 3, 4, 5]
     async with embedded_server() as (url, engine):
-        engine.drop_caches = lambda: None
+        engine.memory.drop_caches = lambda: None
         policy = SGLangPolicy(url)
         for version in (0, 1):
             if version:

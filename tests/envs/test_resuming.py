@@ -185,7 +185,7 @@ async def test_a_stop_in_a_turn_keeps_its_tokens_with_their_version():
     begun = state[1][2]["token_ids"]
     assert 0 < len(begun) < 100
     assert saved.played.trajectories == ()
-    engine.rename(1)
+    engine.memory.rename(1)
     agent = TokenAgent(engine, Endless(), settings)
     episode = await StoppableEpisodes().resume(Letters(), agent, saved)
     (turn,) = episode.turns[:1]

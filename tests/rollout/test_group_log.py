@@ -128,7 +128,7 @@ class Group:
     async def generate(self, prompt_ids, sampling, *, session):
         self.num_turns += 1
         if self.num_turns % 4 == 0:
-            self.engine.rename(self.num_turns // 4)
+            self.engine.memory.rename(self.num_turns // 4)
         return await self.engine.generate(prompt_ids, sampling, session=session)
 
     async def close_session(self, session):

@@ -24,7 +24,7 @@ from agentrl.engine.embedded.slots import Request, Slots
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.runtime.collector import freed_bytes
-from agentrl.types import Completion, Finish, FloatArray, IntArray
+from agentrl.types import Completion, FloatArray, IntArray
 from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
@@ -36,12 +36,89 @@ DEFAULT_CONTEXT = 512
 """Tokens of a slot, where nothing else is configured."""
 
 
+class EngineMemory:
+    """The weights and the cache of the engine, which can be released for a while.
+
+    No step may be made while any of it `is_missing`; the clocks of all requests stand then.
+    """
+
+    def __init__(self, slots: Slots, decoder: ForwardPass, stepper: Stepper, scheduler: Scheduler) -> None:
+        self._slots, self._decoder = slots, decoder
+        self._stepper, self._scheduler = stepper, scheduler
+        self._released: set[MemoryTag] = set()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether weights or cache are released, so that all requests are held."""
+        return bool(self._released) or self._stepper.parameters is None
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the key-value cache, from max_slots x max_context_len (bytes); 0 = released."""
+        return self._decoder.num_bytes
+
+    def release(self, tags: Collection[MemoryTag]) -> int:
+        """Free weights, cache or both. Returns what the system got back (bytes)."""
+        self._released |= set(tags)
+        self._scheduler.waits.leave()
+        return freed_bytes(self._free)
+
+    def resume(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate what was released.
+
+        Raises:
+            EngineError: the cache is asked for, and the weights that were released have not been sent again.
+        """
+        resumed = self._released & set(tags)
+        if "kv_cache" in resumed:
+            if self._stepper.parameters is None:
+                raise EngineError("the engine's weights were released; send some, then resume its kv_cache.")
+            self._decoder.allocate()
+        self._released -= resumed
+        self.go_on()
+
+    def install(self, parameters: Weights, version: int) -> None:
+        """Serve these weights from the next token on. Caches of older ones are dropped."""
+        self._stepper.parameters = parameters
+        self._stepper.version = version
+        self.drop_caches()
+        self.go_on()
+
+    def rename(self, version: int) -> None:
+        """Set the version of the current weights; every later token carries it."""
+        self._stepper.version = version
+
+    def drop_caches(self) -> None:
+        """Drop all cached keys and values; running requests compute theirs again."""
+        self._slots.drop_caches()
+
+    def go_on(self) -> None:
+        """Have the requests go on, unless something is missing."""
+        if not self.is_missing:
+            self._scheduler.waits.come_back()
+            self._scheduler.go_on()
+
+    def close(self) -> None:
+        """Free the cache."""
+        self._decoder.free()
+
+    def _free(self) -> None:
+        if "weights" in self._released:
+            self._stepper.parameters = None
+        if "kv_cache" in self._released:
+            self.drop_caches()
+            self._decoder.free()
+
+
 class EmbeddedEngine:
     """Continuous batching over the weights of a causal language model, on the CPU.
 
     A session keeps its slot, and the keys and values in it, between its requests: the next request
     computes only the tokens after the cached ones. When requests wait, slots of idle sessions are evicted,
     least recently used first; their tokens are then computed again.
+
+    max_slots: requests decoded at once. max_context_len: tokens of a slot, prompt and completion.
+    vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache.
     """
 
     def __init__(
@@ -56,22 +133,21 @@ class EmbeddedEngine:
     ) -> None:
         model_limit = parameters.max_position_embeddings
         self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
-        self.max_slots = max_slots
+        self.max_slots, self.vocab_size = max_slots, parameters.vocab_size
         self._slots = Slots(max_slots, self.max_context_len)
-        self._decoder = _decoder_of(parameters, max_slots, self.max_context_len)
-        self._stepper = Stepper(self._slots, self._decoder, parameters, decode, deterministic=deterministic)
+        decoder = _decoder_of(parameters, max_slots, self.max_context_len)
+        self._stepper = Stepper(self._slots, decoder, parameters, decode, deterministic=deterministic)
         self._intake = _Intake(
-            parameters.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
+            self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
         )
-        self._scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.lacks_memory)
-        self._closed = False
-        self._paused = False
-        self._released: set[MemoryTag] = set()
+        self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
+        self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
+        self._closed = self._paused = False
         shapes = parameters.shapes()
         # A checkpoint may carry tied embeddings under both names.
         tied = {HEAD: shapes[EMBEDDING]} if isinstance(parameters, Parameters) else {}
         self._sink = EmbeddedSink(
-            *(shapes, tied, _stage_of(parameters), self._install), lambda: self._scheduler.standstill_s
+            *(shapes, tied, _stage_of(parameters), self.memory.install), lambda: self.scheduler.standstill_s
         )
 
     @classmethod
@@ -151,24 +227,9 @@ class EmbeddedEngine:
         return {}
 
     @property
-    def vocab_size(self) -> int:
-        """The number of tokens of the vocabulary."""
-        return self._intake.vocab_size
-
-    @property
     def num_requests(self) -> int:
         """The number of requests that run or wait."""
-        return len(self._scheduler.pending())
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Requests that wait for a slot, and tokens of those that run, prompts included (counts)."""
-        return self._scheduler.num_waiting, int(self._slots.num_tokens[self._slots.active].sum())
-
-    @property
-    def cache_bytes(self) -> int:
-        """The size of the key-value cache, from max_slots x max_context_len (bytes); 0 = released."""
-        return self._decoder.num_bytes
+        return len(self.scheduler.pending())
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str, client: tuple[str, ...] = ()
@@ -182,7 +243,7 @@ class EmbeddedEngine:
             EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
         self._check_takes(session)
-        return await self._scheduler.answer(self._intake.sampled(prompt_ids, sampling, session), client)
+        return await self.scheduler.answer(self._intake.sampled(prompt_ids, sampling, session), client)
 
     async def score(
         self, token_ids: Sequence[int], start: int, *, session: str, client: tuple[str, ...] = ()
@@ -200,25 +261,25 @@ class EmbeddedEngine:
         """
         self._check_takes(session)
         request = self._intake.scored(token_ids, start, session)
-        await self._scheduler.answer(request, client)
+        await self.scheduler.answer(request, client)
         return request.scores
 
     def _check_takes(self, session: str) -> None:
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
-        self._scheduler.check_free(session)
+        self.scheduler.check_free(session)
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""
-        for request in self._scheduler.pending():
+        for request in self.scheduler.pending():
             if request.session == session:
-                self._scheduler.end(request)
+                self.scheduler.end(request)
         self._slots.forget(session)
 
     async def abort(self) -> None:
         """End every request, running or waiting, with its tokens so far; finish = abort."""
-        for request in self._scheduler.pending():
-            self._scheduler.end(request)
+        for request in self.scheduler.pending():
+            self.scheduler.end(request)
 
     def pause(self) -> None:
         """Stop between two tokens: running and new requests wait for `resume`. Abort and close still work."""
@@ -227,13 +288,11 @@ class EmbeddedEngine:
     def resume(self) -> None:
         """Continue after `pause`."""
         self._paused = False
-        self._go_on()
+        self.memory.go_on()
 
     async def release_memory(self, tags: Collection[MemoryTag]) -> int:
         """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
-        self._released |= set(tags)
-        self._scheduler.waits.leave()
-        return freed_bytes(self._free)
+        return self.memory.release(tags)
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """Allocate what was released; requests go on when nothing is missing any more; see `Engine`.
@@ -241,59 +300,14 @@ class EmbeddedEngine:
         Raises:
             EngineError: the cache is asked for, and the weights that were released have not been sent again.
         """
-        resumed = self._released & set(tags)
-        if "kv_cache" in resumed:
-            if self._stepper.parameters is None:
-                raise EngineError("the engine's weights were released; send some, then resume its kv_cache.")
-            self._decoder.allocate()
-        self._released -= resumed
-        self._go_on()
-
-    def rename(self, version: int) -> None:
-        """Set the version of the current weights; every later token carries it."""
-        self._stepper.version = version
-
-    def drop_caches(self) -> None:
-        """Drop all cached keys and values; running requests compute theirs again."""
-        self._slots.drop_caches()
-
-    def partial_completion(self, session: str) -> Completion | None:
-        """The tokens that a session's running request has sampled so far, as if it were aborted."""
-        for request in self._slots.requests:
-            if request is not None and request.session == session and request.slot is not None:
-                return self._slots.completion(request.slot, Finish.ABORT, None)
-        return None
+        self.memory.resume(tags)
 
     async def close(self) -> None:
         """Abort, then free the cache. A closed engine refuses requests."""
         await self.abort()
         self._closed = True
-        await self._scheduler.ended()
-        self._decoder.free()
-
-    def _install(self, parameters: Weights, version: int) -> None:
-        self._stepper.parameters = parameters
-        self._stepper.version = version
-        self.drop_caches()
-        self._go_on()
-
-    @property
-    def lacks_memory(self) -> bool:
-        """Whether weights or cache are released, so that all requests are held."""
-        return bool(self._released) or self._stepper.parameters is None
-
-    def _go_on(self) -> None:
-        if not self.lacks_memory:
-            self._scheduler.waits.come_back()
-            if self._scheduler.pending():
-                self._scheduler.start()
-
-    def _free(self) -> None:
-        if "weights" in self._released:
-            self._stepper.parameters = None
-        if "kv_cache" in self._released:
-            self.drop_caches()
-            self._decoder.free()
+        await self.scheduler.ended()
+        self.memory.close()
 
 
 def _parameters_of(model: PreTrainedModel) -> Parameters | ModelParameters:

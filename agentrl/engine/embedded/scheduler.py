@@ -41,9 +41,9 @@ class Scheduler:
         """The clocks of the requests: they stand while the engine is held."""
 
     @property
-    def num_waiting(self) -> int:
-        """Requests without a slot (count)."""
-        return len(self._waiting)
+    def load(self) -> tuple[int, int]:
+        """Requests that wait for a slot, and tokens of those that run, prompts included (counts)."""
+        return len(self._waiting), int(self._slots.num_tokens[self._slots.active].sum())
 
     @property
     def standstill_s(self) -> float:
@@ -81,6 +81,18 @@ class Scheduler:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run(), name="agentrl-engine-pump")
             self._pump.add_done_callback(self._settle)
+
+    def go_on(self) -> None:
+        """Step from now on, if a request runs or waits."""
+        if self.pending():
+            self.start()
+
+    def partial_completion(self, session: str) -> Completion | None:
+        """The tokens that a session's running request has sampled so far, as if it were aborted."""
+        for request in self._slots.requests:
+            if request is not None and request.session == session and request.slot is not None:
+                return self._slots.completion(request.slot, Finish.ABORT, None)
+        return None
 
     def pending(self) -> list[Request]:
         """The requests that run or wait."""

@@ -213,7 +213,7 @@ class EngineApp:
         session = f"health {uuid.uuid4().hex}"
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                if not (self._control.is_paused or self._engine.lacks_memory):
+                if not (self._control.is_paused or self._engine.memory.is_missing):
                     await self._engine.generate([0], Sampling(1), session=session)
         except (TimeoutError, AgentRLError) as error:
             return str(error) or "no token came in time."
@@ -250,7 +250,7 @@ class EngineApp:
     async def _loads(self, request: Request) -> Response:
         del request
         engine = self._engine
-        num_waiting, num_tokens = engine.load
+        num_waiting, num_tokens = engine.scheduler.load
         load = {
             "dp_rank": 0,
             "num_running_reqs": engine.num_requests - num_waiting,

@@ -83,7 +83,7 @@ class Completions:
         for number in numbers:
             began = time.perf_counter()
             session = self.pending.sessions.get(items[number].rid, "")
-            completion = self._engine.partial_completion(session)
+            completion = self._engine.scheduler.partial_completion(session)
             if completion is not None and len(completion.token_ids) > sent[number]:
                 sent[number] = len(completion.token_ids)
                 event = await write(number, Answer(completion), False)

@@ -47,7 +47,7 @@ class EngineControl:
         if mode == "abort":
             await self._engine.abort()
         if mode == "retract":
-            self._engine.drop_caches()
+            self._engine.memory.drop_caches()
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
     async def go_on(self, request: Request) -> Response:
@@ -62,7 +62,7 @@ class EngineControl:
         del request
         if self._engine.num_requests and not self._drained:
             return Response("Flush cache failed: requests run.\n", 400, media_type="text/plain")
-        self._engine.drop_caches()
+        self._engine.memory.drop_caches()
         return Response("Cache flushed.\n", media_type="text/plain")
 
     async def release(self, request: Request) -> Response:
@@ -98,6 +98,6 @@ class EngineControl:
         version = requests.read_version(rename.new_version, self._engine.version)
         if rename.abort_all_requests:
             await self._engine.abort()
-        self._engine.rename(version)
+        self._engine.memory.rename(version)
         message = f"Weight version updated to {version}"
         return JSONResponse({"success": True, "message": message, "new_version": rename.new_version})
