@@ -50,6 +50,117 @@ class _Facts(NamedTuple):
 _facts_by_id: dict[tuple[str, str], _Facts] = {}
 
 
+class WorldMaker(NamedTuple):
+    """Makes worlds of one kind. gym_id, arguments: see `GymEnv`."""
+
+    gym_id: str
+    arguments: Mapping[str, object]
+
+    def make(self, render_mode: str | None = None) -> GymnasiumEnv:
+        """A world that has not begun."""
+        spec = copy(_spec(self.gym_id))
+        mode = {} if render_mode is None else {"render_mode": render_mode}
+        spec.kwargs = {**spec.kwargs, **self.arguments, **mode}
+        return gymnasium.make(spec)
+
+    @property
+    def facts(self) -> _Facts:
+        """What all of them have in common."""
+        key = self.gym_id, repr(sorted(self.arguments.items()))
+        if key not in _facts_by_id:
+            world = self.make()
+            _facts_by_id[key] = _Facts(world.action_space, tuple(world.metadata.get("render_modes") or ()))
+            world.close()
+        return _facts_by_id[key]
+
+
+class Actions:
+    """The actions of a world, and how a model writes them: as calls of `act`, or as text.
+
+    names: of discrete actions, in their order; without them they are numbers.
+    space: of all actions. tool: `act`; None = actions are text.
+
+    Raises:
+        UserError: they are neither discrete nor text, or there are more or fewer names than actions.
+    """
+
+    def __init__(self, gym_id: str, space: gymnasium.Space[object], names: Sequence[str]) -> None:
+        self.space, self._names = space, tuple(names)
+        self._first = int(space.start) if isinstance(space, Discrete) else 0
+        self.tool: ToolSchema | None = None
+        if isinstance(space, Text | TextSpace):
+            return
+        if not isinstance(space, Discrete):
+            raise UserError(
+                f"{gym_id} takes actions of {space}; only discrete and text actions can be adopted, "
+                "so wrap it into one that takes those."
+            )
+        if names and len(names) != space.n:
+            raise UserError(f"{gym_id} has {space.n} actions, got {len(names)} names; name each one.")
+        last = int(space.start + space.n) - 1
+        definition: dict[str, JSON] = {"type": "integer", "minimum": self._first, "maximum": last}
+        choices = f"a number from {space.start} to {last}"
+        if names:
+            definition = {"type": "string", "enum": list(names)}
+            choices = f"one of {', '.join(names)}"
+        parameters: dict[str, JSON] = {
+            "type": "object",
+            "properties": {"action": definition},
+            "required": ["action"],
+            "additionalProperties": False,
+        }
+        self.tool = ToolSchema(ACT, f"Do something: {choices}.", parameters)
+
+    def called(self, arguments: Mapping[str, JSON]) -> int | None:
+        """The action of a call of `act`; None = there is no such action."""
+        action = arguments.get("action")
+        if self._names:
+            return self._names.index(action) + self._first if action in self._names else None
+        is_number = isinstance(action, int) and not isinstance(action, bool)
+        return int(str(action)) if is_number and action in self.space else None
+
+    def message(self, action: int | str) -> Message:
+        """The turn that takes an action."""
+        if isinstance(action, str):
+            return say(action)
+        argument = self._names[action - self._first] if self._names else action
+        return call(ACT, action=argument)
+
+
+class Playthrough:
+    """A world that is played, as text. taken: the actions so far. total: the sum of their rewards."""
+
+    def __init__(self, world: GymnasiumEnv, describe: Callable[[object], str] | None) -> None:
+        self._world, self._describe = world, describe
+        self.taken: list[int | str] = []
+        self.total = 0.0
+
+    def start(self, seed: int) -> str:
+        """Begin at a seed; the first observation."""
+        observation, _ = self._world.reset(seed=seed)
+        self.total, self.taken = 0.0, []
+        return self.text_of(observation)
+
+    def take(self, action: int | str) -> tuple[object, SupportsFloat, bool, bool, dict[str, object]]:
+        """Take an action; Gymnasium's five values."""
+        result = self._world.step(action)
+        self.taken.append(action)
+        self.total += float(result[1])
+        return result
+
+    def text_of(self, observation: object) -> str:
+        """The text of an observation; see `describe` of `GymEnv`."""
+        if self._describe is not None:
+            return self._describe(observation)
+        if self._world.render_mode == "ansi":
+            return _COLOURED.sub(r"[\1]", str(self._world.render())).strip()
+        return text_of(observation)
+
+    def close(self) -> None:
+        """Close the world."""
+        self._world.close()
+
+
 class GymEnv(Env):
     """Plays an environment of Gymnasium's. A task is a seed, which fixes the world and all of its randomness.
 
@@ -88,13 +199,11 @@ class GymEnv(Env):
     ) -> None:
         super().__init__()
         self.gym_id = gym_id
-        self._actions = tuple(actions)
+        self._maker = WorldMaker(gym_id, gym_kwargs)
+        self._action_names = tuple(actions)
         self._rules = rules
         self._describe = describe
         self._returns = returns
-        self._gym_kwargs = gym_kwargs
-        self._return = 0.0
-        self._taken: list[int | str] = []
         self._thread = None if self.inline else gym_id
         if type(self).limits is Env.limits:
             steps = _spec(gym_id).max_episode_steps
@@ -125,12 +234,12 @@ class GymEnv(Env):
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
         """The tool `act`, or none where actions are text."""
-        return () if self._act is None else (self._act,)
+        return () if self._actions.tool is None else (self._actions.tool,)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin at the task's seed; `seed` has no effect."""
         self.seed_rng(seed)
-        first = cast(str, await run(lambda: self._start_world(_seed(task)), thread=self._thread))
+        first = cast(str, await run(lambda: self._playthrough.start(_seed(task)), thread=self._thread))
         rules = [message.text for message in task.prompt if message.text]
         return (Message("user", "\n\n".join([*rules, first])),), {}
 
@@ -140,17 +249,17 @@ class GymEnv(Env):
 
     def save_state(self) -> Mapping[str, JSON]:
         """The actions so far: the task's seed fixes all else."""
-        return {"actions": list(self._taken)}
+        return {"actions": list(self._playthrough.taken)}
 
     async def load_state(self, state: Mapping[str, JSON]) -> None:
         """Take the same actions again."""
         actions = cast(list[int | str], state["actions"])
-        await run(lambda: [self._take(action) for action in actions], thread=self._thread)
+        await run(lambda: [self._playthrough.take(action) for action in actions], thread=self._thread)
 
     async def close(self) -> None:
         """Close the world."""
-        if "_world" in vars(self):
-            self._world.close()
+        if "_playthrough" in vars(self):
+            self._playthrough.close()
 
     def expert(self, task: Task) -> Script:
         """Plays `planner` on a world of its own with the same seed, hence the same random outcomes.
@@ -164,21 +273,25 @@ class GymEnv(Env):
             )
         return self.played(task)
 
-    def _start_world(self, seed: int) -> str:
-        observation, _ = self._world.reset(seed=seed)
-        self._return, self._taken = 0.0, []
-        return self._text_of(observation)
+    @cached_property
+    def _actions(self) -> Actions:
+        return Actions(self.gym_id, self._maker.facts.action_space, self._action_names)
+
+    @cached_property
+    def _playthrough(self) -> Playthrough:
+        is_rendered = self._describe is None and "ansi" in self._maker.facts.render_modes
+        return Playthrough(self._maker.make("ansi" if is_rendered else None), self._describe)
 
     def _answer(self, action: Message) -> Step:
-        if self._act is None:
+        if self._actions.tool is None:
             text = "".join([action.text, *(tool_call.raw for tool_call in action.tool_calls)])
-            if text not in self._facts.action_space:
-                return self._idle(
-                    Message("user", f"That is no action; {self._facts.action_space} is asked for.")
-                )
+            if text not in self._actions.space:
+                return self._idle(Message("user", f"That is no action; {self._actions.space} is asked for."))
             return self._step_world(lambda answer: Message("user", answer), text)
         if not action.tool_calls:
-            return self._idle(Message("user", f"Nothing was done; call `{ACT}`. {self._act.description}"))
+            return self._idle(
+                Message("user", f"Nothing was done; call `{ACT}`. {self._actions.tool.description}")
+            )
         done = Step.going()
         for tool_call in action.tool_calls:
             step = self._call(tool_call)
@@ -191,7 +304,7 @@ class GymEnv(Env):
 
     def played(self, task: Task, deviate: Callable[[int | str], int | str] | None = None) -> Script:
         """The expert's script. deviate: from the best action to the one that is taken, for demonstrations."""
-        world = self._make(None)
+        world = self._maker.make()
         ended = False
         try:
             observation, _ = world.reset(seed=_seed(task))
@@ -201,63 +314,11 @@ class GymEnv(Env):
                 action = best_action(observation, taken)
                 assert action is not None
                 taken = action if deviate is None else deviate(action)
-                yield self._message(taken)
+                yield self._actions.message(taken)
                 observation, _, terminated, truncated, _ = world.step(taken)
                 ended = terminated or truncated
         finally:
             world.close()
-
-    def _message(self, action: int | str) -> Message:
-        if isinstance(action, str):
-            return say(action)
-        argument = self._actions[action - self._start] if self._actions else action
-        return call(ACT, action=argument)
-
-    @cached_property
-    def _world(self) -> GymnasiumEnv:
-        return self._make("ansi" if self._describe is None and "ansi" in self._facts.render_modes else None)
-
-    @cached_property
-    def _facts(self) -> _Facts:
-        key = self.gym_id, repr(sorted(self._gym_kwargs.items()))
-        if key not in _facts_by_id:
-            world = self._make(None)
-            _facts_by_id[key] = _Facts(world.action_space, tuple(world.metadata.get("render_modes") or ()))
-            world.close()
-        return _facts_by_id[key]
-
-    @property
-    def _start(self) -> int:
-        space = self._facts.action_space
-        return int(space.start) if isinstance(space, Discrete) else 0
-
-    @cached_property
-    def _act(self) -> ToolSchema | None:
-        space = self._facts.action_space
-        if isinstance(space, Text | TextSpace):
-            return None
-        if not isinstance(space, Discrete):
-            raise UserError(
-                f"{self.gym_id} takes actions of {space}; only discrete and text actions can be adopted, "
-                "so wrap it into one that takes those."
-            )
-        if self._actions and len(self._actions) != space.n:
-            raise UserError(
-                f"{self.gym_id} has {space.n} actions, got {len(self._actions)} names; name each one."
-            )
-        last = int(space.start + space.n) - 1
-        definition: dict[str, JSON] = {"type": "integer", "minimum": int(space.start), "maximum": last}
-        choices = f"a number from {space.start} to {last}"
-        if self._actions:
-            definition = {"type": "string", "enum": list(self._actions)}
-            choices = f"one of {', '.join(self._actions)}"
-        parameters: dict[str, JSON] = {
-            "type": "object",
-            "properties": {"action": definition},
-            "required": ["action"],
-            "additionalProperties": False,
-        }
-        return ToolSchema(ACT, f"Do something: {choices}.", parameters)
 
     def _call(self, tool_call: ToolCall) -> Step:
         self.counts["tool_calls"] += 1
@@ -271,56 +332,34 @@ class GymEnv(Env):
         if tool_call.name != ACT:
             self.counts["unknown_tools"] += 1
             return self._idle(message(f"There is no tool {tool_call.name[:40]!r}; there is `{ACT}`."))
-        action = self._number(tool_call.arguments)
+        action = self._actions.called(tool_call.arguments)
         if action is None:
             self.counts["rejected_calls"] += 1
-            assert self._act is not None
-            return self._idle(message(f"That is no action. {self._act.description}"))
+            assert self._actions.tool is not None
+            return self._idle(message(f"That is no action. {self._actions.tool.description}"))
         return self._step_world(message, action)
-
-    def _number(self, arguments: Mapping[str, JSON]) -> int | None:
-        action = arguments.get("action")
-        if self._actions:
-            return self._actions.index(action) + self._start if action in self._actions else None
-        is_number = isinstance(action, int) and not isinstance(action, bool)
-        return int(str(action)) if is_number and action in self._facts.action_space else None
 
     def _idle(self, answer: Message) -> Step:
         self.counts["invalid_moves"] += 1
         return Step.going(answer)
 
     def _step_world(self, message: Callable[[str], Message], action: int | str) -> Step:
-        observation, reward, terminated, truncated, _ = self._take(action)
+        observation, reward, terminated, truncated, _ = self._playthrough.take(action)
         step_reward: float | None = float(reward)
         if self._returns is not None:
             step_reward = self._share() if terminated else None
         return Step(
-            (message(self._text_of(observation)),), step_reward, bool(terminated), bool(truncated), {}
+            (message(self._playthrough.text_of(observation)),),
+            step_reward,
+            bool(terminated),
+            bool(truncated),
+            {},
         )
-
-    def _take(self, action: int | str) -> tuple[object, SupportsFloat, bool, bool, dict[str, object]]:
-        result = self._world.step(action)
-        self._taken.append(action)
-        self._return += float(result[1])
-        return result
 
     def _share(self) -> float:
         assert self._returns is not None
         worst, best = self._returns
-        return min(1.0, max(0.0, (self._return - worst) / (best - worst)))
-
-    def _text_of(self, observation: object) -> str:
-        if self._describe is not None:
-            return self._describe(observation)
-        if self._world.render_mode == "ansi":
-            return _COLOURED.sub(r"[\1]", str(self._world.render())).strip()
-        return text_of(observation)
-
-    def _make(self, render_mode: str | None) -> GymnasiumEnv:
-        spec = copy(_spec(self.gym_id))
-        mode = {} if render_mode is None else {"render_mode": render_mode}
-        spec.kwargs = {**spec.kwargs, **self._gym_kwargs, **mode}
-        return gymnasium.make(spec)
+        return min(1.0, max(0.0, (self._playthrough.total - worst) / (best - worst)))
 
 
 def _spec(gym_id: str) -> gymnasium.envs.registration.EnvSpec:
