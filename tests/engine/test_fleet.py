@@ -14,7 +14,7 @@ from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.records.status import processes_in
-from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, Activities
+from agentrl.runtime.activity import ENDED, LOADS, OUT, RESTS, SERVES, STARTS, Activities
 from agentrl.types import Finish
 from agentrl.types.seams import Sampling
 from agentrl.weights.checksum import checksum
@@ -223,6 +223,24 @@ async def test_the_timeline_of_a_run_has_the_service_of_each_server_and_its_upda
         (SERVES, ""),
     ]
     assert processes_in(activities, {})["eval regular"].doing.name == ENDED
+
+
+async def test_a_server_that_is_replaced_while_memory_is_released_rests_as_the_others_do():
+    activities = Activities()
+    async with embedded_server() as (url, engine):
+        part, policy = Part("regular", url), SGLangPolicy(url, resend_lost=True)
+        with activities.observed():
+            fleet = Fleet([part], None, policy, SharedMemory(), no_op, headers=CONTROL).watch()
+        await fleet.release_memory(["kv_cache"])
+        assert activities.processes["regular"].name == RESTS
+        part.running = False
+        part.may_start.set()
+        await until(lambda: fleet.incidents)
+        assert engine.memory.is_missing
+        assert activities.processes["regular"].name == RESTS
+        await fleet.resume_memory(["kv_cache"])
+        assert activities.processes["regular"].name == SERVES
+        await fleet.close()
 
 
 async def test_a_request_goes_on_from_its_tokens_when_the_only_server_has_left_its_machine(monkeypatch):

@@ -25,7 +25,7 @@ from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes.ray.draining import in_words
-from agentrl.runtime.activity import ENDED, LOADS, OUT, RESTS, SERVES, STARTS, current_activities
+from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
 from agentrl.types import Completion
 from agentrl.types.seams import MemoryTag, Sampling
 
@@ -120,10 +120,10 @@ class Membership:
         if not self.serves:
             self.can_serve.clear()
 
-    def mark_routed(self, member: _Member) -> None:
-        """A server gets requests from now on."""
+    def mark_routed(self, member: _Member, stage: str) -> None:
+        """A server gets requests from now on, and enters a stage."""
         member.routed = True
-        self.enter(member, SERVES)
+        self.enter(member, stage)
         if self.serves:
             self.can_serve.set()
 
@@ -298,7 +298,7 @@ class ServerSupervisor:
             if not complete:
                 self.membership.mark_failed(member, member.trouble or "it did not get its weights")
         if complete:
-            self.membership.mark_routed(member)
+            self.membership.mark_routed(member, self.memory.stage)
             await self._hold_or_resume()
 
     async def _hold_or_resume(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -455,4 +455,4 @@ class Fleet:
 
     def _show_service(self) -> None:
         """Show that the servers serve, if they have their memory."""
-        self._membership.enter_all(RESTS if self._memory.tags else SERVES)
+        self._membership.enter_all(self._memory.stage)

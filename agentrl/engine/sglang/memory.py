@@ -16,6 +16,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import Hold, Lost, Servers, SGLangSink
 from agentrl.engine.sglang.transports.base import results_of
 from agentrl.errors import EngineError, EngineUnavailableError
+from agentrl.runtime.activity import RESTS, SERVES
 from agentrl.types.seams import MemoryTag
 
 
@@ -32,6 +33,11 @@ class ServerMemory:
         self._without_weights: int | None = None
         self._lock = asyncio.Lock()
         self.tags: set[MemoryTag] = set()
+
+    @property
+    def stage(self) -> str:
+        """What a server in service does: it rests while memory is released."""
+        return RESTS if self.tags else SERVES
 
     async def release(self, tags: Collection[MemoryTag]) -> int | None:
         """Release this memory of every server.
