@@ -135,7 +135,7 @@ async def test_a_player_whose_machine_is_going_away_gets_no_new_group(tmp_path):
         launcher.leave(1)
         others = [asyncio.create_task(players.play(short_prompt(index), 0)) for index in (1, 2)]
         await until(lambda: len(engine.sessions) == 6)
-        assert players._pool.flights.dispatch.of(0) == [0, 1, 2]
+        assert players._pool.groups.dispatch.of(0) == [0, 1, 2]
         engine.is_held.set()
         await asyncio.gather(first, *others)
         await until(lambda: players._pool.members[1].is_open)

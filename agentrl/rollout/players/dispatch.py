@@ -89,7 +89,7 @@ class Dispatch:
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class GroupAtPlayer:
     """A group at a player. waits: it is not sent, since its player is not open yet, or leaves."""
 
     message: messages.Play
@@ -98,7 +98,7 @@ class Flight:
     waits: bool = False
 
 
-class Flights:
+class GroupsAtPlayers:
     """Groups in play: each is sent to its player, or waits for it, until it has an outcome.
 
     members: the players, by number. dispatch: which of them has which group.
@@ -109,7 +109,7 @@ class Flights:
     def __init__(self, members: Sequence[Member], size: int) -> None:
         self._members = members
         self.dispatch = Dispatch(size)
-        self._flights: dict[int, Flight] = {}
+        self._entries: dict[int, GroupAtPlayer] = {}
         self._cancelled: dict[int, GroupOutcome] = {}
         self.is_stopping = False
         self.failure: BaseException | None = None
@@ -119,16 +119,16 @@ class Flights:
         if self.failure is not None:
             raise self.failure
         ordinal, outcome = message.prompt.index, asyncio.get_running_loop().create_future()
-        flight = self._flights[ordinal] = Flight(message, outcome)
+        entry = self._entries[ordinal] = GroupAtPlayer(message, outcome)
         self.dispatch.start(ordinal)
         self._send(ordinal)
         try:
-            played = await asyncio.shield(flight.outcome)
+            played = await asyncio.shield(entry.outcome)
         except asyncio.CancelledError:
-            await self._cancel(ordinal, flight)
+            await self._cancel(ordinal, entry)
             raise
         finally:
-            self._flights.pop(ordinal, None)
+            self._entries.pop(ordinal, None)
             number = self.dispatch.at(ordinal)
             self.dispatch.end(ordinal)
             if number is not None:
@@ -142,7 +142,7 @@ class Flights:
 
     def playing(self, number: int) -> list[int]:
         """The groups that a player has been sent, in the order of their start."""
-        return [ordinal for ordinal in self.dispatch.of(number) if not self._flights[ordinal].waits]
+        return [ordinal for ordinal in self.dispatch.of(number) if not self._entries[ordinal].waits]
 
     def opened(self, number: int) -> None:
         """A player has its environment: its groups are sent to it."""
@@ -157,17 +157,17 @@ class Flights:
 
     def settle(self, message: messages.Played) -> bool:
         """A player has played a group, or stopped it. Whether it goes on at another player."""
-        flight, outcome = self._flights.get(message.ordinal), message.outcome
-        if flight is None or flight.outcome.done():
+        entry, outcome = self._entries.get(message.ordinal), message.outcome
+        if entry is None or entry.outcome.done():
             return False
         begun = None if outcome is None else outcome.in_progress
         if message.error is not None:
-            flight.outcome.set_exception(message.error)
+            entry.outcome.set_exception(message.error)
         elif begun is None or self.is_stopping:
-            flight.outcome.set_result(outcome)
+            entry.outcome.set_result(outcome)
         else:
             # Its player leaves.
-            flight.message = flight.message._replace(begun=begun)
+            entry.message = entry.message._replace(begun=begun)
             self.dispatch.move(message.ordinal)
             self._send(message.ordinal)
             return True
@@ -177,50 +177,50 @@ class Flights:
         """Leave the groups that a player has not begun, or that has ended, as they came to it."""
         player = self._members[number]
         for ordinal in self.dispatch.of(number):
-            flight = self._flights.get(ordinal)
+            entry = self._entries.get(ordinal)
             is_there = player.is_open and not player.has_ended
-            if flight is None or flight.outcome.done() or (is_there and not flight.waits):
+            if entry is None or entry.outcome.done() or (is_there and not entry.waits):
                 continue
-            if (begun := flight.message.begun) is None:
-                flight.outcome.cancel()
+            if (begun := entry.message.begun) is None:
+                entry.outcome.cancel()
             else:
-                flight.outcome.set_result(GroupOutcome(None, (), (), in_progress=begun))
+                entry.outcome.set_result(GroupOutcome(None, (), (), in_progress=begun))
 
     def fail(self, error: BaseException) -> None:
         """No group can be played any more."""
         self.failure = self.failure or error
-        for flight in self._flights.values():
-            if not flight.outcome.done():
-                flight.outcome.set_exception(error)
+        for entry in self._entries.values():
+            if not entry.outcome.done():
+                entry.outcome.set_exception(error)
 
-    async def _cancel(self, ordinal: int, flight: Flight) -> None:
-        flight.is_cancelled = True
-        if flight.waits and not flight.outcome.done():
-            flight.outcome.set_result(None)
+    async def _cancel(self, ordinal: int, entry: GroupAtPlayer) -> None:
+        entry.is_cancelled = True
+        if entry.waits and not entry.outcome.done():
+            entry.outcome.set_result(None)
         if (number := self.dispatch.at(ordinal)) is not None:
             self._members[number].process.send(messages.CancelGroup(ordinal))
-        await asyncio.wait([flight.outcome], timeout=_CLEAN_UP_S)
-        ended = flight.outcome.done() and not flight.outcome.cancelled()
-        if ended and flight.outcome.exception() is None and (outcome := flight.outcome.result()) is not None:
+        await asyncio.wait([entry.outcome], timeout=_CLEAN_UP_S)
+        ended = entry.outcome.done() and not entry.outcome.cancelled()
+        if ended and entry.outcome.exception() is None and (outcome := entry.outcome.result()) is not None:
             self._cancelled[ordinal] = outcome
 
     def _send(self, ordinal: int) -> None:
-        flight, number = self._flights.get(ordinal), self.dispatch.at(ordinal)
-        if flight is None or number is None or flight.outcome.done():
+        entry, number = self._entries.get(ordinal), self.dispatch.at(ordinal)
+        if entry is None or number is None or entry.outcome.done():
             return
-        if flight.is_cancelled:
-            flight.outcome.set_result(None)
+        if entry.is_cancelled:
+            entry.outcome.set_result(None)
             return
         player = self._members[number]
-        flight.waits = not player.takes_groups
-        if not flight.waits:
-            player.process.send(flight.message)
+        entry.waits = not player.takes_groups
+        if not entry.waits:
+            player.process.send(entry.message)
 
     def _take_over(self, number: int) -> None:
         """A player that has less to play than others gets groups that wait for these."""
         if not self._members[number].takes_groups or self.is_stopping:
             return
-        for ordinal in [ordinal for ordinal, flight in self._flights.items() if flight.waits]:
+        for ordinal in [ordinal for ordinal, entry in self._entries.items() if entry.waits]:
             holder = self.dispatch.at(ordinal)
             if holder is not None and len(self.dispatch.of(holder)) > len(self.dispatch.of(number)):
                 self.dispatch.move(ordinal, number)

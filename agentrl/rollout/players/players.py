@@ -15,7 +15,7 @@ from agentrl.processes.ray.draining import in_words
 from agentrl.rollout.group import GroupInProgress, GroupOutcome, GroupPlayer
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.direct import HOLD_S
-from agentrl.rollout.players.dispatch import Flights
+from agentrl.rollout.players.dispatch import GroupsAtPlayers
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerLauncher, PlayerPlan, PlayerProcess
 from agentrl.rollout.players.member import Absence, Member, MemberStarter, last_lines
 from agentrl.rollout.players.messages import names_of
@@ -32,14 +32,14 @@ class PlayerPool:
     """The processes of players: each that ends, hangs or leaves with its machine is replaced.
 
     starter: starts them. on_event: called with a sentence where a player has ended.
-    members: the players, by number. flights: the groups at them.
+    members: the players, by number. groups: those at them.
     in_place_of: the player of the driver that they stand for; None = until one is named.
     """
 
     def __init__(self, starter: MemberStarter, on_event: Callable[[str], None]) -> None:
         self._starter, self._on_event = starter, on_event
         self.members: list[Member] = []
-        self.flights = Flights(self.members, starter.size)
+        self.groups = GroupsAtPlayers(self.members, starter.size)
         self.in_place_of: GroupPlayer | None = None
         self._is_away = self._is_closed = False
         self._restarts: set[asyncio.Task[None]] = set()
@@ -64,11 +64,11 @@ class PlayerPool:
 
     async def stop(self) -> None:
         """Stop all groups in play, so that they can go on later."""
-        self.flights.is_stopping = True
+        self.groups.is_stopping = True
         self._send_to_all(messages.Stop())
         # What waits for a player that may be long in coming stays as it came.
         for number in range(len(self.members)):
-            self.flights.leave(number)
+            self.groups.leave(number)
 
     def set_away(self, is_away: bool) -> None:
         """The engine is away, or there again."""
@@ -78,7 +78,7 @@ class PlayerPool:
     def retire_idle(self) -> None:
         """Replace each player that leaves and has nothing more to play."""
         for number, player in enumerate(self.members):
-            playing = self.flights.playing(number)
+            playing = self.groups.playing(number)
             is_idle = not (player.is_open and playing)
             if player.leaves and is_idle and not (player.has_ended or self._is_closed):
                 player.has_ended = True
@@ -101,13 +101,13 @@ class PlayerPool:
             partial(self._receive, number),
             partial(self._on_ended, number),
             partial(self._on_leaving, number),
-            self.flights.fail,
+            self.groups.fail,
         )
         late = partial(self._end_hanging, number, f"has not ended its requests in {HOLD_S:g} s")
         member = self._starter.start(number, events, late)
         if self._is_away:
             member.process.send(messages.EngineAway(True))
-        if self.flights.is_stopping:
+        if self.groups.is_stopping:
             member.process.send(messages.Stop())
         return member
 
@@ -117,11 +117,11 @@ class PlayerPool:
         match message:
             case messages.Opened():
                 player.opened()
-                self.flights.opened(number)
+                self.groups.opened(number)
             case messages.Failed():
-                self.flights.fail(message.error)
+                self.groups.fail(message.error)
             case messages.Played():
-                if self.flights.settle(message):
+                if self.groups.settle(message):
                     self.retire_idle()
             case messages.Stepped(step):
                 if self.in_place_of is not None and self.in_place_of.note is not None:
@@ -131,11 +131,11 @@ class PlayerPool:
 
     def _on_leaving(self, number: int, left_s: float) -> None:
         """The player's machine is going away: it gets no more groups, and what can move goes on elsewhere."""
-        if self.flights.is_stopping:
+        if self.groups.is_stopping:
             return
-        player, ordinals = self.members[number], self.flights.dispatch.of(number)
+        player, ordinals = self.members[number], self.groups.dispatch.of(number)
         player.leaves = True
-        self.flights.dispatch.avoid(number)
+        self.groups.dispatch.avoid(number)
         moves = self.in_place_of is not None and self.in_place_of.can_move
         how = "go on elsewhere from where they are" if moves else "end there, if they do so in time"
         groups = f"groups {names_of(ordinals)} {how}" if ordinals else "no group was in play"
@@ -169,12 +169,12 @@ class PlayerPool:
             return
         player.has_ended = True
         player.closed()
-        if self._is_closed or self.flights.failure is not None:
+        if self._is_closed or self.groups.failure is not None:
             return
-        if self.flights.is_stopping:
-            self.flights.leave(number)
+        if self.groups.is_stopping:
+            self.groups.leave(number)
         # No fault of its groups, where it leaves.
-        may_restart = player.leaves or self.flights.dispatch.lost(number, was_open=player.is_open)
+        may_restart = player.leaves or self.groups.dispatch.lost(number, was_open=player.is_open)
         self._begin(self._replace(number, reason, may_restart))
 
     def _begin(self, restart: Coroutine[None, None, None]) -> None:
@@ -191,7 +191,7 @@ class PlayerPool:
                 "and on the disk, then resume with --resume."
             )
         if error is not None:
-            self.flights.fail(error)
+            self.groups.fail(error)
 
     async def _replace(self, number: int, reason: str, may_restart: bool) -> None:
         player = self.members[number]
@@ -201,12 +201,12 @@ class PlayerPool:
         await player.process.kill()
         if self._is_closed:
             return
-        playing = names_of(self.flights.playing(number))
+        playing = names_of(self.groups.playing(number))
         what, log = f"{player.process.name} {reason}", player.process.log
         where = f"(see {log}{last_lines(log)})"
         if not may_restart:
             at = f"while it played {playing}" if playing and player.is_open else "before it played anything"
-            self.flights.fail(
+            self.groups.fail(
                 WorldBrokenError(
                     f"{what} {at}, as others did before it {where}; mend the environment, or give the run "
                     "more memory."
@@ -219,13 +219,13 @@ class PlayerPool:
 
     def _start_again(self, number: int, *, leaves: bool = True) -> None:
         """Start the player's next process. leaves: on another machine, and until then others play."""
-        if self._is_closed or self.flights.is_stopping:
+        if self._is_closed or self.groups.is_stopping:
             return
-        ordinals = self.flights.dispatch.of(number)
+        ordinals = self.groups.dispatch.of(number)
         if leaves:
-            self.flights.dispatch.leave(number)
+            self.groups.dispatch.leave(number)
         self.members[number] = self._started(number)
-        self.flights.send(ordinals)
+        self.groups.send(ordinals)
 
 
 class Players:
@@ -293,13 +293,13 @@ class Players:
         On cancellation: the player cancels it, and this waits until it has cleaned up, 10 s at most.
         """
         try:
-            return await self._pool.flights.play(messages.Play(prompt, version, begun))
+            return await self._pool.groups.play(messages.Play(prompt, version, begun))
         finally:
             self._pool.retire_idle()
 
     def cancelled(self, prompt: Prompt) -> GroupOutcome:
         """The outcome of a group whose `play` was cancelled, with the episodes that had ended."""
-        outcome = self._pool.flights.cancelled(prompt.index)
+        outcome = self._pool.groups.cancelled(prompt.index)
         if outcome is not None:
             return outcome
         # Its player has ended, or did not clean up in time.
