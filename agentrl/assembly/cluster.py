@@ -153,7 +153,7 @@ def _reserved(
 
 def ranks_have_gpus(config: RunConfig) -> bool:
     """Whether each rank of the trainer gets a GPU; in a cluster that runs already they are taken to."""
-    if config.trainer.trainer != "megatron":
+    if config.trainer.trainer != "megatron" and config.trainer.device == "cpu":
         return False
     if config.cluster.cluster == "ray":
         if (chosen := config.cluster.num_gpus_per_rank) is not None:
@@ -208,6 +208,7 @@ def run_layout(config: RunConfig, *, has_gpus: bool) -> ClusterLayout:
     nodes, per_node, gpus = 1, 1, 0
     if config.trainer.trainer == "megatron":
         nodes, per_node = megatron.actor_num_nodes, megatron.actor_num_gpus_per_node
+    if config.trainer.trainer == "megatron" or config.trainer.device == "cuda":
         chosen = config.cluster.num_gpus_per_rank
         gpus = int(has_gpus) if chosen is None else chosen
     ranks = RankNeeds(nodes, per_node, config.cluster.num_cpus_per_rank, gpus) if num_ranks(config) else None

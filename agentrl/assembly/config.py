@@ -247,16 +247,17 @@ def _inactive_data(config: RunConfig) -> dict[str, str]:
 def _inactive_layout(config: RunConfig) -> dict[str, str]:
     if config.trainer.trainer != "megatron":
         return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
+    takes_gpus = {"device": "with trainer = megatron, whose ranks take GPUs where there are some; drop that"}
     processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
-    return {"inline": processes} if config.engine.engine == "sglang" else {}
+    return takes_gpus | ({"inline": processes} if config.engine.engine == "sglang" else {})
 
 
 def _inactive_cluster(config: RunConfig) -> dict[str, str]:
     if config.cluster.cluster == "local":
         return {}
     reasons: dict[str, str] = {}
-    if config.trainer.trainer != "megatron":
-        reasons["num_gpus_per_rank"] = "without trainer = megatron; choose it"
+    if config.trainer.trainer != "megatron" and config.trainer.device == "cpu":
+        reasons["num_gpus_per_rank"] = "without trainer = megatron or device = cuda; choose one"
     serves_policy = config.engine.engine == "sglang" and config.engine.sglang_url is None
     if not (serves_policy or config.engine.sglang_models):
         reasons["num_cpus_per_server"] = config.engine.without_servers

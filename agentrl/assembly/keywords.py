@@ -222,6 +222,7 @@ class TrainSettings(TypedDict, total=False):
     gate_lower: float | None
     mask_offpolicy_in_partial_rollout: bool
     trainer: Literal["torch", "megatron"]
+    device: Literal["cpu", "cuda"]
     optimizer: Literal["adamw", "muon"]
     lr: float
     min_lr: float

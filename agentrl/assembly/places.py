@@ -108,7 +108,7 @@ def local_places(config: RunConfig) -> LocalPlaces:
     """
     has_gpus = ranks_have_gpus(config)
     if has_gpus and num_ranks(config):
-        check_gpus(config.megatron.world_size)
+        check_gpus(num_ranks(config))
     layout = run_layout(config, has_gpus=has_gpus)
     return _here(layout, server_needs(config), colocated=config.trainer.colocate)
 
@@ -136,7 +136,7 @@ def is_for_gpus(config: RunConfig) -> bool:
     It is for another one where this has no GPU, and bf16 or a server asks for some.
     """
     if config.trainer.trainer != "megatron" or own_gpus():
-        return ranks_have_gpus(config)
+        return ranks_have_gpus(config) or config.trainer.device == "cuda"
     servers = chain.from_iterable(server_needs(config).values())
     return ranks_have_gpus(config) or config.trainer.bf16 or any(server.gpus for server in servers)
 

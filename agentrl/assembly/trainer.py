@@ -16,7 +16,7 @@ from agentrl.assembly.model import threads_for
 from agentrl.assembly.places import LocalPlaces, ProcessPlaces
 from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
-from agentrl.processes.gpus import check_gpus
+from agentrl.processes.gpus import check_gpus, in_words, num_gpus
 from agentrl.runtime.activity import STARTS_RANKS, working
 from agentrl.runtime.extras import require
 from agentrl.trainer.config import TrainerConfig
@@ -104,6 +104,7 @@ class TrainerFactory:
             clip_grad=trainer.clip_grad,
             max_tokens_per_gpu=trainer.max_tokens_per_gpu,
             bf16=trainer.bf16,
+            device=trainer.device if trainer.trainer == "torch" else "cpu",
         )
         plan = torch_plan.TorchPlan(
             policy=Learning(sft_loss, settings, section.warm_start_steps),
@@ -253,7 +254,12 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer != "megatron":
         if config.trainer.lora_rank:
             require("lora_rank", "peft")
-        if is_here:
+        if is_here and config.trainer.device == "cuda":
+            if not num_gpus():
+                raise ConfigError(
+                    f"{in_words()}, and device = cuda needs one; take a machine with a GPU, or drop device."
+                )
+        elif is_here:
             check_machine(
                 "the torch trainer",
                 learned_memory(source.config, config.trainer),

@@ -326,7 +326,8 @@ def _known_facts(config: RunConfig, folder: RunFolder) -> dict[str, Mapping[str,
 
 
 def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
-    ranks = config.megatron.world_size if config.trainer.trainer == "megatron" else 0
+    of_torch = int(config.trainer.device == "cuda")
+    ranks = config.megatron.world_size if config.trainer.trainer == "megatron" else of_torch
     present: list[JSON] = [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in present_gpus()]
     return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
 

@@ -35,6 +35,9 @@ class TrainerConfig(Section):
     trainer: Literal["torch", "megatron"] = "torch"
     """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL and SFT; a warm
     start is torch's)."""
+    device: Annotated[Literal["cpu", "cuda"], Changes.SPEED] = "cpu"
+    """Where the torch trainer computes: cpu, or cuda, a GPU of its own. Megatron's ranks take GPUs where
+    there are some."""
     optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
     """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
     the rest."""
@@ -63,7 +66,7 @@ class TrainerConfig(Section):
     bf16: bool = False
     """Multiply matrices in bfloat16; gradients are added up and the optimizer steps in fp32. Megatron
     publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
-    GPUs (trainer = megatron), false on the CPU; its config.toml has what acted."""
+    GPUs (trainer = megatron, or device = cuda), false on the CPU; its config.toml has what acted."""
 
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third

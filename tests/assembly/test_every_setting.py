@@ -182,6 +182,7 @@ SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
 # What a setting of another section is given, and what it has no effect under.
 WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
 INACTIVE = {
+    "device": ("cuda", {"trainer": "megatron"}),
     **{
         name: (64, {"hf_checkpoint": "x"})
         for name in ("num_layers", "hidden_size", "ffn_hidden_size", "kv_channels", "vocab_size")

@@ -12,6 +12,7 @@ from agentrl.assembly.cluster import POLICY, fleet_of_model
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers
+from agentrl.assembly.trainer import check_trainable
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
@@ -20,8 +21,10 @@ from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.torch.plan import WORKER
+from agentrl.weights.hf.source import ModelSource
 from tests.cards import H200_MIB, uuid_of, with_cards
 from tests.environ import environment_of
+from tests.trainer.tiny import qwen3, tokenizer
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -129,6 +132,22 @@ def test_an_engine_of_evaluations_and_further_models_have_their_own(monkeypatch,
 def test_the_torch_trainer_leaves_all_to_servers(monkeypatch):
     places = placed(monkeypatch, 1, trainer="torch")
     assert (places.gpus.ranks, places.fleets[POLICY], places.notice) == (((),), (("0",),), None)
+
+
+def test_the_torch_trainer_has_a_gpu_of_its_own_where_it_is_to_compute_on_one(monkeypatch, tmp_path):
+    places = placed(monkeypatch, 2, trainer="torch", device="cuda")
+    assert (places.gpus.ranks, places.fleets[POLICY], places.notice) == ((("0",),), (("1",),), None)
+    shared = placed(monkeypatch, 1, trainer="torch", device="cuda")
+    assert (shared.gpus.ranks, shared.fleets[POLICY]) == ((("0",),), (("0",),))
+    assert shared.notice.startswith("Ranks and servers share GPU 0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="and device = cuda needs one; take a machine with a GPU, or drop"):
+        check_trainable(
+            ModelSource(tmp_path, qwen3().config, tokenizer()), load_config(None, {"device": "cuda"})
+        )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    beside_embedded = local_places(load_config(None, {"device": "cuda"}))
+    assert beside_embedded.gpus.ranks == (("0",),)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ CHANGES = {
     "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
     "group_timeout_s": Change(1e-9),
     "trainer": Change("megatron"),
+    # A choice that is refused without a GPU.
+    "device": Change("cuda"),
     "optimizer": Change("muon"),
     "lr": Change(1e-2),
     "lr_warmup_iters": Change(2),

@@ -54,6 +54,8 @@ CHANGES = {
     "chat_format": Change("qwen3", {"dialect": "chat"}),
     "rollout_max_context_len": Change(12),
     "trainer": Change("megatron"),
+    # A choice that is refused without a GPU.
+    "device": Change("cuda"),
     "optimizer": Change("muon"),
     "lr": Change(1e-3),
     "min_lr": Change(1e-3, FALLS),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
@@ -338,7 +338,15 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     del place
     torch.set_num_threads(plan.num_threads)
     report_phase("loading weights")
-    model = open_directory(plan.models["old"], torch.float32)
+    device = torch.device(plan.config.device)
+
+    def opened(directory: str) -> PreTrainedModel:
+        model = open_directory(directory, torch.float32)
+        # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
+        nn.Module.to(model, device)
+        return model
+
+    model = opened(plan.models["old"])
     if plan.config.lora_rank:
         from agentrl.trainer.torch.adapters import adapt
 
@@ -348,7 +356,7 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     if plan.critic is not None:
         critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup)
     judges: dict[ScoreRole, PreTrainedModel] = {
-        role: open_directory(plan.models[role], torch.float32) for role in plan.opened - {"old"}
+        role: opened(plan.models[role]) for role in plan.opened - {"old"}
     }
     auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
     yield TorchWorker(model, plan.policy, auxiliary)
