@@ -178,7 +178,7 @@ class EmbeddedEngine:
             ModelLoadError: no sequence has probabilities of its own (`long_ropes`).
         """
         return cls(
-            _parameters_of(model),
+            _parameters_of(model, copies=True),
             max_slots=max_slots,
             max_context_len=max_context_len,
             decode=decode,
@@ -203,11 +203,12 @@ class EmbeddedEngine:
             ModelLoadError: the directory is missing or broken; or see `from_model`.
         """
         model = open_directory(directory, dtype)
-        return cls.from_model(
-            model,
+        return cls(
+            _parameters_of(model, copies=False),
             max_slots=max_slots,
             max_context_len=max_context_len,
             decode=decode,
+            eos_token_ids=eos_of(model),
             deterministic=deterministic,
         )
 
@@ -310,12 +311,15 @@ class EmbeddedEngine:
         self.memory.close()
 
 
-def _parameters_of(model: PreTrainedModel) -> Parameters | ModelParameters:
-    """A copy of a model's weights, for the decoder where it has a table of the family."""
+def _parameters_of(model: PreTrainedModel, *, copies: bool) -> Parameters | ModelParameters:
+    """A model's weights, for the decoder where it has a table of the family.
+
+    copies: whether others have the model, too.
+    """
     long_ropes(model.config)
     architecture = read_architecture(model.config)
     if architecture is None:
-        return ModelParameters(deepcopy(model).eval())
+        return ModelParameters((deepcopy(model) if copies else model).eval())
     return Parameters.load(architecture, dict(named_weights(model)), model.dtype)
 
 

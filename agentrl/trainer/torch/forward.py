@@ -1,7 +1,7 @@
 """From rows of tokens to logprobs: all tokens through the model, only predicting states through its head.
 
-Attention stays inside sequences, through the attention registry of transformers. A model whose layers do
-than that (windows, recurrences) gets the sequences of a row in batches of like length.
+Attention stays inside sequences, through the attention registry of transformers. A model whose layers do more
+(windows, recurrences) gets the sequences of a row in batches of like length.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class TorchNetwork:
         try:
             with torch.no_grad(), self.attending():
                 states_TD = self.states(row)
+        except torch.OutOfMemoryError:
+            raise
         # Whatever a model makes of arguments that it does not know, or of an attention of another shape.
         except (TypeError, RuntimeError, _UnpackableError):
             return False
