@@ -56,9 +56,9 @@ async def test_ragged_conversations_are_exact(name: str) -> None:
             prefix += [*kept, *rng.integers(0, VOCAB, rng.integers(1, 6)).tolist()]
 
     await asyncio.gather(*(converse(number) for number in range(4)))
-    assert engine.cache_bytes > 0
+    assert engine.memory.cache_bytes > 0
     await engine.close()
-    assert engine.cache_bytes == 0
+    assert engine.memory.cache_bytes == 0
 
 
 @pytest.mark.parametrize("name", OTHERS)
