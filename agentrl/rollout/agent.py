@@ -117,6 +117,23 @@ class TokenAgent:
         conversation.add_turn(sampled, message)
         return Act(message, TurnTokens(_int32(world), completion, prompt_crc32, turn.privileged), restart)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first prompt is rendered."""
+        return bool(self._conversation.prefix)
+
+    async def prompt(
+        self, observation: Observation, tools: Sequence[ToolSchema], session: Session
+    ) -> TurnTokens:
+        """The first turn without any sampled token, where it was given up: its prompt, up to the limit of the
+        trajectory."""
+        conversation, turn = self._conversation, self._turn
+        if not self.has_begun and turn is not None:
+            conversation.add_rendered(observation, tools, turn.world, turn.restart)
+        elif not self.has_begun:
+            await self._begun(observation, tools)
+        return TurnTokens(_int32(conversation.prefix[: session.max_tokens]), _empty_completion())
+
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
         await self._policy.close_session(session_id)
@@ -205,6 +222,7 @@ class DeadlineAgent:
 
     The turn that is then under way, and each later one, is empty, and its finish is `length`: `play` ends
     the episode as a truncated one, with all turns before it. Tokens that were sampled for that turn are lost.
+    Of a first turn the prompt is kept: a trajectory begins with a token of the world.
 
     deadline: that of all agents of a group.
     """
@@ -217,15 +235,18 @@ class DeadlineAgent:
 
         Waits for: the agent. Unblocked by: its turn or the deadline.
         """
-        limit = asyncio.timeout(None)
+        limit, agent = asyncio.timeout(None), self._agent
+        is_first = isinstance(agent, TokenAgent) and not agent.has_begun
         try:
             async with limit:
                 with self._deadline.ends(limit):
-                    return await self._agent.act(observation, tools=tools, session=session)
+                    return await agent.act(observation, tools=tools, session=session)
         except TimeoutError:
             if not limit.expired():
                 raise
-            return Act(Message("assistant"), TurnTokens(_int32([]), _empty_completion()))
+        if is_first and isinstance(agent, TokenAgent):
+            return Act(Message("assistant"), await agent.prompt(observation, tools, session))
+        return Act(Message("assistant"), TurnTokens(_int32([]), _empty_completion()))
 
     async def close(self, session_id: str) -> None:
         """Close the agent."""

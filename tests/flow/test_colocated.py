@@ -102,7 +102,7 @@ def test_episodes_in_flight_stop_in_the_trainers_turn_and_go_on_after_it(tmp_pat
 
 @pytest.mark.full
 def test_the_time_of_groups_does_not_go_on_in_the_trainers_turn(tmp_path, monkeypatch):
-    update, limit_s = RankTrainer.update, 2.0
+    update, limit_s = RankTrainer.update, 6.0
 
     async def slow(trainer, batch):
         await asyncio.sleep(limit_s)

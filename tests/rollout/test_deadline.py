@@ -7,17 +7,21 @@ import asyncio
 import pytest
 
 from agentrl import Message, say
+from agentrl.algorithms.laws import TokenLaws
+from agentrl.algorithms.samples import samples_of
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
-from agentrl.rollout.agent import DeadlineAgent
+from agentrl.rollout.agent import DeadlineAgent, SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupPlayer
 from agentrl.runtime.clocks import SharedDeadline, Waits
 from agentrl.types import Ending, Finish, Step
-from agentrl.types.seams import Act
-from tests.worlds import ASK, Speaker, Talk, raising, turn_tokens
+from agentrl.types.seams import Act, Session
+from tests.rollout.test_agent import Letters
+from tests.worlds import ASK, Reciter, Speaker, Talk, raising, turn_tokens
 
 PROMPT = Prompt(7, ASK, 1234)
 MINUTE = 60.0
+QUESTION = (Message("user", "How many?"),)
 
 
 class Straggler(Speaker):
@@ -69,6 +73,54 @@ async def test_a_straggler_keeps_its_turns_and_does_not_hold_up_its_sibling():
     assert [len(turn.tokens.completion.token_ids) for turn in turns] == [1, 0]
     assert turns[-1].tokens.completion.finish is Finish.LENGTH
     assert straggler.closed
+
+
+class Silent(Reciter):
+    """Samples nothing before a test ends."""
+
+    async def generate(self, prompt_ids, sampling, *, session):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["while it samples", "before it renders"])
+async def test_of_a_first_turn_that_is_cut_the_prompt_is_kept(is_over):
+    """Else a trajectory would begin with no token of the world, which no batch may hold."""
+
+    def agent(policy):
+        return TokenAgent(policy(lambda turn, sampling: [50, 51]), Letters(), SamplingSettings())
+
+    deadline = SharedDeadline(-1.0 if is_over else 0.05)
+    late = DeadlineAgent(agent(Silent), deadline)
+    session = Session("s", 3, 100)
+    act = await late.act(QUESTION, tools=(), session=session)
+    whole = Letters().render(QUESTION, ())
+    assert act.tokens.world_ids.tolist() == whole
+    assert len(act.tokens.completion.token_ids) == 0
+    assert act.tokens.completion.finish is Finish.LENGTH
+    # Up to the trajectory's limit, and once: a later turn is empty.
+    short = DeadlineAgent(agent(Silent), SharedDeadline(-1.0))
+    cut = await short.act(QUESTION, tools=(), session=Session("s", 3, 2))
+    assert cut.tokens.world_ids.tolist() == whole[:2]
+    again = await late.act(QUESTION, tools=(), session=session)
+    assert not len(again.tokens.world_ids)
+
+
+async def test_a_group_whose_straggler_never_sampled_can_be_trained_on():
+    agents = [
+        TokenAgent(policy(lambda turn, sampling: [50, 51]), Letters(), SamplingSettings(max_response_len=9))
+        for policy in (Reciter, Silent)
+    ]
+
+    def env():
+        return Talk(steps=[Step.finished(reward=1.0)])
+
+    outcome = await asyncio.wait_for(player(*agents, env=env, timeout_s=0.2).play(PROMPT, 0), MINUTE)
+    assert endings(outcome) == [Ending.COMPLETED, Ending.TRUNCATED]
+    laws, group = TokenLaws(), outcome.group
+    laws.check_episodes([group], version=0)
+    samples = [sample for episode in group.episodes for sample in samples_of(episode)]
+    laws.check_samples([group], samples)
+    assert [int(sample.loss_mask.sum()) for sample in samples] == [2, 0]
 
 
 async def test_without_a_deadline_a_straggler_is_waited_for():
