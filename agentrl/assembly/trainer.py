@@ -253,7 +253,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     is_here = config.cluster.cluster == "local"
     if config.trainer.trainer != "megatron":
         if config.trainer.lora_rank:
-            require("lora_rank", "peft")
+            require("training adapters", "peft")
         if is_here and config.trainer.device == "cuda":
             if not num_gpus():
                 raise ConfigError(

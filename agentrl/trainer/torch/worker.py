@@ -84,7 +84,7 @@ class TorchWorker(Recorder, DeviceStore):
         self._step = 0
         self._pool: BufferPool | None = None
         self._writer = StateWriter()
-        self._memory = self._network_memory()
+        self._memory = _memory_of(self._networks, self._learners())
 
     @property
     def has_adapters(self) -> bool:
@@ -243,23 +243,25 @@ class TorchWorker(Recorder, DeviceStore):
         values: dict[ScoreRole, Learner] = {} if critic is None else {"values": critic.learner}
         return {"old": self._policy, **values}
 
-    def _network_memory(self) -> dict[ScoreRole, NetworkMemory]:
-        """The memory of the network in each role."""
-        learning = {
-            role: NetworkMemory(partial(tensors_of, learner.network.model), learner.optimizer_tensors)
-            for role, learner in self._learners().items()
-        }
-        return {
-            # The reference may be the policy without its adapters.
-            role: learning["old"]
-            if network.model is self.model
-            else learning.get(role) or NetworkMemory(partial(tensors_of, network.model))
-            for role, network in self._networks.items()
-        }
-
     def _offload_all(self) -> None:
         for memory in set(self._memory.values()) if has_own_memory(self.model.device) else ():
             memory.offload()
+
+
+def _memory_of(
+    networks: Mapping[ScoreRole, TorchNetwork], learners: Mapping[ScoreRole, Learner]
+) -> dict[ScoreRole, NetworkMemory]:
+    """The memory of the network in each role."""
+    learning = {
+        role: NetworkMemory(partial(tensors_of, learner.network.model), learner.optimizer_tensors)
+        for role, learner in learners.items()
+    }
+    memory = {}
+    for role, network in networks.items():
+        # The reference may be the policy without its adapters.
+        same = "old" if network.model is networks["old"].model else role
+        memory[role] = learning.get(same) or NetworkMemory(partial(tensors_of, network.model))
+    return memory
 
 
 def _networks_of(
