@@ -57,7 +57,8 @@ class Tracer:
         return {
             (code.co_filename.removeprefix(root), code.co_qualname)
             for code in self.codes
-            if code.co_filename.startswith(root)
+            # Comprehensions and lambdas are expressions of the function around them.
+            if code.co_filename.startswith(root) and not code.co_name.startswith("<")
         }
 
 
