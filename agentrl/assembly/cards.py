@@ -144,10 +144,13 @@ def shared_gpus(config: RunConfig) -> Collection[str]:
 def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
     """The networks of the run's trainer."""
     algorithm = config.algorithm
+    # With adapters a reference without a directory is the policy without them.
+    adapts = config.trainer.lora_rank is not None
+    has_reference = algorithm.has_reference and not (adapts and algorithm.ref_load is None)
     frozen = [
         open_config(Path(directory)) if directory is not None else policy
         for directory, is_used in (
-            (algorithm.ref_load, algorithm.has_reference),
+            (algorithm.ref_load, has_reference),
             (algorithm.opd.teacher_load, algorithm.use_opd),
         )
         if is_used

@@ -200,10 +200,12 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
     matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
     total = sum(p.numel() for p in model.parameters())
     if trainer.lora_rank:
-        from agentrl.trainer.torch.adapters import num_adapted
+        from agentrl.trainer.torch.adapters import adapter_sizes
 
-        adapted = num_adapted(model, trainer)
-        return MemoryNeed(FP32 * (total + adapted), FP32 * adapted, 2 * FP32 * adapted)
+        sizes = adapter_sizes(model, trainer)
+        moments = 1 if trainer.optimizer == "muon" else 2
+        optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
+        return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
     optimizer = sum(
         FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
     )

@@ -8,6 +8,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly import memory as module
+from agentrl.assembly.cards import networks_of
+from agentrl.assembly.load import load_config
 from agentrl.assembly.memory import (
     MemoryNeed,
     Networks,
@@ -76,6 +78,20 @@ def test_the_torch_trainer_takes_what_the_formula_gives(kind, optimizer):
     worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels())
     expected = torch_memory(Networks(model.config), config, tokens=16)
     assert allocated(worker, [model]) == expected.known
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_adapters_take_what_the_formula_gives(optimizer):
+    config, model = settings(optimizer=optimizer, lora_rank=2), qwen3(torch.float32)
+    expected = torch_memory(Networks(model.config), config, tokens=16)
+    worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels())
+    assert allocated(worker, [model]) == expected.known
+
+
+def test_the_reference_of_adapters_is_no_second_network():
+    policy, penalty = qwen3(torch.float32).config, {"use_kl_loss": True, "kl_loss_coef": 0.1}
+    counted = [networks_of(load_config(None, {**penalty, **more}), policy) for more in ({}, {"lora_rank": 2})]
+    assert [len(networks.frozen) for networks in counted] == [1, 0]
 
 
 def test_a_critic_and_a_reference_are_counted():

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from agentrl.errors import ConfigError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.plan import Learning
-from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over
-from agentrl.trainer.torch.adapters import adapt, merged_weights, num_adapted
+from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over, worker
+from agentrl.trainer.torch.adapters import adapt, adapter_sizes, merged_weights
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import named_weights, unpack
@@ -60,9 +60,8 @@ def test_what_is_published_is_the_model_that_is_trained(name):
     learning = [key for key, p in model.named_parameters() if p.requires_grad]
     assert learning
     assert all(".lora_" in key for key in learning)
-    assert num_adapted(family(name), settings(**LORA)) == sum(
-        p.numel() for p in model.parameters() if p.requires_grad
-    )
+    sizes = sorted(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sorted(adapter_sizes(family(name), settings(**LORA))) == sizes
 
 
 async def test_the_gradient_is_that_of_the_formula():
@@ -167,3 +166,22 @@ def test_a_plan_opens_no_reference_that_is_the_policy_without_its_adapters():
     assert TorchPlan(policy=learning, models={"old": "a", "ref": "b"}).opened == {"old", "ref"}
     full = Learning(PolicyLoss(), settings(), 1)
     assert TorchPlan(policy=full, models={"old": "a", "ref": "a"}).opened == {"old", "ref"}
+
+
+async def test_networks_that_are_offloaded_learn_bit_for_bit_as_ones_that_are_not(monkeypatch):
+    """Policy and reference share their memory."""
+    scored = []
+    for offloads in (False, True):
+        monkeypatch.setattr(worker, "has_own_memory", lambda device, offloads=offloads: offloads)
+        model, train_batch = qwen3(torch.float32), batch()
+        learner = trainer(model, lr=1e-2, **LORA)
+        for _ in range(2):
+            await learner.onload()
+            scores = await learner.score(train_batch.samples, ("old", "ref"))
+            await learner.update(replace(train_batch, scores=scores))
+            await learner.offload()
+            assert any(p.untyped_storage().nbytes() for p in model.parameters()) is not offloads
+        scored.append(await learner.score(train_batch.samples, ("old", "ref")))
+    for role in ("proximal", "ref"):
+        pairs = zip(*(getattr(scores, role) for scores in scored), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)

@@ -76,11 +76,11 @@ def _is_fused(model: PreTrainedModel, name: str) -> bool:
     return last == "out_proj" and hasattr(model.get_submodule(parent), "conv1d")
 
 
-def num_adapted(model: PreTrainedModel, config: TrainerConfig) -> int:
-    """The numbers that the adapters of a model have (count)."""
+def adapter_sizes(model: PreTrainedModel, config: TrainerConfig) -> list[int]:
+    """The numbers of each matrix that the adapters of a model would have (counts)."""
     modules = dict(model.named_modules())
     targets = [modules[name] for name in _targets(model, config.lora_target_modules)]
-    return sum((config.lora_rank or 0) * sum(target.weight.shape) for target in targets)
+    return [(config.lora_rank or 0) * side for target in targets for side in target.weight.shape]
 
 
 @contextmanager

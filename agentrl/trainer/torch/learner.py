@@ -29,7 +29,10 @@ class Optimizer:
         matrices = hidden_matrices(model) if config.optimizer == "muon" else []
         chosen = {id(matrix) for matrix in matrices}
         others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
-        self.parts: list[torch.optim.Optimizer] = [_adamw(others, config)]
+        self.parts: list[torch.optim.Optimizer] = []
+        # All that adapters learn are matrices.
+        if others:
+            self.parts.append(_adamw(others, config))
         if matrices:
             self.parts.append(_muon(matrices, config))
 

@@ -317,9 +317,7 @@ async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
 @pytest.mark.full
 async def test_a_rank_that_fails_says_why(tmp_path):
     with trainer_on(tmp_path, loss=Breaks(), ref=False, ranks=1) as trainer:
-        with pytest.raises(
-            TrainerError, match=r"rank 0 .* has failed: RuntimeError: the loss has a mistake"
-        ):
+        with pytest.raises(TrainerError, match=r"rank 0 .* has failed: RuntimeError: the loss has a mistake"):
             await trainer.update(batch())
         assert "Traceback" in (tmp_path / "ranks" / "rank-0.log").read_text()
 
