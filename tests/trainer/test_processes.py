@@ -19,6 +19,8 @@ from agentrl.assembly.memory import published_memory
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.runtime.activity import PROCESS, Activities
+from agentrl.trainer.launch import processes as launched
+from agentrl.trainer.launch import rank_snapshot
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.launch.messages import pickled_plan
 from agentrl.trainer.launch.processes import Processes
@@ -134,6 +136,32 @@ async def test_memory_that_is_in_use_here_is_not_filled_again(model, processes):
     assert await second.run(bytes_of) != before
     assert [bucket.data.tobytes() for bucket in buckets] == before
     second.free()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["stream", "snapshot"])
+async def test_a_rank_that_dies_before_its_memory_is_opened_is_named(model, tmp_path, monkeypatch, kept):
+    """What it has sent arrives after its death, and the memory of which it tells went with it."""
+    module = rank_snapshot if kept else launched
+    opened, ranks = module.received, Processes(1, tmp_path, preloaded=WORKER)
+    [victim] = ranks.pids
+
+    def dies_first(tensors, data):
+        os.kill(victim, signal.SIGKILL)
+        # Until it was waited for, a process that has ended has a folder of its descriptors, which is empty.
+        while os.path.exists(data.path):
+            time.sleep(0.01)
+        return opened(tensors, data)
+
+    trainer = await RankTrainer.started(ranks, plan_over(model))
+    trainer.publisher._bucket_bytes = 1 << 14
+    monkeypatch.setattr(module, "received", dies_first)
+    with pytest.raises(TrainerError, match=rf"rank 0 .*process {victim}\) was ended by SIGKILL"):
+        if kept:
+            take = partial(ranks.snapshot, Worker.weights, trainer.publisher.manifest, 1 << 14)
+            await (await ranks.run(take)).buckets()
+        else:
+            await trainer.publish(RecordingSink(), version=1)
+    ranks.close()
 
 
 def bytes_of(buckets):

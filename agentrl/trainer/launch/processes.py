@@ -140,7 +140,7 @@ class Processes:
         on_the_way = deque(first.call(RankProcess.next_bucket, None) for _ in range(AHEAD))
         try:
             while isinstance(sent := self._watched.first_result(on_the_way), SentBucket):
-                bucket = received(sent.tensors, sent.data)
+                bucket = self._received(sent)
                 del sent
                 data = ref(bucket.data)
                 yield bucket
@@ -201,6 +201,14 @@ class Processes:
         """End all ranks at once; a thread that waits for their replies gets the error."""
         for rank in self._ranks:
             rank.end()
+
+    def _received(self, sent: SentBucket) -> Bucket:
+        try:
+            return received(sent.tensors, sent.data)
+        except FileNotFoundError:
+            # Rank 0 has gone since it sent this, and its memory with it: any further call says how.
+            self._watched.results([(0, self._ranks[0].call(RankProcess.next_bucket, False))])
+            raise
 
     def _on_message(self, number: int, message: object) -> None:
         if isinstance(message, Entered):

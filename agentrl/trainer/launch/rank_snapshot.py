@@ -11,7 +11,7 @@ from agentrl.processes.remote import PendingCall, Remote
 from agentrl.trainer.launch.course import RankCourse
 from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.launch.rank import RankProcess, SnapshotFacts
-from agentrl.trainer.launch.shared_buffers import Bytes, received
+from agentrl.trainer.launch.shared_buffers import Bytes, SharedBytes, received
 from agentrl.types.seams import Bucket, Work
 
 R = TypeVar("R")
@@ -62,8 +62,13 @@ class RankSnapshot:
         buckets: list[Bucket] = []
         for number, part in enumerate(self.parts):
             # One after the other: a copy is in the object store until this process has read it.
-            call = self._rank.call_beside(RankProcess.data_of, self._number, number)
-            buckets.append(received(part, await self._reply(call)))
+            data = await self._data_of(number)
+            try:
+                buckets.append(received(part, data))
+            except FileNotFoundError:
+                # The rank has gone since its reply, and the memory with it: any further call says how.
+                await self._data_of(number)
+                raise
             if buckets[-1].file is not None:
                 self._mapped[number] = ref(buckets[-1].data)
         return buckets
@@ -72,6 +77,9 @@ class RankSnapshot:
         """Have the rank free the memory, without waiting; what this process still uses stays as it is."""
         in_use = [number for number, data in self._mapped.items() if data() is not None]
         self._rank.call_beside(RankProcess.free_snapshot, self._number, in_use)
+
+    async def _data_of(self, number: int) -> SharedBytes | Bytes:
+        return await self._reply(self._rank.call_beside(RankProcess.data_of, self._number, number))
 
     async def _reply(self, call: PendingCall[R]) -> R:
         try:
