@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module, metadata
 from os import PathLike
@@ -34,7 +35,7 @@ from agentrl.envs import (
     play,
     register,
 )
-from agentrl.envs.check import check_env, check_env_async
+from agentrl.envs.check import check_env
 from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import register_all_with_gymnasium
 from agentrl.errors import AgentRLError, ToolRejected, UserError
@@ -57,11 +58,13 @@ from agentrl.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from typing import Unpack
 
     from agentrl.assembly.keywords import EvalSettings, SftSettings, TrainSettings
     from agentrl.evaluation.report import EvalReport
     from agentrl.run import TrainResult
+    from agentrl.run.open_run import OpenRun
     from agentrl.run.sft import SftResult
 
 __all__ = [
@@ -92,12 +95,12 @@ __all__ = [
     "Verdict",
     "call",
     "check_env",
-    "check_env_async",
     "env_ids",
     "evaluate",
     "evaluate_async",
     "exact_match",
     "make",
+    "open_run",
     "play",
     "register",
     "say",
@@ -110,6 +113,7 @@ __all__ = [
 
 _RESULTS = {
     "EvalReport": "agentrl.evaluation.report",
+    "OpenRun": "agentrl.run.open_run",
     "SftResult": "agentrl.run.sft",
     "TrainResult": "agentrl.run",
 }
@@ -184,6 +188,49 @@ async def train_async(
         UserError: as `train`.
     """
     return await awaited(partial(train, run, resume=resume, quiet=quiet, **settings))
+
+
+@asynccontextmanager
+async def open_run(
+    run: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[TrainSettings],
+) -> AsyncIterator[OpenRun]:
+    """A run whose loop is yours: play, credit, update and publish are calls, and `train` is one loop of them.
+
+        async with agentrl.open_run("examples/calculator/run.toml", num_rollout=20) as run:
+            while not run.is_over:
+                groups = await run.play()
+                batch = await run.credit(groups)
+                metrics = await run.update(batch)
+                version = await run.publish()
+
+    The settings, the folder, the journal and the model at its end are those of `train`; with `max_staleness`
+    the same loop is asynchronous. It warm-starts as configured. Evaluations and checkpoints are calls, too.
+
+    Args:
+        run: the run file, or the folder of a run that is resumed, whether it began here or by `train`.
+        resume: whether the run of a run file is resumed, where its folder holds one.
+        quiet: whether nothing is printed.
+        settings: by their leaf names, as for `train`.
+
+    Raises:
+        UserError: as `train`.
+        NoSignalError: at the end of the block: the last iterations have trained on nothing.
+    """
+    from agentrl.assembly.arguments import plain_settings, run_path
+    from agentrl.assembly.config import OpenRunConfig
+    from agentrl.assembly.needed import checked_run
+
+    path, plain = run_path(run, "train"), plain_settings(settings)
+    checked_run(path, plain, OpenRunConfig, resume=resume)
+    require("training", *TRAINING)
+    from agentrl.run.open_run import open_run as opened
+
+    async with opened(path, plain, resume=resume, quiet=quiet) as open_:
+        yield open_
 
 
 def sft(

@@ -345,3 +345,23 @@ class SftConfig(RunConfig):
                 "min_lr."
             )
         return self
+
+
+class OpenRunConfig(RunConfig):
+    """A run's configuration where the loop is the caller's, who decides what `agentrl train` does between
+    two iterations."""
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """Settings of that loop, too."""
+        return super().inactive | {
+            name: f"where the loop is yours: it calls `{call}`; use agentrl train" for name, call in _CALLED
+        }
+
+
+_CALLED = (
+    ("eval_interval", "evaluate"),
+    ("async_eval", "evaluate"),
+    ("save_interval", "save"),
+    ("max_restarts", "open_run"),
+)

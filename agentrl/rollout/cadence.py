@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -141,33 +141,89 @@ class Cadence:
 
         Returns the times of the phases, and what was published; None = nothing was.
         """
-        started = self.clock()
-        with working(TAKE):
-            outcomes = await self.producer.take()
-        played = self.clock()
-        await training.receive(outcomes)
-        # Episodes end only while the engine has its memory.
-        async with self._drained(self.turns.offload_rollout):
-            async with self.turns.training():
-                # The complete batch before any of its updates: the proximal policy is that of all its steps.
-                await training.score()
-                scored = self.clock()
-                await training.update()
-                updated = self.clock()
-            published = await self._publish(step, training)
-        version = published.version if published else self.producer.version
-        self.producer.advance(step + 1, version=version, is_published=self.publishing.is_due(step))
-        return Times(started, played, scored, updated, self.clock()), published
+        async with AsyncExitStack() as stack:
+            phases = Phases(self, training, stack)
+            await phases.take()
+            await phases.score()
+            await phases.update()
+            published = await phases.end(step, publishes=self.publishing.is_due(step))
+        return phases.times, published
 
-    async def _publish(self, step: int, training: BatchTraining) -> PublishReport | None:
-        """Publish new weights where they are due; None = there are none, or they are not due."""
-        sends = training.has_new_weights and self.publishing.is_due(step)
-        async with self.turns.publishing(sends=sends):
+
+class Phases:
+    """An iteration, phase by phase, in the order of the methods; only `take` and `end` are in each.
+
+    stack: its end ends what a phase has begun, where the iteration stops before `end`.
+    """
+
+    def __init__(self, cadence: Cadence, training: BatchTraining, stack: AsyncExitStack) -> None:
+        self._cadence, self._training, self._stack = cadence, training, stack
+        # Entered in the trainer's turn, left before the weights are published.
+        self._turn: AsyncExitStack | None = None
+        self._ends = [cadence.clock()] * len(Times._fields)
+
+    @property
+    def times(self) -> Times:
+        """When each phase ended; one that was left out took no time."""
+        return Times(*self._ends)
+
+    async def take(self) -> None:
+        """Take the batch."""
+        with working(TAKE):
+            outcomes = await self._cadence.producer.take()
+        self._ended(1)
+        await self._training.receive(outcomes)
+
+    async def score(self) -> None:
+        """Compute what is computed of the whole batch before any of its updates: the proximal policy is that
+        of all its steps."""
+        await self._begin_turn()
+        await self._training.score()
+        self._ended(2)
+
+    async def update(self) -> None:
+        """Take the optimizer steps."""
+        await self._training.update()
+        self._ended(3)
+
+    async def end(self, step: int, *, publishes: bool) -> PublishReport | None:
+        """Publish new weights, if there are some; the next groups may start. Returns what was published.
+
+        publishes: whether weights go out after this iteration, where there are new ones.
+        """
+        producer = self._cadence.producer
+        published = await self._publish(sends=publishes and self._training.has_new_weights)
+        # Where an update may meet no episode in flight: until now.
+        await self._stack.aclose()
+        version = published.version if published else producer.version
+        producer.advance(step + 1, version=version, is_published=publishes)
+        self._ended(4)
+        return published
+
+    async def _begin_turn(self) -> None:
+        if self._turn is None:
+            # Episodes end only while the engine has its memory.
+            await self._stack.enter_async_context(self._drained(self._cadence.turns.offload_rollout))
+            self._turn = await self._stack.enter_async_context(AsyncExitStack())
+            await self._turn.enter_async_context(self._cadence.turns.training())
+
+    async def _publish(self, *, sends: bool) -> PublishReport | None:
+        if sends:
+            await self._begin_turn()
+        if self._turn is None:
+            return None
+        await self._turn.aclose()
+        cadence = self._cadence
+        async with cadence.turns.publishing(sends=sends):
             if not sends:
                 return None
-            async with self._drained(not self.turns.offload_rollout):
-                return await training.publish(self.producer.version + 1)
+            async with self._drained(not cadence.turns.offload_rollout):
+                return await self._training.publish(cadence.producer.version + 1)
 
     def _drained(self, here: bool) -> AbstractAsyncContextManager[None]:
         """Where an update may meet no episode in flight, and this is the place: a block without any."""
-        return self.producer.drained() if here and self.publishing.drains else nullcontext()
+        cadence = self._cadence
+        return cadence.producer.drained() if here and cadence.publishing.drains else nullcontext()
+
+    def _ended(self, phase: int) -> None:
+        self._ends[phase:] = [self._cadence.clock()] * len(self._ends[phase:])

@@ -57,6 +57,10 @@ class GroupStep(NamedTuple):
     part: EpisodeInProgress | Marked
 
 
+LEFT_OUT = "left_out"
+"""The reason of a complete group of a batch on which the caller's own loop does not train."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
     """A complete group, or None where it could not be filled; and every episode that failed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,14 @@ def _attempt(start: RunStart, console: RunConsole) -> TrainingRun:
 
 
 async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
+    async with opened_run(config, records) as run:
+        await _stages(run)
+    return run
+
+
+@asynccontextmanager
+async def opened_run(config: RunConfig, records: Records) -> AsyncIterator[TrainingRun]:
+    """All parts and processes of a run; after the block its results are written, and it has ended."""
     folder = records.folder
     # A replay serves nothing; arguments of its environment that name a model still need an address.
     engine = config.engine if config.rollout.replay is None else EngineConfig()
@@ -113,11 +122,14 @@ async def _built_and_played(config: RunConfig, records: Records) -> TrainingRun:
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):
                 records.console.line(line)
-        await _play(run, config, addresses, places)
-    return run
+        yield await stack.enter_async_context(_against_opponents(run, config, addresses, places))
 
 
-async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses, places: ProcessPlaces) -> None:
+@asynccontextmanager
+async def _against_opponents(
+    run: TrainingRun, config: RunConfig, addresses: Addresses, places: ProcessPlaces
+) -> AsyncIterator[TrainingRun]:
+    """The run with what plays its groups, and the agents that are not trained."""
     chosen = config.env.opponents if config.rollout.replay is None else {}
     env = run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"
@@ -126,7 +138,7 @@ async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses, place
         try:
             players = players_of(config, run.progress.source, run.engine, run.records, addresses, places)
             async with opened_opponents(chosen, env, addresses, setup) as opponents, players or nullcontext():
-                await _stages(replace(run.against(opponents), players=players))
+                yield replace(run.against(opponents), players=players)
         finally:
             await run.close()
 

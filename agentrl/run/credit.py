@@ -46,6 +46,10 @@ class Credited(NamedTuple):
         return {group.id for step in self.steps for group in step.groups}
 
 
+NO_CREDIT = Credited((), Scores(()), {}, {})
+"""That of a batch without tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crediting:
     """What computes the credit. num_steps: most optimizer steps of a pass over a batch (count). is_one_step:
@@ -65,7 +69,7 @@ class Crediting:
             TeacherError: a server of the teacher has failed.
         """
         if not batch.tokens.samples:
-            return Credited((), Scores(()), {}, {})
+            return NO_CREDIT
         estimator = self._estimator_in_step(batch)
         scoring = self._scores(batch, in_step=estimator is not None)
         if estimator is None:

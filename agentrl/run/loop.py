@@ -21,10 +21,10 @@ from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError
 from agentrl.rollout.cadence import Cadence, MovingReference, Publishing, Times
-from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.group import LEFT_OUT, GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
-from agentrl.run.credit import Credited, Crediting
+from agentrl.run.credit import NO_CREDIT, Credited, Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
 from agentrl.runtime.activity import TAKE, working
 from agentrl.runtime.stage import stage
@@ -115,41 +115,24 @@ class Loop:
         """The version of the trainer's weights, published or not."""
         return self.producer.version + self.in_progress.has_new_weights
 
+    @property
+    def cadence(self) -> Cadence:
+        """The order of an iteration."""
+        return Cadence(self.producer, self.publishing, self.colocation, self.clock)
+
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`, train on it, and publish a new version if weights were updated.
 
         Raises:
             TokenLawError: a trajectory breaks a token law; nothing of the batch is trained on.
         """
-        training = _BatchTraining(self, step)
-        cadence = Cadence(self.producer, self.publishing, self.colocation, self.clock)
-        times, published = await cadence.iterate(step, training)
-        groups, reports, removed = training.groups, training.reports, self.in_progress.removed
-        trained = [group for group in groups if group.id in self.in_progress.trained]
-        dropped = [group for group in groups if group.id not in self.in_progress.trained]
-        metrics = rollout_metrics(training.outcomes, removed) | training.staleness | _averaged(reports)
-        phases = _phases(times)
-        metrics |= training.credited.metrics | _seconds(phases) | self.colocation.take_metrics()
-        playing_s = (times.ended if self.overlaps else times.played) - times.started
-        training_s = times.updated - times.scored
-        metrics |= {
-            "train/optimizer_steps": float(len(reports)),
-            "perf/update_weights_bytes": float(published.num_bytes if published else 0),
-            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
-            "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), training_s),
-        }
-        if not self.critic_only:
-            self.algorithm.controls.observe(groups, metrics)
-        warnings = self.watch.warnings(metrics, num_steps=len(reports))
-        self.in_progress.end()
-        return Iteration(
-            *(step, training.outcomes, trained, dropped, metrics, warnings, phases, removed),
-            advantages=training.credited.advantages,
-        )
+        training = IterationTraining(self, step)
+        times, published = await self.cadence.iterate(step, training)
+        return training.iteration(times, published)
 
 
 @dataclass(slots=True)
-class _BatchTraining:
+class IterationTraining:
     """The training of the batch of one iteration, and what is known of it afterwards.
 
     groups: complete ones. removed: see `Iteration`. staleness: metrics, before the updates of the batch.
@@ -163,7 +146,7 @@ class _BatchTraining:
     staleness: dict[str, float] = field(default_factory=dict)
     reports: Sequence[StepReport] = ()
     batch: RolloutBatch = field(init=False)
-    credited: Credited = field(init=False)
+    credited: Credited = NO_CREDIT
 
     @property
     def has_new_weights(self) -> bool:
@@ -172,14 +155,26 @@ class _BatchTraining:
 
     async def receive(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Account for the batch, and check it."""
-        in_progress = self.loop.in_progress
-        self.outcomes = in_progress.outcomes = outcomes
-        self.groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
-        removed = in_progress.removed = await self._removed()
-        self.batch = self._checked(removed)
+        self.outcomes = self.loop.in_progress.outcomes = outcomes
+        await self._check([outcome.kept for outcome in outcomes if outcome.kept is not None])
         # Of a batch that was played beside the training of others; before its own updates.
         if self.loop.algorithm.max_staleness is not None:
             self.staleness = staleness_metrics(self.groups, version=self.loop.producer.version)
+
+    async def choose(self, groups: Sequence[Group]) -> None:
+        """Train on these groups in place of all that were received: fewer, others, or with other verdicts."""
+        chosen = {group.id: group for group in groups}
+        self.outcomes = self.loop.in_progress.outcomes = [
+            outcome
+            if outcome.kept is None
+            else replace(
+                outcome,
+                group=chosen.get(outcome.kept.id, outcome.kept),
+                reason="" if outcome.kept.id in chosen else LEFT_OUT,
+            )
+            for outcome in self.outcomes
+        ]
+        await self._check(groups)
 
     async def score(self) -> None:
         """The credit, as far as it is known before the first update."""
@@ -205,6 +200,42 @@ class _BatchTraining:
             report = await loop.trainer.publish(loop.sink, version=version)
         loop.in_progress.has_new_weights = False
         return report
+
+    def iteration(self, times: Times, published: PublishReport | None) -> Iteration:
+        """The iteration, which has ended: nothing of it is in progress any more."""
+        loop, reports, groups = self.loop, self.reports, self.groups
+        in_progress, removed = loop.in_progress, loop.in_progress.removed
+        trained = [group for group in groups if group.id in in_progress.trained]
+        dropped = [group for group in groups if group.id not in in_progress.trained]
+        metrics = rollout_metrics(self.outcomes, removed) | self.staleness | self.report_metrics
+        phases = _phases(times)
+        metrics |= self.credited.metrics | _seconds(phases) | loop.colocation.take_metrics()
+        playing_s = (times.ended if loop.overlaps else times.played) - times.started
+        training_s = times.updated - times.scored
+        metrics |= {
+            "train/optimizer_steps": float(len(reports)),
+            "perf/update_weights_bytes": float(published.num_bytes if published else 0),
+            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
+            "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), training_s),
+        }
+        if not loop.critic_only:
+            loop.algorithm.controls.observe(groups, metrics)
+        warnings = loop.watch.warnings(metrics, num_steps=len(reports))
+        in_progress.end()
+        return Iteration(
+            *(self.step, self.outcomes, trained, dropped, metrics, warnings, phases, removed),
+            advantages=self.credited.advantages,
+        )
+
+    @property
+    def report_metrics(self) -> dict[str, float]:
+        """The mean of each metric over the optimizer steps."""
+        return _averaged(self.reports)
+
+    async def _check(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        removed = self.loop.in_progress.removed = await self._removed()
+        self.batch = self._checked(removed)
 
     @property
     def _crediting(self) -> Crediting:

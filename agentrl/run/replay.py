@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.records import read_journal, read_metrics
 from agentrl.records.history import JOURNAL, METRICS
 from agentrl.records.journal import SUFFIX
-from agentrl.rollout.group import GroupInProgress, GroupOutcome
+from agentrl.rollout.group import LEFT_OUT, GroupInProgress, GroupOutcome
 from agentrl.run.journal_entries import ordinal_of, outcomes_of
 from agentrl.runtime.ownership import open_file
 from agentrl.types import IntArray, TurnTokens
@@ -186,7 +186,8 @@ class Replay:
 
     def _is_complete(self, outcomes: list[GroupOutcome]) -> bool:
         rollout = self.config.rollout
-        groups = (outcome.kept for outcome in outcomes)
+        # What a loop of the caller's did not train on was in its batch.
+        groups = (outcome.group for outcome in outcomes if outcome.reason in {"", LEFT_OUT})
         sizes = [len(group.episodes) - len(group.greedy) for group in groups if group is not None]
         return sizes == [rollout.n_samples_per_prompt] * rollout.prompts
 

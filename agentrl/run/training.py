@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.laws import TokenLaws
@@ -22,11 +21,9 @@ from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
-from agentrl.run.drift import drift_metrics
-from agentrl.run.evaluations import Evaluations, shown
-from agentrl.run.journal_entries import iteration_entries
-from agentrl.run.loop import Iteration, Loop, PlayLoop
-from agentrl.run.metrics import mean_score, skipped_metrics
+from agentrl.run.evaluations import Evaluations
+from agentrl.run.iterations import RL, ROLLOUT, Iterations
+from agentrl.run.loop import Loop, PlayLoop
 from agentrl.run.parts import (
     Progress,
     Records,
@@ -34,12 +31,11 @@ from agentrl.run.parts import (
     player_of,
 )
 from agentrl.run.pretraining import CriticData, pretrain_critic
-from agentrl.run.recording import StepRecorder, recorded
+from agentrl.run.recording import StepRecorder
 from agentrl.run.replay import Replay
 from agentrl.run.stages import LagMeter
 from agentrl.run.states import AnyLoop, Prompts, RunStates
 from agentrl.run.warm_start import warm_started
-from agentrl.runtime.event_loop import to_its_end
 from agentrl.types.seams import Engine, Trainer, WeightSink
 
 
@@ -75,8 +71,7 @@ async def save_models(
     )
 
 
-_FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
-BUILD, TRAINER, RL, ROLLOUT = "building the world", "starting the trainer", "RL", "rollout"
+BUILD, TRAINER = "building the world", "starting the trainer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +141,18 @@ class TrainingRun:
 
     async def reinforce(self) -> None:
         """The RL iterations, with batches that are played, or those of a journal."""
+        async with self.training() as iterations:
+            await iterations.run()
+
+    async def record(self) -> None:
+        """The iterations of a run that only plays: the policy stays as it is."""
+        producer, prompts = _rollouts(self, Colocation())
+        async with self._iterations(PlayLoop(producer), None, prompts) as iterations:
+            await iterations.run()
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[Iterations]:
+        """The RL iterations, for whoever calls for them; the trainer starts with the block."""
         config, progress, origin = self.config, self.progress, self.records.origin
         assert self.algorithm is not None, "a run that trains has an algorithm"
         colocation = Colocation.of(config.trainer, self.engine, self.sink)
@@ -176,98 +183,35 @@ class TrainingRun:
             moving=moving_reference(config.algorithm),
         )
         recorder = StepRecorder(config.observe, trainer, self.records.folder.path, self.records.console.line)
-        await self._run(loop, recorder, prompts)
+        async with self._iterations(loop, recorder, prompts) as iterations:
+            yield iterations
 
-    async def record(self) -> None:
-        """The iterations of a run that only plays: the policy stays as it is."""
-        producer, prompts = _rollouts(self, Colocation())
-        await self._run(PlayLoop(producer), None, prompts)
-
-    async def _run(self, loop: AnyLoop, recorder: StepRecorder | None, prompts: Prompts) -> None:
-        """All iterations; the producer is closed however they end, and what was finished is kept."""
-        await self.states.take(loop, prompts)
-        if self.records.origin is None and self.config.warm_starts:
-            await self.states.save(loop.colocation)
-        try:
-            async with LagMeter() as lag:
-                await self._iterations(loop, recorder, lag, prompts)
-            if await self.evaluations.finish():
-                await self.states.take(loop, prompts)
-        finally:
-            await self.evaluations.drop()
-            await self.states.stop(loop)
-
+    @asynccontextmanager
     async def _iterations(
-        self, loop: AnyLoop, recorder: StepRecorder | None, lag: LagMeter, prompts: Prompts
-    ) -> None:
-        number, first = self.config.rollout.num_rollout, self.progress.step
+        self, loop: AnyLoop, recorder: StepRecorder | None, prompts: Prompts
+    ) -> AsyncIterator[Iterations]:
+        """Those of a loop; its producer is closed however they end, and what was finished is kept."""
+        records, progress, states = self.records, self.progress, self.states
+        await states.take(loop, prompts)
+        if records.origin is None and self.config.warm_starts:
+            await states.save(loop.colocation)
+        number = self.config.rollout.num_rollout
         if self.replay is not None:
             number = min(number, self.replay.num_steps)
-        title, monitor = ROLLOUT if self.config.rollout.debug_rollout_only else RL, self.records.monitor
-        with self.records.console.stage(title, number) as bar, monitor.iterations(loop, bar):
-            bar.advance(first)
-            if first:
-                await self._between(loop, prompts)
-            for step in range(first, number):
-                if self.records.are_enough:
-                    break
-                iteration, is_cancelled = await to_its_end(
-                    self._iteration(loop, recorder, lag, prompts),
-                    # The weights have changed, or the journal has some of the step.
-                    lambda: loop.in_progress.is_training or self.progress.state is None,
-                    partial(self.records.console.line, _FINISHING),
-                )
-                if is_cancelled:
-                    raise asyncio.CancelledError
-                is_last = step + 1 == number or self.is_idle or self.records.are_enough
-                if not is_last:
-                    await self._between(loop, prompts)
-                names = {"reward": "rollout/raw_reward", "tok/s": "perf/rollout_tok_per_s"}
-                figures = {short: iteration.metrics[name] for short, name in names.items()}
-                bar.advance(1, **figures, **shown(self.progress))
-                if is_last:
-                    break
-
-    async def _iteration(
-        self, loop: AnyLoop, recorder: StepRecorder | None, lag: LagMeter, prompts: Prompts
-    ) -> Iteration:
-        """The next iteration; it ends when the journal has it."""
-        step, monitor = self.progress.step, self.records.monitor
-        lag.take()
-        monitor.begin()
-        with self.records.watch.stage(ROLLOUT if isinstance(loop, PlayLoop) else RL):
-            async with recorded(recorder, step + 1) as phases:
-                iteration = await loop.iterate(step)
-                phases.extend(iteration.phases)
-            iteration.metrics["perf/event_loop_lag_max"] = lag.take()
-            iteration.metrics.update(skipped_metrics(prompts.take_skipped()))
-            iteration.metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
-            seed = f"drift/{self.config.run.seed}/{step}"
-            iteration.metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
-            self.progress.state = None  # until the journal has this step, no checkpoint may say that it has
-            await self._record(iteration)
-        self.records.forget(await self.states.take(loop, prompts))
-        return iteration
-
-    async def _between(self, loop: AnyLoop, prompts: Prompts) -> None:
-        """What is due after a step but the last: an evaluation, and a checkpoint."""
-        step = self.progress.step
-        if await self.evaluations.after(step, has_new_weights=loop.in_progress.has_new_weights):
-            await self.states.take(loop, prompts)
-        if step % self.config.checkpoint.save_interval == 0 or self.evaluations.may_be_best(step):
-            await self.states.save(loop.colocation)
-
-    async def _record(self, iteration: Iteration) -> None:
-        records, step = self.records, iteration.step + 1
-        self.progress.step = step
-        is_solved = records.diagnoses.facts.is_solved(mean_score(iteration.outcomes))
-        self.progress.idle_rollouts = 0 if iteration.trained or is_solved else self.progress.idle_rollouts + 1
-        for warning in iteration.warnings:
-            records.console.line(f"Warning: {warning}")
-        await records.journal.write_step(step, iteration_entries(iteration))
-        events = {} if self.engine is None else self.engine.counts
-        counts = {f"engine/{name}": float(count) for name, count in events.items()}
-        records.log(step, iteration.metrics | counts)
+        title = ROLLOUT if isinstance(loop, PlayLoop) else RL
+        try:
+            async with LagMeter() as lag:
+                with records.console.stage(title, number) as bar, records.monitor.iterations(loop, bar):
+                    bar.advance(progress.step)
+                    yield Iterations(
+                        *(self.config, loop, prompts, recorder, records, progress, self.evaluations),
+                        *(states, self.engine, number, lag, bar),
+                    )
+            if await self.evaluations.finish():
+                await states.take(loop, prompts)
+        finally:
+            await self.evaluations.drop()
+            await states.stop(loop)
 
 
 def _rollouts(run: TrainingRun, colocation: Colocation) -> tuple[Rollouts, Prompts]:

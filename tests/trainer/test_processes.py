@@ -155,12 +155,15 @@ async def test_a_rank_that_dies_before_its_memory_is_opened_is_named(model, tmp_
     trainer = await RankTrainer.started(ranks, plan_over(model))
     trainer.publisher._bucket_bytes = 1 << 14
     monkeypatch.setattr(module, "received", dies_first)
-    with pytest.raises(TrainerError, match=rf"rank 0 .*process {victim}\) was ended by SIGKILL"):
-        if kept:
-            take = partial(ranks.snapshot, Worker.weights, trainer.publisher.manifest, 1 << 14)
-            await (await ranks.run(take)).buckets()
-        else:
+
+    async def receives():
+        if not kept:
             await trainer.publish(RecordingSink(), version=1)
+        take = partial(ranks.snapshot, Worker.weights, trainer.publisher.manifest, 1 << 14)
+        await (await ranks.run(take)).buckets()
+
+    with pytest.raises(TrainerError, match=rf"rank 0 .*process {victim}\) was ended by SIGKILL"):
+        await receives()
     ranks.close()
 
 
