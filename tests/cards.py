@@ -9,10 +9,10 @@ from pathlib import Path
 H200_MIB = 143_771
 
 
-def with_cards(folder: Path, number: int, *, calls: Path | None = None) -> str:
+def with_cards(folder: Path, number: int, *, mib: int = H200_MIB, calls: Path | None = None) -> str:
     """A PATH on which `nvidia-smi` lists `number` cards; each call adds a line to the file `calls`."""
     folder.mkdir(exist_ok=True)
-    rows = "\n".join(f"{n}, {uuid_of(n)}, NVIDIA H200, {H200_MIB}" for n in range(number))
+    rows = "\n".join(f"{n}, {uuid_of(n)}, NVIDIA H200, {mib}" for n in range(number))
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\necho \"$@\" >> {calls or '/dev/null'}\ncat <<'END'\n{rows}\nEND\n")
     program.chmod(0o755)

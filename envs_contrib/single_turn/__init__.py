@@ -1,5 +1,5 @@
-"""An environment for questions of custom data, with one turn."""
+"""Environments for prompts of custom data: with one turn, and with tools."""
 
-from envs_contrib.single_turn.env import SingleTurn
+from envs_contrib.single_turn.env import SingleTurn, Tools
 
-__all__ = ["SingleTurn"]
+__all__ = ["SingleTurn", "Tools"]

@@ -25,9 +25,10 @@ from agentrl.assembly.load import load_config
 from agentrl.run.dry_run import dry_run
 from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
-from tests.cards import with_cards
+from tests.cards import H200_MIB, with_cards
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.house.source import ROOT
+from tests.rendering.real_templates import template
 from tests.rendering.subjects import CHATML, tokenizer
 
 FILES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "examples").rglob("*.toml"))}
@@ -49,6 +50,18 @@ QWEN25_3B = COMMON | {
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32768,
+}
+QWEN25_1_5B = QWEN25_3B | {
+    "num_hidden_layers": 28,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+}
+QWEN25_0_5B = QWEN25_3B | {
+    "num_hidden_layers": 24,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
 }
 QWEN3_4B = COMMON | {
     "architectures": ["Qwen3ForCausalLM"],
@@ -77,11 +90,16 @@ PROBLEM = {
     "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
 }
 
+WORD_PROBLEM = {
+    "question": "Two boxes hold 12 eggs each. How many eggs are there?",
+    "answer": "There are 2*12 = <<2*12=24>>24 eggs.\n#### 24",
+}
 
-def write_model(folder: Path, config: dict) -> None:
+
+def write_model(folder: Path, config: dict, chat_template: str | None = None) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer("byte-level", CHATML, "<|im_end|>").save_pretrained(folder)
+    tokenizer("byte-level", CHATML, "<|im_end|>", chat_template).save_pretrained(folder)
     header, end = {}, 0
     for name, shape in tensor_shapes(AutoConfig.from_pretrained(folder)).items():
         size = 2 * math.prod(shape)
@@ -102,6 +120,10 @@ def prepare(folder: Path) -> None:
     """What the run files need, by the paths in their first lines."""
     write_model(folder / "models" / "Qwen3-4B", QWEN3_4B)
     write_model(folder / "models" / "Qwen2.5-3B", QWEN25_3B)
+    write_model(folder / "models" / "Qwen2.5-1.5B-Instruct", QWEN25_1_5B, template("qwen2_5"))
+    write_model(folder / "models" / "Qwen2.5-0.5B-Instruct", QWEN25_0_5B, template("qwen2_5"))
+    for split in ("train", "test"):
+        write_rows(folder / "data" / "gsm8k" / f"{split}.parquet", WORD_PROBLEM)
     for split in ("train", "test"):
         write_rows(folder / "data" / "nq_search" / f"{split}.parquet", QUESTION)
     for name in ("dapo-math-17k", "aime-2024"):
@@ -117,16 +139,26 @@ def prepared(tmp_path_factory):
 
 
 @pytest.fixture
-def eight_cards(prepared, tmp_path, monkeypatch):
-    """A machine with eight of them, and what stands in for an SGLang; the settings that name it."""
+def cards(prepared, tmp_path, monkeypatch):
+    """Makes a machine with cards, and what stands in for an SGLang; returns the settings that name it."""
+
+    def made(number, mib=H200_MIB):
+        monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", number, mib=mib))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+        # Not the interpreter of the tests itself, so that it is asked for its SGLang.
+        return {"sglang_python": str(Path(sys.executable).with_name("python3"))}
+
     monkeypatch.chdir(prepared)
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 8))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**13, 0, 10**13))
-    # Not the interpreter of the tests itself, so that it is asked for its SGLang.
-    return {"sglang_python": str(Path(sys.executable).with_name("python3"))}
+    return made
+
+
+@pytest.fixture
+def eight_cards(cards):
+    """A machine with eight cards."""
+    return cards(8)
 
 
 def test_all_of_them_are_found():
@@ -166,6 +198,17 @@ def test_of_eight_gpus_all_train_and_all_sample_in_turns(eight_cards):
     facts = dry_run(Path("examples/search_r1/qwen2.5-3b.toml"), eight_cards).as_json()
     everyone = [f"GPU {n}" for n in range(8)]
     assert holders(facts["cards"], "rank") == holders(facts["cards"], "policy server") == everyone
+
+
+@pytest.mark.parametrize(("name", "gib", "size"), [("24gb", 24, 494e6), ("80gb", 80, 1.544e9)])
+def test_rank_and_server_take_turns_on_one_card_where_each_fits(cards, name, gib, size):
+    path = f"examples/one_gpu/{name}.toml"
+    assert f"one card of {gib} GB" in FILES[path].read_text().splitlines()[0]
+    facts = dry_run(Path(path), cards(1, mib=gib * 1000)).as_json()
+    assert facts["model"]["parameters"]["total"] == pytest.approx(size, rel=0.001)
+    assert holders(facts["cards"], "rank") == holders(facts["cards"], "policy server") == ["GPU 0"]
+    assert facts["memory"]["trainer"]["total_bytes"] < gib * 1e9
+    assert not facts["missing"]
 
 
 def test_the_recipe_of_dapo_is_the_quickstart_with_two_filters_and_a_penalty():
