@@ -255,7 +255,8 @@ def test_killed_fifty_times_every_prompt_is_accounted_for(tmp_path):
     """kill -9, or SIGTERM, at random moments of a run whose engine and trainer are processes of their own."""
     settings = {
         **{k: v for k, v in LATE.items() if k not in SMALL},
-        **{"num_rollout": 150, "save_interval": 1, "eval_interval": 1000, "world": "Talkative"},
+        # More than any machine comes to between two strikes, however late these are.
+        **{"num_rollout": 10_000, "save_interval": 1, "eval_interval": 10_000, "world": "Talkative"},
     }
     chance, folder, codes = random.Random(0), tmp_path / "x", []
     while len(codes) < 50:
@@ -272,7 +273,7 @@ def test_killed_fifty_times_every_prompt_is_accounted_for(tmp_path):
         # Whatever is saved is whole, and was in flight.
         assert accounted_for(folder).saved > 0
     assert set(codes) == {143, -signal.SIGKILL}
-    process = started(tmp_path, "--resume", "--inline", **settings)
+    process = started(tmp_path, "--resume", "--inline", **{**settings, "num_rollout": newest(folder) + 10})
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     assert reconcile(folder).problems == ()
