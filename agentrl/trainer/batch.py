@@ -5,7 +5,7 @@ T input tokens of a row, N predicted tokens of a row, S sequences in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -93,6 +93,50 @@ class MicroBatch:
         return {**empty, **joined_extras(extras_by_member)}
 
 
+EMPTY_ROW = MicroBatch(
+    members=(0,),
+    positions=(np.zeros(0, np.int64),),
+    lengths=(1,),
+    input_ids_T=np.zeros(1, np.int64),
+    position_ids_T=np.zeros(1, np.int64),
+    predictor_N=np.zeros(0, np.int64),
+    targets_N=np.zeros(0, np.int64),
+    temperature_N=np.zeros(0),
+)
+"""One token of no sample, and no predicted tokens: for ranks that have fewer rows than others."""
+
+# The assignment of samples to replicas, balanced so that all finish at about the same time.
+# A layer's matrices have 12 width^2 elements; on average a token attends to half of the sequence.
+_MATRICES = 12
+
+
+def shares_of(masks: Sequence[BoolArray], replicas: int, width: int) -> list[list[BoolArray]]:
+    """The masks for each replica: each sample's mask for one replica, and an empty mask for the others.
+
+    Greedy: samples are assigned by descending cost, each to the replica with the least load so far.
+    """
+    costs = [cost_of(mask, width) for mask in masks]
+    owners, loads = [0] * len(masks), [0.0] * replicas
+    for number in sorted(range(len(masks)), key=lambda number: -costs[number]):
+        owners[number] = loads.index(min(loads))
+        loads[owners[number]] += costs[number]
+    return [
+        [mask if owner == replica else np.zeros_like(mask) for mask, owner in zip(masks, owners, strict=True)]
+        for replica in range(replicas)
+    ]
+
+
+def cost_of(mask: BoolArray, width: int) -> float:
+    """The cost of a sample, in tokens without context. width: of the model's states.
+
+    A token costs 24 width^2 + 2 width x context operations a layer (https://arxiv.org/abs/2001.08361, table
+    1, with N = 12 layers x width^2). A sample ends before its last predicted token.
+    """
+    at = np.flatnonzero(mask)
+    tokens = int(at[-1]) if len(at) else 0
+    return tokens * (1 + tokens / (_MATRICES * width))
+
+
 def specs_of(samples: Sequence[Sample]) -> dict[str, ExtraSpec]:
     """The declaration of each extra that any of the samples has."""
     return {name: extra.spec for sample in samples for name, extra in sample.extras.items()}
@@ -131,11 +175,16 @@ def check_sampled(samples: Iterable[Sample]) -> None:
 
 
 def micro_batches(
-    samples: Sequence[Sample], masks: Sequence[BoolArray], max_tokens: int
+    samples: Sequence[Sample],
+    masks: Sequence[BoolArray],
+    max_tokens: int,
+    cut: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Rows that predict exactly the tokens under `masks` (which never cover a first token).
 
     A sequence ends before its last predicted token; one without predicted tokens is left out.
+
+    cut: from the lengths of a row's sequences to the number of them in each row that it is cut into.
 
     Raises:
         ValueError: a sample was sampled greedily, so its probabilities have no temperature.
@@ -143,8 +192,17 @@ def micro_batches(
     positions = [np.flatnonzero(mask) for mask in masks]
     chosen = [index for index, at in enumerate(positions) if len(at)]
     check_sampled(samples[index] for index in chosen)
-    rows = pack([int(positions[index][-1]) for index in chosen], max_tokens)
+    lengths = [int(positions[index][-1]) for index in chosen]
+    rows: Iterable[tuple[int, ...]] = pack(lengths, max_tokens)
+    if cut is not None:
+        counts = [cut(tuple(lengths[i] for i in row)) for row in rows]
+        rows = [part for row, of_row in zip(rows, counts, strict=True) for part in _parts(row, of_row)]
     return tuple(_row(samples, positions, tuple(chosen[i] for i in row)) for row in rows)
+
+
+def _parts(row: tuple[int, ...], counts: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    ends = np.cumsum(counts).tolist()
+    return (row[end - count : end] for count, end in zip(counts, ends, strict=True))
 
 
 def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tuple[int, ...]) -> MicroBatch:

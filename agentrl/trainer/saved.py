@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
@@ -61,8 +62,8 @@ class SavedTrainer(Section):
 class StateCopy:
     """Copies of a network's tensors on the CPU; those that share memory share the copy.
 
-    All tensors must exist at the same time. buffers: memory of earlier copies, which is overwritten: new
-    memory costs more time than the copy.
+    All tensors must exist at the same time; one that ranks share is gathered: every rank takes part. buffers:
+    memory of earlier copies, which is overwritten: new memory costs more time than the copy.
     """
 
     def __init__(self, buffers: Mapping[Hashable, Tensor]) -> None:
@@ -71,12 +72,15 @@ class StateCopy:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The copy of a tensor."""
-        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        part, tensor = tensor, tensor.detach()
+        if isinstance(tensor, DTensor):
+            part, tensor = tensor.to_local(), tensor.full_tensor()
+        memory = (part.device, part.data_ptr(), part.dtype, tensor.shape, tensor.stride())
         if memory not in self.buffers or not tensor.numel():
             buffer = self._earlier.get(memory)
             if buffer is None or not tensor.numel():
                 buffer = torch.empty_like(tensor, device="cpu", requires_grad=False)
-            self.buffers[memory] = buffer.copy_(tensor.detach())
+            self.buffers[memory] = buffer.copy_(tensor)
         return self.buffers[memory]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -31,6 +32,8 @@ def named_weights(
     transformers keeps the experts of a layer as one tensor, and saves, for most families, one for each: these
     are copies, made as the iterator reaches their layer.
 
+    A tensor that ranks share is gathered as the iterator reaches it: every rank has to take all.
+
     own: the tensors in place of the module's own state, by the module's names. change: of a tensor, by its
     name there, as it is sent.
     """
@@ -39,9 +42,11 @@ def named_weights(
     renamed = set[str]() if model is None else _renamed(model, own)
     sent: set[tuple[object, ...]] = set()
     for name, tensor in own.items():
+        # Also an empty part has memory of its own.
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         memory = (
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
+            part.untyped_storage().data_ptr(),
+            part.storage_offset(),
             tuple(tensor.shape),
             tensor.stride(),
         )
@@ -49,6 +54,7 @@ def named_weights(
             continue
         sent.add(memory)
         sends = tensor if change is None else change(name, tensor)
+        sends = sends.full_tensor() if isinstance(sends, DTensor) else sends
         if model is not None and name in renamed:
             yield from revert_weight_conversion(model, {name: sends}).items()
         else:
@@ -57,7 +63,7 @@ def named_weights(
 
 def _renamed(model: PreTrainedModel, own: Mapping[str, Tensor]) -> set[str]:
     """The tensors that a checkpoint of the model holds under other names, or in parts."""
-    sizes = {name: tensor.to("meta") for name, tensor in own.items()}
+    sizes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in own.items()}
     return set(own) - set(revert_weight_conversion(model, sizes))
 
 

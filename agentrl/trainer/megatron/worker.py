@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from megatron.core import parallel_state
 
 from agentrl.losses import needs_entropy_gradient
-from agentrl.processes.interfaces import is_loopback
 from agentrl.trainer.attention import fastest, kernels_in_words
-from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
+from agentrl.trainer.launch.process_group import opened_store
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
@@ -40,38 +39,6 @@ from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
-
-# The assignment of samples to replicas, balanced so that all finish at about the same time.
-# A layer's matrices have 12 width^2 elements; on average a token attends to half of the sequence.
-_MATRICES = 12
-
-
-def shares_of(masks: Sequence[BoolArray], replicas: int, width: int) -> list[list[BoolArray]]:
-    """The masks for each replica: each sample's mask for one replica, and an empty mask for the others.
-
-    Greedy: samples are assigned by descending cost, each to the replica with the least load so far.
-    """
-    costs = [cost_of(mask, width) for mask in masks]
-    owners, loads = [0] * len(masks), [0.0] * replicas
-    for number in sorted(range(len(masks)), key=lambda number: -costs[number]):
-        owners[number] = loads.index(min(loads))
-        loads[owners[number]] += costs[number]
-    return [
-        [mask if owner == replica else np.zeros_like(mask) for mask, owner in zip(masks, owners, strict=True)]
-        for replica in range(replicas)
-    ]
-
-
-def cost_of(mask: BoolArray, width: int) -> float:
-    """The cost of a sample, in tokens without context. width: of the model's states.
-
-    A token costs 24 width^2 + 2 width x context operations a layer (https://arxiv.org/abs/2001.08361, table
-    1, with N = 12 layers x width^2). A sample ends before its last predicted token.
-    """
-    at = np.flatnonzero(mask)
-    tokens = int(at[-1]) if len(at) else 0
-    return tokens * (1 + tokens / (_MATRICES * width))
-
 
 _log = logging.getLogger(__name__)
 
@@ -261,12 +228,7 @@ def worker(plan: MegatronPlan, place: RankPlace) -> Iterator[MegatronWorker]:
         torch.set_num_threads(1)
     # Rows differ in length: without it the allocator keeps pieces of every size.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    if is_loopback(place.rendezvous.host):
-        # Otherwise gloo binds to the address of the machine's name, and NCCL to any but the loopback.
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    store = place.rendezvous.store()
-    report_phase("joining the other ranks")
+    store = opened_store(place.rendezvous)
     with joined(plan.layout, place.rank, store=store, local_rank=place.local_rank):
         yield MegatronWorker(plan)
 

@@ -14,6 +14,7 @@ from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.plan import Learning, StepSums
 from agentrl.trainer.torch.forward import TorchNetwork, head_of
 from agentrl.trainer.torch.learner import Learner
+from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.types import TrainBatch
 
 
@@ -21,15 +22,22 @@ class Critic:
     """Learns the expected returns, with an optimizer of its own.
 
     network: from `critic_over`. learning: its loss is e.g. `ValueLoss()`. warmup: its steps before the first
-    one of the policy (optimizer steps).
+    one of the policy (optimizer steps). ranks: see `TorchNetwork`.
     """
 
-    def __init__(self, network: PreTrainedModel, learning: Learning, *, warmup: int = 0) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        learning: Learning,
+        *,
+        warmup: int = 0,
+        ranks: ShardedRanks | None = None,
+    ) -> None:
         self.network = network
         self.learning = learning
         self.warmup = warmup
         forward = partial(value_outputs, bf16=learning.config.bf16)
-        self.learner = Learner(TorchNetwork(network), forward, learning)
+        self.learner = Learner(TorchNetwork(network, ranks=ranks), forward, learning)
 
     def learn(self, batch: TrainBatch) -> StepSums:
         """One optimizer step; see `Learner.learn`."""
@@ -57,6 +65,10 @@ def value_outputs(critic: TorchNetwork, row: MicroBatch, *, bf16: bool) -> Token
 
     Call it in `critic.attending()`.
     """
+    return critic.computed(lambda: _outputs(critic, row, bf16=bf16))
+
+
+def _outputs(critic: TorchNetwork, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
     with torch.autocast(critic.model.device.type, torch.bfloat16, enabled=bf16):
         values_N1: Tensor = head_of(critic.model)(critic.predicting_states(row))
     values_N = values_N1[:, 0].to(torch.promote_types(values_N1.dtype, torch.float32))

@@ -6,9 +6,10 @@ Attention stays inside sequences, through the attention registry of transformers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,16 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
 from agentrl.trainer.attention import SHORTEST, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
-from agentrl.types import NO_VERSION, Author, RolloutId, Sample
+from agentrl.trainer.torch.sharding import ShardedRanks
+from agentrl.types import NO_VERSION, Author, BoolArray, RolloutId, Sample
 from agentrl.weights.hf.source import long_ropes
 
 _NAME = "agentrl_segments"
 _TOLERANCE = 1e-4
 _PROBES = (9, 9, 5)
 """Tokens of the sequences that a model is tried with; two of them are of one length."""
+
+T = TypeVar("T")
 
 
 class _UnpackableError(Exception):
@@ -42,6 +46,7 @@ class TorchNetwork:
     Args:
         model: a causal language model in fp32 or better; it is put into evaluation mode.
         acting: what its passes are in; e.g. its adapters do not act.
+        ranks: those that share it, where there are several; this one then keeps a shard of it.
 
     Raises:
         ModelLoadError: neither gives what the model gives for a sequence alone, or its weights are not in
@@ -49,7 +54,11 @@ class TorchNetwork:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, acting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        model: PreTrainedModel,
+        *,
+        acting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        ranks: ShardedRanks | None = None,
     ) -> None:
         if model.dtype not in (torch.float32, torch.float64):
             raise ModelLoadError(
@@ -57,8 +66,11 @@ class TorchNetwork:
             )
         self.model = model.eval()
         self.acting = acting
-        with acting():
-            row, separate = _probe(model)
+        self._ranks = ranks
+        self._whole = None if ranks is None else ranks.shard(model)
+        row = _probe_row(model)
+        with acting(), torch.no_grad():
+            separate = self.computed(lambda: _separate(model, row))
         self.is_packed = _attends_everywhere(model) and self._gives(row, separate, is_packed=True)
         if not self.is_packed and not self._gives(row, separate, is_packed=False):
             raise ModelLoadError(
@@ -72,6 +84,30 @@ class TorchNetwork:
         attention = segment_attention(self.model) if self.is_packed else nullcontext()
         with self.acting(), attention:
             yield
+
+    def computed(self, function: Callable[[], T]) -> T:
+        """What a function of the weights gives; ranks that share them gather them for it, layer by layer.
+
+        Where a gradient follows, the function goes through the layers once.
+        """
+        if self._whole is None:
+            return function()
+        value = cast(T, self._whole(function))
+        if not torch.is_grad_enabled():
+            # What lies outside of the layers was kept for a backward pass.
+            self._whole.free()
+        return value
+
+    def rows(
+        self, samples: Sequence[Sample], masks: Sequence[BoolArray], max_tokens: int
+    ) -> Sequence[MicroBatch]:
+        """This rank's rows for tokens under `masks`, see `micro_batches`; it may have none of a sample."""
+        if self._ranks is None:
+            return micro_batches(samples, masks, max_tokens)
+        # Ranks gather a layer together: each row of each of them goes through it once.
+        cut = None if self.is_packed else lambda lengths: [fold.count for fold in self._folds(lengths)]
+        width = head_of(self.model).weight.shape[1]
+        return self._ranks.rows(samples, masks, max_tokens, width=width, cut=cut)
 
     def states(self, row: MicroBatch) -> Tensor:
         """[T, width]: the last hidden state of each token of a row. Call it in `attending`."""
@@ -110,7 +146,7 @@ class TorchNetwork:
         self.is_packed = is_packed
         try:
             with torch.no_grad(), self.attending():
-                states_TD = self.states(row)
+                states_TD = self.computed(lambda: self.states(row))
         except torch.OutOfMemoryError:
             raise
         # Whatever a model makes of arguments that it does not know, or of an attention of another shape.
@@ -126,15 +162,19 @@ def _attends_everywhere(model: PreTrainedModel) -> bool:
     return kinds == {"full_attention"} and not long_ropes(model.config)
 
 
-def _probe(model: PreTrainedModel) -> tuple[MicroBatch, Tensor]:
-    """A row of short sequences, and the last hidden states of each by itself, [T, width]."""
+def _separate(model: PreTrainedModel, row: MicroBatch) -> Tensor:
+    """The last hidden states of each sequence of a row by itself, [T, width]."""
+    each = to_device(row.input_ids_T, model.device).split(row.lengths)
+    states = [model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0] for ids in each]
+    return torch.cat(states)
+
+
+def _probe_row(model: PreTrainedModel) -> MicroBatch:
+    """A row of short sequences."""
     vocab = model.config.get_text_config().vocab_size
     samples = [_probe_sample(n, seed, vocab) for seed, n in enumerate(_PROBES)]
     (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], sum(_PROBES))
-    with torch.no_grad():
-        each = to_device(row.input_ids_T, model.device).split(row.lengths)
-        states = [model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0] for ids in each]
-    return row, torch.cat(states)
+    return row
 
 
 def _probe_sample(length: int, seed: int, vocab: int) -> Sample:
@@ -204,6 +244,10 @@ def token_outputs(
     network: TorchNetwork, row: MicroBatch, *, bf16: bool, entropy_gradient: bool = False
 ) -> TokenOutputs:
     """Logprob and entropy of the row's N predicted tokens. Call it inside `network.attending()`."""
+    return network.computed(lambda: _outputs(network, row, bf16=bf16, entropy_gradient=entropy_gradient))
+
+
+def _outputs(network: TorchNetwork, row: MicroBatch, *, bf16: bool, entropy_gradient: bool) -> TokenOutputs:
     model, device = network.model, network.model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         states_ND = network.predicting_states(row)
@@ -246,12 +290,12 @@ def check_scores(network: TorchNetwork) -> None:
         ModelLoadError: they differ: the model does to its logits what is not known here.
     """
     model = network.model
-    row, _ = _probe(model)
+    row = _probe_row(model)
     with torch.no_grad(), network.attending():
         scored_N = token_outputs(network, row, bf16=False).logp_N
     with torch.no_grad(), network.acting():
         each = to_device(row.input_ids_T, model.device).split(row.lengths)
-        logits = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in each]
+        logits = network.computed(lambda: [model(ids[None], use_cache=False).logits[0] for ids in each])
     own_NV = torch.cat(logits).log_softmax(-1)[to_device(row.predictor_N, model.device)]
     own_N = own_NV.gather(1, to_device(row.targets_N, model.device)[:, None])[:, 0]
     if not torch.allclose(scored_N, own_N.to(scored_N), atol=_TOLERANCE):

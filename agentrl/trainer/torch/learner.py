@@ -9,16 +9,18 @@ from typing import TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.losses import TokenOutputs
-from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.trainer.torch.forward import TorchNetwork
+from agentrl.trainer.torch.sharding import layers_of, load_weights, optimizer_shards, step_sharded
 from agentrl.types import TrainBatch
 
 
@@ -41,7 +43,10 @@ class Optimizer:
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
-            part.step()
+            if isinstance(part, torch.optim.Muon) and isinstance(part.param_groups[0]["params"][0], DTensor):
+                step_sharded(part)
+            else:
+                part.step()
 
 
 def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
@@ -116,8 +121,7 @@ class Learner:
         model.zero_grad()
         inputs = StepInputs(batch, bf16=self._config.bf16)
         sums = self._backward(batch, inputs)
-        parameters = model.parameters()
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm=self._config.clip_grad))
+        grad_norm = self._clipped()
         is_left_out = is_without_gradient(batch, grad_norm)
         if math.isfinite(grad_norm) and not is_left_out:
             self._optimizer.step(lr)
@@ -139,7 +143,7 @@ class Learner:
         """The optimizers' tensors, which the first step makes."""
         for part in self._optimizer.parts:
             for state in part.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+                yield from (own_part(value) for value in state.values() if isinstance(value, Tensor))
 
     def resume(self, state: LearnerState, done: Done) -> None:
         """Restore a state. done: the optimizer's steps until then.
@@ -147,10 +151,17 @@ class Learner:
         Raises:
             KeyError, RuntimeError, ValueError: the state is of another network or other optimizers.
         """
-        self.network.model.load_state_dict(state["network"])
+        load_weights(self.network.model, state["network"])
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
-            part.load_state_dict(saved)
+            part.load_state_dict(optimizer_shards(saved, part))
         self.done = done
+
+    def _clipped(self) -> float:
+        """Scale a gradient down that is longer than it may be; its norm before, over all ranks."""
+        parameters = [p for p in self.network.model.parameters() if p.grad is not None]
+        norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        clip_grads_with_norm_(parameters, self._config.clip_grad, norm)
+        return float(norm)
 
     def _backward(self, batch: TrainBatch, inputs: StepInputs) -> Mapping[str, float]:
         """Accumulate the gradient of the batch in the parameters; return loss and metrics as sums."""
@@ -158,7 +169,7 @@ class Learner:
         total: Tensor | None = None
         names: list[str] = []
         with self.network.attending():
-            for row in micro_batches(batch.samples, masks, self._config.max_tokens_per_gpu):
+            for row in self.network.rows(batch.samples, masks, self._config.max_tokens_per_gpu):
                 outputs = self._forward(self.network, row)
                 loss, metrics = self._loss(outputs, inputs.of(row, outputs))
                 loss.backward()
@@ -178,15 +189,24 @@ def recompute_layers(model: PreTrainedModel) -> None:
         # No layer draws random numbers: the network is in evaluation mode.
         return checkpoint(partial(forward, **options), *args, use_reentrant=False, preserve_rng_state=False)
 
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = partial(recomputed, layer.forward)
+    for layer in layers_of(model):
+        layer.forward = partial(recomputed, layer.forward)
 
 
 def tensors_of(network: PreTrainedModel) -> Iterator[Tensor]:
-    """Parameters and buffers."""
-    yield from network.parameters()
+    """Parameters and buffers; of those that ranks share, this rank's parts."""
+    yield from map(own_part, network.parameters())
     yield from network.buffers()
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that ranks share, or all of another one."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that ranks share; every rank calls it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def copied(value: T, copy: Callable[[Tensor], Tensor]) -> T:

@@ -1,4 +1,4 @@
-"""The plan of the torch trainer's one rank."""
+"""The plan of the torch trainer's ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ WORKER = "agentrl.trainer.torch.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchPlan(Plan):
-    """Any causal language model, unsharded on one rank. num_threads: of torch (count)."""
+    """Any causal language model.
+
+    num_threads: of torch, in each rank (count). num_ranks: those that compute together (count). fsdp_size:
+    ranks that share one replica of each network; None = all (count).
+    """
 
     worker_module: ClassVar[str] = WORKER
     num_threads: int = 1
+    num_ranks: int = 1
+    fsdp_size: int | None = None
+
+    @property
+    def shard_size(self) -> int:
+        """Ranks that share one replica of each network (count)."""
+        return self.num_ranks if self.fsdp_size is None else self.fsdp_size
 
     @property
     def opened(self) -> frozenset[ScoreRole]:
@@ -27,8 +38,8 @@ class TorchPlan(Plan):
 
     @property
     def world_size(self) -> int:
-        """One rank."""
-        return 1
+        """Ranks (count)."""
+        return self.num_ranks
 
     @property
     def publishes_bf16(self) -> bool:

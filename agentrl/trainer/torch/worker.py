@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +17,6 @@ from transformers import PreTrainedModel
 from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
-from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
@@ -30,6 +30,7 @@ from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
 from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
+from agentrl.trainer.torch.sharding import ShardedRanks, load_weights, only_gathered, sharing
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
@@ -58,12 +59,19 @@ class TorchWorker(Recorder, DeviceStore):
 
     model: a causal language model in fp32. policy: how it learns; a loss whose
     `entropy_coef` is not 0 gets an entropy with a gradient. auxiliary: the networks of the other roles.
+    ranks: those that share all networks, where there are several; each calls every method.
 
     Raises:
         ModelLoadError: see `TorchNetwork` and `check_scores`.
     """
 
-    def __init__(self, model: PreTrainedModel, policy: Learning, auxiliary: AuxiliaryModels) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: Learning,
+        auxiliary: AuxiliaryModels,
+        ranks: ShardedRanks | None = None,
+    ) -> None:
         self._published: Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]] = named_weights
         base: TorchNetwork | None = None
         if policy.config.lora_rank:
@@ -71,16 +79,17 @@ class TorchWorker(Recorder, DeviceStore):
 
             adapters.adapt(model, policy.config)
             self._published = adapters.merged_weights
-            base = _scoring(TorchNetwork(model, acting=partial(adapters.without_adapters, model)))
-        network = _scoring(TorchNetwork(model))
+            without = partial(adapters.without_adapters, model)
+            base = _scoring(TorchNetwork(model, acting=without, ranks=ranks))
+        network = _scoring(TorchNetwork(model, ranks=ranks))
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
         bonus = needs_entropy_gradient(policy.loss)
         forward = partial(token_outputs, bf16=policy.config.bf16, entropy_gradient=bonus)
         self._policy = Learner(network, forward, policy)
-        self._auxiliary = auxiliary
-        self._networks = _networks_of(network, base, auxiliary)
+        self._auxiliary, self._ranks = auxiliary, ranks
+        self._networks = _networks_of(network, base, auxiliary, ranks)
         self._step = 0
         self._pool: BufferPool | None = None
         self._writer = StateWriter()
@@ -109,7 +118,11 @@ class TorchWorker(Recorder, DeviceStore):
     def score(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
     ) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`."""
+        """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
+
+        Returns:
+            those of this rank's samples.
+        """
         with self._memory[role].onloaded():
             return _scores(self._networks[role], samples, role, self._config, statistics=statistics)
 
@@ -138,20 +151,28 @@ class TorchWorker(Recorder, DeviceStore):
                 own.lerp_(policys, share)
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
-        """The policy's weights in shared buffers; returns their checksum."""
+        """The policy's weights in shared buffers; returns their checksum. Only rank 0 yields them."""
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
         with self.onloaded():
+            if self._ranks is not None and not self._ranks.is_first:
+                deque(self._published(self.model), maxlen=0)
+                return 0
             return (yield from _filled(self._published(self.model), self._pool, manifest, bucket_bytes))
 
     @torch.no_grad()
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
-        """The policy's weights in memory of its device; None = others can map none, or too little."""
-        layout = layout_of(list(_loads(manifest, bucket_bytes)))
-        memory = None if layout is None else allocated(self.model.device, layout.num_bytes)
-        if layout is None or memory is None:
+        """The policy's weights in memory of rank 0's device; None on other ranks, or where it has none."""
+        layout, ranks = layout_of(list(_loads(manifest, bucket_bytes))), self._ranks
+        is_first = ranks is None or ranks.is_first
+        memory = allocated(self.model.device, layout.num_bytes) if is_first and layout is not None else None
+        if ranks is not None and not ranks.first_has(memory is not None):
             return None
         with self.onloaded():
+            if layout is None or memory is None:
+                if not is_first:
+                    deque(self._published(self.model), maxlen=0)
+                return None
             weights = self._published(self.model)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
@@ -192,13 +213,16 @@ class TorchWorker(Recorder, DeviceStore):
             the updates, and what each optimizer did.
         """
         copies: dict[str, LearnerState] = {}
+        done = {role: learner.done for role, learner in self._learners().items()}
         for role, learner in self._learners().items():
             with self._memory[role].onloaded():
-                copies[FOLDERS[role]] = copied(learner.state(), self._writer.copy_of(role))
+                copies[FOLDERS[role]] = copied(learner.state(), self._copy_of(role))
         if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
             with self._memory["ref"].onloaded():
                 state: LearnerState = {"network": ref.state_dict(), "optimizers": []}
-                copies[FOLDERS["ref"]] = copied(state, self._writer.copy_of("ref"))
+                copies[FOLDERS["ref"]] = copied(state, self._copy_of("ref"))
+        if self._ranks is not None and not self._ranks.is_first:
+            return self._step, done
 
         def write() -> None:
             for name, state in copies.items():
@@ -210,7 +234,7 @@ class TorchWorker(Recorder, DeviceStore):
                     raise OSError(str(error)) from error
 
         self._writer.start(write)
-        return self._step, {role: learner.done for role, learner in self._learners().items()}
+        return self._step, done
 
     def is_written(self) -> bool | OSError:
         """Whether the copies that `save` made are on disk, or why they cannot be written."""
@@ -227,7 +251,8 @@ class TorchWorker(Recorder, DeviceStore):
             path = folder / FOLDERS[role] / _STATE
             try:
                 with self._memory[role].onloaded():
-                    resume(torch.load(path, weights_only=True))
+                    # Of what all have, a rank reads its part alone.
+                    resume(torch.load(path, weights_only=True, mmap=self._ranks is not None))
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error
@@ -235,8 +260,13 @@ class TorchWorker(Recorder, DeviceStore):
         for role, learner in self._learners().items():
             restore(role, partial(learner.resume, done=done[role]))
         if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
-            restore("ref", lambda state: ref.load_state_dict(state["network"]))
+            restore("ref", lambda state: load_weights(ref, state["network"]))
         self._step = step
+
+    def _copy_of(self, role: ScoreRole) -> Callable[[Tensor], Tensor]:
+        """What copies a network's tensors: rank 0 has whole copies of them, the others have none."""
+        is_first = self._ranks is None or self._ranks.is_first
+        return self._writer.copy_of(role) if is_first else only_gathered
 
     def _learners(self) -> dict[ScoreRole, Learner]:
         critic = self._auxiliary.critic
@@ -265,16 +295,19 @@ def _memory_of(
 
 
 def _networks_of(
-    policy: TorchNetwork, base: TorchNetwork | None, auxiliary: AuxiliaryModels
+    policy: TorchNetwork,
+    base: TorchNetwork | None,
+    auxiliary: AuxiliaryModels,
+    ranks: ShardedRanks | None,
 ) -> dict[ScoreRole, TorchNetwork]:
     """The network of each role that there is. base: the policy without its adapters, where it has some."""
     networks: dict[ScoreRole, TorchNetwork] = {"old": policy}
     if auxiliary.ref is not None:
-        networks["ref"] = _scoring(TorchNetwork(auxiliary.ref))
+        networks["ref"] = _scoring(TorchNetwork(auxiliary.ref, ranks=ranks))
     elif base is not None:
         networks["ref"] = base
     if auxiliary.teacher is not None:
-        networks["teacher"] = _scoring(TorchNetwork(auxiliary.teacher))
+        networks["teacher"] = _scoring(TorchNetwork(auxiliary.teacher, ranks=ranks))
     if auxiliary.critic is not None:
         networks["values"] = auxiliary.critic.learner.network
     return networks
@@ -323,10 +356,10 @@ def _scores(
     forward = value_outputs if role == "values" else token_outputs
     masks = [scored_tokens(sample, role) for sample in samples]
     with torch.no_grad(), network.attending():
-        for row in micro_batches(samples, masks, config.max_tokens_per_gpu):
+        for row in network.rows(samples, masks, config.max_tokens_per_gpu):
             outputs = forward(network, row, bf16=config.bf16)
             parts = row.split(reported(outputs, statistics=statistics))
-            scores |= dict(zip(row.members, parts, strict=True))
+            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
     return scores
 
 
@@ -337,31 +370,34 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     Raises:
         ModelLoadError: a directory holds no model; or see `TorchNetwork`.
     """
-    del place
+    device, world_size = torch.device(plan.config.device), plan.world_size
     torch.set_num_threads(plan.num_threads)
-    report_phase("loading weights")
-    device = torch.device(plan.config.device)
+    with sharing(place, world_size, plan.shard_size, device) as ranks:
+        report_phase("loading weights")
 
-    def opened(directory: str) -> PreTrainedModel:
-        model = open_directory(directory, torch.float32)
-        # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-        nn.Module.to(model, device)
-        return model
+        def opened(directory: str) -> PreTrainedModel:
+            model = open_directory(directory, torch.float32)
+            if ranks is None:
+                # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
+                nn.Module.to(model, device)
+            return model
 
-    model = opened(plan.models["old"])
-    if plan.config.lora_rank:
-        from agentrl.trainer.torch.adapters import adapt
+        model = opened(plan.models["old"])
+        if plan.config.lora_rank:
+            from agentrl.trainer.torch.adapters import adapt
 
-        # The critic has adapters, too.
-        adapt(model, plan.config)
-    critic = None
-    if plan.critic is not None:
-        critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup)
-    judges: dict[ScoreRole, PreTrainedModel] = {
-        role: opened(plan.models[role]) for role in plan.opened - {"old"}
-    }
-    auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
-    yield TorchWorker(model, plan.policy, auxiliary)
+            # The critic has adapters, too.
+            adapt(model, plan.config)
+        critic = None
+        if plan.critic is not None:
+            critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup, ranks=ranks)
+        judges: dict[ScoreRole, PreTrainedModel] = {}
+        for role in sorted(plan.opened - {"old"}):
+            judges[role] = opened(plan.models[role])
+            if ranks is not None:
+                ranks.shard(judges[role])
+        auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
+        yield TorchWorker(model, plan.policy, auxiliary, ranks)
 
 
 def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[tuple[TensorSpec, ...]]:

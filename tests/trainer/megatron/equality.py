@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from agentrl.losses import LossOutput
-from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
-from agentrl.trainer.megatron.worker import shares_of
 from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
 from tests.trainer.megatron.models import SIZES, VOCAB, model_of
 from tests.trainer.tiny import divisor

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.batch import cost_of, micro_batches, shares_of
 from agentrl.trainer.megatron.model.rows import Cut, padded, pieces_of, shard_of
-from agentrl.trainer.megatron.worker import cost_of, shares_of
 from tests.algorithms.episodes import sample
 
 masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=6)

@@ -2,67 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
-from multiprocessing import get_context
-from types import TracebackType
 
-import torch
-from torch.distributed import FileStore
-
-from agentrl.runtime.temporary import temporary_folder
 from agentrl.trainer.megatron.config import MegatronConfig
+from tests.trainer.pool import Pool
 
 
-class Ranks:
+class Ranks(Pool):
     """`count` processes; each call makes them the ranks of a layout. One that fails ends the others."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_prepare)
-        self._folder = ExitStack()
-        self._path = self._folder.enter_context(temporary_folder("ranks"))
-        self._meetings = 0
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._folder.close()
 
     def run(self, work: Callable[..., object], layout: MegatronConfig, *args: object) -> list:
         """work(layout, rank, *args) inside every rank; what each gave, in the order of the ranks."""
-        self._meetings += 1
-        meeting = str(self._path / str(self._meetings))
-        running = [
-            self._pool.submit(_as_rank, work, layout, rank, meeting, args) for rank in range(self.count)
-        ]
-        for ended in as_completed(running, timeout=120):
-            if ended.exception() is not None:
-                for process in self._pool._processes.values():
-                    process.kill()
-                raise ended.exception()
-        return [future.result() for future in running]
+        return self.meet(_in_layout, work, layout, args)
 
 
-def _prepare() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-
-def _as_rank(work, layout, rank, meeting, args):
+def _in_layout(store, rank, work, layout, args):
     from agentrl.trainer.megatron.parallel import joined
 
-    store = FileStore(meeting, layout.world_size)
-    try:
-        with joined(layout, rank, store=store, local_rank=rank, timeout_s=60):
-            return work(layout, rank, *args)
-    finally:
-        # What a test built refers to its groups, whose threads wake up a hundred times a second each.
-        gc.collect()
+    with joined(layout, rank, store=store, local_rank=rank, timeout_s=60):
+        return work(layout, rank, *args)

@@ -14,22 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.trainer.batch import MicroBatch
+from agentrl.trainer.batch import EMPTY_ROW, MicroBatch
 
 Int64Array = npt.NDArray[np.int64]
-
-
-# One token of no sample, and no predicted tokens.
-_EMPTY = MicroBatch(
-    members=(0,),
-    positions=(np.zeros(0, np.int64),),
-    lengths=(1,),
-    input_ids_T=np.zeros(1, np.int64),
-    position_ids_T=np.zeros(1, np.int64),
-    predictor_N=np.zeros(0, np.int64),
-    targets_N=np.zeros(0, np.int64),
-    temperature_N=np.zeros(0),
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +105,7 @@ def padded(rows: Sequence[MicroBatch], count_multiple: int) -> tuple[MicroBatch,
     A pipeline of virtual stages processes as many rows at a time as it has ranks.
     """
     size = max(_round_up(len(rows), count_multiple), count_multiple)
-    return (*rows, *[_EMPTY] * (size - len(rows)))
+    return (*rows, *[EMPTY_ROW] * (size - len(rows)))
 
 
 def _round_up(length: int, multiple: int) -> int:
