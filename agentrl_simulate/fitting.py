@@ -116,7 +116,7 @@ def described(groups: Sequence[GroupPlan]) -> dict[str, JSON]:
 def _sizes(config: RunConfig) -> dict[str, JSON]:
     """The sizes of the machines that a run had."""
     engine_gpus = max(config.engine.num_policy_gpus // replicas_of(config), 1)
-    trainer_gpus = config.megatron.world_size if config.trainer.trainer == "megatron" else 1
+    trainer_gpus = config.layout.world_size
     return {
         "engine_gpus": engine_gpus,
         "rollout_gpus": engine_gpus * replicas_of(config),

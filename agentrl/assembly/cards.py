@@ -162,8 +162,8 @@ def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int 
     """One rank of the run's trainer. max_tokens: of an episode; None = there is no limit."""
     networks, tokens = networks_of(config, policy), max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
     if config.trainer.trainer == "megatron":
-        return megatron_memory(networks, config.megatron, config.trainer, tokens)
-    return torch_memory(networks, config.trainer, tokens)
+        return megatron_memory(networks, config.layout, config.trainer, tokens)
+    return torch_memory(networks, config.trainer, tokens, config.fsdp_size)
 
 
 def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> MemoryNeed:
@@ -229,7 +229,7 @@ def rank_on_card(
 ) -> MemoryNeed:
     """A rank of Megatron on a GPU of so many bytes: the chunks of its head are larger than on a CPU."""
     memory, sizes = trainer_memory(config, policy, max_tokens), RunSizes.of(policy)
-    tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.megatron
+    tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.layout
     rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
     number = BF16 if config.trainer.bf16 else FP32
     is_kept = config.engine.update_weights_transport in (None, "tensor") and not _takes_turns(config)

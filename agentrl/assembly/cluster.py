@@ -173,9 +173,10 @@ def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
     """
     if config.cluster.cluster == "ray":
         passed_variables(config.cluster, environment)
-    if config.trainer.trainer != "megatron" or not num_ranks(config):
+    ranks = num_ranks(config)
+    if not ranks or (config.trainer.trainer == "torch" and ranks == 1):
         return
-    if config.cluster.cluster == "local" and (nodes := config.megatron.actor_num_nodes) > 1:
+    if config.cluster.cluster == "local" and (nodes := config.layout.actor_num_nodes) > 1:
         raise ConfigError(
             f"actor_num_nodes = {nodes} needs cluster = ray, which starts ranks on several machines; add it, "
             "or take one machine."
@@ -204,10 +205,7 @@ def check_reach(config: RunConfig, hosts: Sequence[str]) -> None:
 
 def run_layout(config: RunConfig, *, has_gpus: bool) -> ClusterLayout:
     """The bundles and the slots of the run. has_gpus: whether any machine of the cluster has a GPU."""
-    megatron = config.megatron
-    nodes, per_node, gpus = 1, 1, 0
-    if config.trainer.trainer == "megatron":
-        nodes, per_node = megatron.actor_num_nodes, megatron.actor_num_gpus_per_node
+    nodes, per_node, gpus = config.layout.actor_num_nodes, config.layout.actor_num_gpus_per_node, 0
     if config.trainer.trainer == "megatron" or config.trainer.device == "cuda":
         chosen = config.cluster.num_gpus_per_rank
         gpus = int(has_gpus) if chosen is None else chosen
@@ -321,4 +319,4 @@ def num_ranks(config: RunConfig) -> int:
         trains = config.rollout.num_rollout or config.warm_start.warm_start_steps
         if config.rollout.debug_rollout_only or not trains:
             return 0
-    return config.megatron.world_size if config.trainer.trainer == "megatron" else 1
+    return config.layout.world_size

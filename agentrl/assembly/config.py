@@ -25,7 +25,7 @@ from agentrl.records.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
-from agentrl.trainer.config import COLOCATION, EVERY_VERSION, TrainerConfig
+from agentrl.trainer.config import COLOCATION, EVERY_VERSION, RanksConfig, TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 
 Command = Literal["train", "sft"]
@@ -47,7 +47,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
-    megatron: MegatronConfig = MegatronConfig()
+    layout: MegatronConfig = MegatronConfig()
     cluster: ClusterConfig = ClusterConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalSection = EvalSection()
@@ -104,6 +104,11 @@ class RunConfig(Section):
         return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
 
     @property
+    def fsdp_size(self) -> int:
+        """Ranks of the torch trainer that share one replica, derived where it was left out (count)."""
+        return self.trainer.fsdp_size or self.layout.world_size
+
+    @property
     def warm_starts(self) -> bool:
         """Whether the run begins with a warm start."""
         return bool(self.warm_start.warm_start_steps) and not self.rollout.debug_rollout_only
@@ -142,6 +147,16 @@ class RunConfig(Section):
     @property
     def _plays_inline(self) -> bool:
         return self.run.inline and self.engine.engine == "embedded"
+
+    @model_validator(mode="after")
+    def _replicas_come_out_even(self) -> RunConfig:
+        ranks, size = self.layout.world_size, self.trainer.fsdp_size
+        if self.trainer.trainer == "torch" and ranks > 1 and size is not None and ranks % size:
+            raise ValueError(
+                f"actor_num_nodes x actor_num_gpus_per_node = {ranks} must be a multiple of fsdp_size = "
+                f"{size}; change one of them."
+            )
+        return self
 
     @model_validator(mode="after")
     def _megatron_supports_the_optimizer(self) -> RunConfig:
@@ -246,8 +261,11 @@ def _inactive_data(config: RunConfig) -> dict[str, str]:
 
 def _inactive_layout(config: RunConfig) -> dict[str, str]:
     if config.trainer.trainer != "megatron":
-        return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
+        own = MegatronConfig.model_fields.keys() - RanksConfig.model_fields.keys()
+        shares = {} if config.layout.world_size > 1 else {"fsdp_size": "with one rank; take several"}
+        return dict.fromkeys(own, "without trainer = megatron; choose it") | shares
     takes_gpus = {"device": "with trainer = megatron, whose ranks take GPUs where there are some; drop that"}
+    takes_gpus |= {"fsdp_size": "with trainer = megatron, which has a layout; drop that"}
     processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
     return takes_gpus | ({"inline": processes} if config.engine.engine == "sglang" else {})
 

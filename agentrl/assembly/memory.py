@@ -1,16 +1,17 @@
 """The memory of a run's processes by part, computed from shapes: nothing is allocated.
 
-    weights, gradients, optimizer    what the trainers allocate, to the byte (torch) or to the padding of
-                                     Megatron's buffers
-    activations                      an estimate: what one row keeps for its backward pass, see `_layer_bytes`
+    weights, gradients, optimizer    what the trainers allocate, to the byte (torch), or to the padding of a
+                                     shard (several ranks of it) or of Megatron's buffers
+    activations                      an estimate: what one row keeps for its backward pass (`_layer_bytes`), and
+                                     the layers that are gathered for it
     logits                           an estimate: those of a chunk, and the gradient of the head
     runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
     kv_cache                         what the embedded engine allocates
     published                        versions of the weights that servers have, or are sent
 
 For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
-(4 P for Muon's matrices). With bf16 Megatron takes 2 P, 4 P and 12 P. The last, weights in fp32 and two
-means, is divided by the ranks that share it (arXiv:1910.02054).
+(4 P for Muon's matrices), all divided by the ranks that share a replica. With bf16 Megatron takes 2 P, 4 P
+and 12 P. The last, weights in fp32 and two means, is divided by the ranks that share it (arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
@@ -30,6 +32,7 @@ from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.learner import hidden_matrices
+from agentrl.trainer.torch.sharding import layers_of
 from agentrl.view.scores import size_text
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 
@@ -125,20 +128,28 @@ class RunSizes(NamedTuple):
         return self.layers * 2 * self.key * number_bytes
 
 
-def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> MemoryNeed:
-    """The one rank of the torch trainer. tokens: of its longest row."""
+def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int, shards: int = 1) -> MemoryNeed:
+    """A rank of the torch trainer. tokens: of its longest row. shards: ranks that share a replica (count)."""
     policy = meta_model(networks.policy)
-    memory = _learned(policy, trainer)
+    memory = _learned(policy, trainer, shards)
     if networks.has_critic:
-        memory = memory.plus(_learned(critic_over(policy), trainer))
-    frozen = sum(FP32 * num_parameters(config) for config in networks.frozen)
+        memory = memory.plus(_learned(critic_over(policy), trainer, shards))
+    frozen = sum(FP32 * -(-num_parameters(config) // shards) for config in networks.frozen)
     sizes = RunSizes.of(networks.policy)
     outer, inner = _layer_bytes(sizes, half=False)
     row = tokens * (sizes.layers * (outer + inner) + outer // 2)
     if trainer.gradient_checkpointing:
         # The input of each layer, and all of one.
         row = tokens * (sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2)
+    row += 0 if shards == 1 else _gathered_bytes(policy)
     return memory.plus(MemoryNeed(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
+
+
+def _gathered_bytes(model: PreTrainedModel) -> int:
+    """What a rank has gathered at most: all outside of the layers, two layers, and the gradient of one."""
+    total, layers = (sum(p.numel() for p in m.parameters()) for m in (model, nn.ModuleList(layers_of(model))))
+    largest = max((sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)), default=0)
+    return FP32 * (2 * (total - layers) + 3 * largest)
 
 
 def megatron_memory(
@@ -169,9 +180,9 @@ def published_memory(config: PreTrainedConfig, *, bf16: bool) -> MemoryNeed:
     return MemoryNeed(published=(BF16 if bf16 else FP32) * num_parameters(config))
 
 
-def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> MemoryNeed:
-    """The policy in the torch trainer, without its activations."""
-    return _learned(meta_model(config), trainer)
+def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig, shards: int = 1) -> MemoryNeed:
+    """The policy in a rank of the torch trainer, without its activations; see `torch_memory`."""
+    return _learned(meta_model(config), trainer, shards)
 
 
 def machine_memory() -> int:
@@ -195,19 +206,21 @@ def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
-def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
+def _learned(model: PreTrainedModel, trainer: TrainerConfig, shards: int) -> MemoryNeed:
     """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
     matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
-    total = sum(p.numel() for p in model.parameters())
+    # Rank 0 has the first rows of each, and as many as any other.
+    sizes_by_id = {id(p): -(-len(p) // shards) * p[0].numel() for p in model.parameters()}
+    total = sum(sizes_by_id.values())
     if trainer.lora_rank:
         from agentrl.trainer.torch.adapters import adapter_sizes
 
-        sizes = adapter_sizes(model, trainer)
+        sizes = [-(-size // shards) for size in adapter_sizes(model, trainer)]
         moments = 1 if trainer.optimizer == "muon" else 2
         optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
         return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
     optimizer = sum(
-        FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
+        FP32 * size if number in matrices else 2 * FP32 * size + FP32 for number, size in sizes_by_id.items()
     )
     return MemoryNeed(FP32 * total, FP32 * total, optimizer)
 

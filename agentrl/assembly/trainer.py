@@ -39,7 +39,7 @@ class TrainerFactory:
     """Builds the trainers of a run, one after the other, on ranks that end with it.
 
     folder: for the output of the ranks. places: of each rank. The warm start and RL share the torch trainer's
-    rank; with `inline` it is this process.
+    ranks; with `inline` the only one is this process.
     """
 
     config: RunConfig
@@ -69,9 +69,9 @@ class TrainerFactory:
         check_auxiliary_models(source, self.config)
         trains, is_torch = self.config.rollout.num_rollout, self.config.trainer.trainer == "torch"
         if (trains and is_torch) or self.config.warm_start.warm_start_steps:
-            self._torch_rank()
+            self._torch_ranks()
         elif trains:
-            self._megatron_ranks(self.config.megatron.world_size)
+            self._megatron_ranks(self.config.layout.world_size)
 
     def begin(self, source: ModelSource, loss: Loss) -> None:
         """Have the ranks build the RL trainer from now on: `reinforcement` waits for it."""
@@ -109,9 +109,11 @@ class TrainerFactory:
         plan = torch_plan.TorchPlan(
             policy=Learning(sft_loss, settings, section.warm_start_steps),
             models={"old": str(source.directory.resolve())},
-            num_threads=threads_for(source.config, self.config.run.num_threads),
+            num_threads=self._torch_threads(source),
+            num_ranks=self._num_torch_ranks,
+            fsdp_size=trainer.fsdp_size,
         )
-        return await RankTrainer.started(self._torch_rank(), plan)
+        return await RankTrainer.started(self._torch_ranks(), plan)
 
     async def reinforcement(self, source: ModelSource, loss: Loss) -> RankTrainer:
         """The RL trainer, with the networks that the algorithm needs.
@@ -139,7 +141,7 @@ class TrainerFactory:
 
     async def _start(self, plan: Plan) -> RankTrainer:
         if not isinstance(plan, megatron.MegatronPlan):
-            return await RankTrainer.started(self._torch_rank(), plan)
+            return await RankTrainer.started(self._torch_ranks(), plan)
         if self._megatron is None:
             # The warm start is over: the memory of its rank is free for others.
             await self.close()
@@ -171,7 +173,7 @@ class TrainerFactory:
         moves = "ref" in models and config.algorithm.ref_update_interval is not None
         if config.trainer.trainer == "megatron":
             return megatron.MegatronPlan(
-                layout=config.megatron,
+                layout=config.layout,
                 policy=policy,
                 models=models,
                 critic=critic,
@@ -184,8 +186,21 @@ class TrainerFactory:
             critic=critic,
             critic_warmup=warmup,
             moves_reference=moves,
-            num_threads=threads_for(source.config, config.run.num_threads),
+            num_threads=self._torch_threads(source),
+            num_ranks=self._num_torch_ranks,
+            fsdp_size=config.trainer.fsdp_size,
         )
+
+    @property
+    def _num_torch_ranks(self) -> int:
+        """Ranks of the torch trainer; a warm start before Megatron has one (count)."""
+        return self.config.layout.world_size if self.config.trainer.trainer == "torch" else 1
+
+    def _torch_threads(self, source: ModelSource) -> int:
+        """Threads of each of the torch trainer's ranks, which share a machine (count)."""
+        threads = threads_for(source.config, self.config.run.num_threads)
+        is_torch = self.config.trainer.trainer == "torch"
+        return max(1, threads // (self.config.layout.actor_num_gpus_per_node if is_torch else 1))
 
     async def close(self) -> None:
         """End all ranks, also those that are still starting."""
@@ -204,12 +219,12 @@ class TrainerFactory:
                 ranks.end()
         await asyncio.gather(*begun, return_exceptions=True)
 
-    def _torch_rank(self) -> Ranks:
+    def _torch_ranks(self) -> Ranks:
         if self._torch is None:
-            inline = self.config.run.inline
-            serves_rl = self.config.trainer.trainer == "torch"
+            number, serves_rl = self._num_torch_ranks, self.config.trainer.trainer == "torch"
             folder = self.folder if serves_rl else self.folder / "warm-start"
-            self._torch = InlineRank() if inline else self._processes(1, folder, torch_plan.WORKER)
+            inline = self.config.run.inline and number == 1
+            self._torch = InlineRank() if inline else self._processes(number, folder, torch_plan.WORKER)
             self._started.append(self._torch)
         return self._torch
 
@@ -259,17 +274,20 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
                 raise ConfigError(
                     f"{in_words()}, and device = cuda needs one; take a machine with a GPU, or drop device."
                 )
+            check_gpus(config.layout.world_size)
         elif is_here:
             check_machine(
                 "the torch trainer",
-                learned_memory(source.config, config.trainer),
+                learned_memory(source.config, config.trainer, config.fsdp_size).times(
+                    config.layout.world_size
+                ),
                 "take a smaller model, or trainer = megatron on GPUs",
             )
         return
     require("trainer = megatron", "megatron")
     if is_here:
-        check_gpus(config.megatron.world_size)
-    check_layout(shape_of(source.config), config.megatron)
+        check_gpus(config.layout.world_size)
+    check_layout(shape_of(source.config), config.layout)
 
 
 def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
@@ -285,7 +303,7 @@ def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
 
 def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer == "megatron":
-        check_readable(directory, config.megatron)
+        check_readable(directory, config.layout)
     else:
         open_source(directory)
     if open_tokenizer(directory).get_vocab() != source.tokenizer.get_vocab():

@@ -17,13 +17,13 @@ from statistics import median
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import serving_of
+from agentrl.assembly.cards import networks_of, serving_of
 from agentrl.assembly.cluster import check_machines, cluster_facts
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import MemoryNeed
+from agentrl.assembly.memory import torch_memory
 from agentrl.assembly.model import model_source
 from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
 from agentrl.assembly.policy import build_renderer, dialect_of
@@ -154,7 +154,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "cluster": cluster_facts(config),
         "gpus": _gpu_facts(config, servers),
         "cards": card_facts(config),
-        "disk": _disk_facts(config, folder, source.config, memory),
+        "disk": _disk_facts(config, folder, source.config),
     }
     missing = [*servers.missing, *_missing_gpus(config, servers)]
     if (shortage := shortage_of(config, sections["disk"])) is not None:
@@ -286,7 +286,7 @@ def _check_model(source: ModelSource, config: RunConfig) -> None:
         long_ropes(source.config)
     check_trainable(source, config)
     if source.seed is None and config.trainer.trainer == "megatron":
-        check_readable(source.directory, config.megatron)
+        check_readable(source.directory, config.layout)
     elif source.seed is None and not any(source.directory.glob("*.bin")):
         TensorFiles(source.directory).close()
     check_auxiliary_models(source, config)
@@ -310,7 +310,7 @@ def _known_facts(config: RunConfig, folder: RunFolder) -> dict[str, Mapping[str,
         return sections
     model = open_config(Path(directory))
     if config.trainer.trainer == "megatron":
-        check_layout(shape_of(model), config.megatron)
+        check_layout(shape_of(model), config.layout)
     sections["model"] = _model_facts(config, model)
     # The environment may be what is missing, and its limit with it.
     limit = find(config.env.env).env_class.limits.max_tokens
@@ -321,13 +321,13 @@ def _known_facts(config: RunConfig, folder: RunFolder) -> dict[str, Mapping[str,
     return {
         **sections,
         "memory": {name: parts_of(part) for name, part in memory.items()},
-        "disk": _disk_facts(config, folder, model, memory),
+        "disk": _disk_facts(config, folder, model),
     }
 
 
 def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
-    of_torch = int(config.trainer.device == "cuda")
-    ranks = config.megatron.world_size if config.trainer.trainer == "megatron" else of_torch
+    on_gpus = config.trainer.trainer == "megatron" or config.trainer.device == "cuda"
+    ranks = config.layout.world_size if on_gpus else 0
     present: list[JSON] = [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in present_gpus()]
     return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
 
@@ -338,7 +338,7 @@ def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
     if servers.num_gpus and not present_gpus():
         yield f"{servers.num_gpus} GPUs for its servers: this machine has none."
     if config.trainer.trainer == "megatron" and config.trainer.bf16 and not num_gpus():
-        yield f"{config.megatron.world_size} GPUs for its ranks: here they would compute on the CPU."
+        yield f"{config.layout.world_size} GPUs for its ranks: here they would compute on the CPU."
 
 
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
@@ -356,9 +356,7 @@ def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
         )
 
 
-def _disk_facts(
-    config: RunConfig, folder: RunFolder, model: PreTrainedConfig, memory: Mapping[str, MemoryNeed]
-) -> dict[str, JSON]:
+def _disk_facts(config: RunConfig, folder: RunFolder, model: PreTrainedConfig) -> dict[str, JSON]:
     """The checkpoints and models of the run, and the free space; the journal is not counted.
 
     Raises:
@@ -373,7 +371,9 @@ def _disk_facts(
     number = 2 if megatron and config.trainer.bf16 else 4
     parameters = num_parameters(model)
     networks = 1 + (config.algorithm.critic is not None)
-    optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
+    optimizer = networks * parameters * (16 - 2 * number)
+    if not megatron:
+        optimizer = torch_memory(networks_of(config, model), config.trainer, 0).optimizer
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.
     num_checkpoints = section.save_total_limit + 1 + (config.best_metric is not None)

@@ -30,9 +30,13 @@ def memory_by_process(
 ) -> dict[str, MemoryNeed]:
     """The memory of each kind of process, by a name with their number. max_tokens: of an episode."""
     engine = config.engine
-    of_megatron = f"trainer, each of {config.megatron.world_size} ranks"
-    name = of_megatron if config.trainer.trainer == "megatron" else "trainer"
-    memory = {name: trainer_memory(config, model, max_tokens)}
+    ranks, is_torch = config.layout.world_size, config.trainer.trainer == "torch"
+    name, memory = f"trainer, each of {ranks} ranks", {}
+    of_rank = trainer_memory(config, model, max_tokens)
+    if is_torch and (ranks == 1 or config.trainer.device == "cpu"):
+        # Those on CPUs share the memory of this machine.
+        name, of_rank = "trainer" if ranks == 1 else f"trainer, {ranks} processes", of_rank.times(ranks)
+    memory[name] = of_rank
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or max_tokens or model.max_position_embeddings
         memory["embedded engine"] = embedded_memory(

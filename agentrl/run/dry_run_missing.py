@@ -60,7 +60,7 @@ def _model_checks(config: RunConfig, directory: Path) -> Iterator[Callable[[], N
         return
     yield partial(_has_tokenizer, directory)
     if config.trainer.trainer == "megatron":
-        yield partial(check_readable, directory, config.megatron)
+        yield partial(check_readable, directory, config.layout)
     elif not any(directory.glob("*.bin")):
         yield partial(_has_weights, directory)
 

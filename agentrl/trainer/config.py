@@ -20,6 +20,7 @@ EVERY_VERSION = (
 ON_GPUS: Final[Mapping[str, int | bool]] = {"bf16": True, "max_tokens_per_gpu": 8192}
 """What is left out, where ranks compute on GPUs: short rows keep a GPU waiting for the next kernel."""
 
+Size = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -29,15 +30,32 @@ def _optimizer(name: object) -> object:
     return "adamw" if name == "adam" else name
 
 
+class RanksConfig(Section):
+    """The ranks of a trainer. Each is a process with a GPU of its own, or with threads of the CPU."""
+
+    actor_num_nodes: Annotated[Size, Changes.SPEED] = 1
+    """Machines; more than 1 needs cluster = ray (count)."""
+    actor_num_gpus_per_node: Annotated[Size, Changes.SPEED] = 1
+    """Ranks of each machine (count). A run of the torch trainer may resume with another number of them."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+
 class TrainerConfig(Section):
     """The optimizer, its schedule, and how much goes through the model at once."""
 
     trainer: Literal["torch", "megatron"] = "torch"
-    """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL and SFT; a warm
-    start is torch's)."""
+    """Plain torch, whose ranks share the weights of any model, or Megatron-Core and its layouts (RL and SFT;
+    a warm start is torch's)."""
     device: Annotated[Literal["cpu", "cuda"], Changes.SPEED] = "cpu"
-    """Where the torch trainer computes: cpu, or cuda, a GPU of its own. Megatron's ranks take GPUs where
+    """Where the torch trainer computes: cpu, or cuda, a GPU for each rank. Megatron's ranks take GPUs where
     there are some."""
+    fsdp_size: Annotated[Size | None, Changes.SPEED] = None
+    """Ranks of the torch trainer that share one replica of the weights, of gradients and of the optimizer's
+    state (count); left out, all share one; 1: each has a replica. It changes speed and memory."""
     optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
     """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
     the rest."""

@@ -221,8 +221,7 @@ INACTIVE = {
         {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
     ),
     "sequence_parallel": (True, {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2}),
-    "actor_num_nodes": (2, {}),
-    "actor_num_gpus_per_node": (2, {}),
+    "fsdp_size": (2, {}),
     "use_distributed_optimizer": (True, {}),
     "offload": (True, {}),
     "recompute_granularity": ("full", {}),
@@ -294,7 +293,7 @@ def test_a_setting_without_effect_is_refused_where_it_is_given_and_listed_where_
 def test_what_nobody_set_is_neither_listed_nor_written():
     config = config_of({})
     assert list(listed_inactive(config)) == []
-    assert not set(effective_values(config)["megatron"])
+    assert not set(effective_values(config)["layout"])
     assert "warm_start_lr" not in effective_values(config)["warm_start"]
 
 

@@ -134,6 +134,10 @@ CHANGES = {
     "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
     "group_timeout_s": Change(1e-9),
     "trainer": Change("megatron"),
+    # A choice that is refused without Ray.
+    "actor_num_nodes": Change(2),
+    # The rank that is added has a log.
+    "actor_num_gpus_per_node": Change(2, {"num_rollout": 1}),
     # A choice that is refused without a GPU.
     "device": Change("cuda"),
     "optimizer": Change("muon"),

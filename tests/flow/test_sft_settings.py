@@ -88,10 +88,10 @@ ELSEWHERE = {
     "prometheus_host",
     "prometheus_port",
     "max_restarts",
-    *MegatronConfig.model_fields,
+    *("fsdp_size", *MegatronConfig.model_fields),
     *(ClusterConfig.model_fields.keys() - {"num_cpus_per_server", "num_cpus_per_rollout_worker"}),
 }
-"""Shown by tests of processes, of trackers, of restarts, of Megatron and of Ray."""
+"""Shown by tests of processes, of trackers, of restarts, of ranks and of Ray."""
 
 
 def test_every_setting_of_sft_is_here():

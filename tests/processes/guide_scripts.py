@@ -54,7 +54,7 @@ ON_TWO_MACHINES = """
 trainer = "megatron"
 [cluster]
 num_cpus_per_rank = {num_cpus}
-[megatron]
+[layout]
 actor_num_nodes = 2
 actor_num_gpus_per_node = 1
 """

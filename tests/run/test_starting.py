@@ -137,7 +137,7 @@ def test_ranks_wait_for_the_servers_of_their_own_gpu(monkeypatch, ranks, servers
     config = config_of(
         engine={"engine": "sglang", "rollout_num_gpus_per_engine": servers},
         trainer={"trainer": "megatron"},
-        megatron={"actor_num_gpus_per_node": ranks},
+        layout={"actor_num_gpus_per_node": ranks},
     )
     assert [*shared_gpus(config)] == shared
     assert builds_at_once(config, is_resumed=False) is not bool(shared)

@@ -22,7 +22,9 @@ class Pool:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_prepare)
+        # A process stays the same rank: torch keeps what it knows of a mesh of ranks.
+        context = get_context("spawn")
+        self._pools = [ProcessPoolExecutor(1, context, initializer=_prepare) for _ in range(count)]
         self._folder = ExitStack()
         self._path = self._folder.enter_context(temporary_folder("ranks"))
         self._meetings = 0
@@ -31,7 +33,8 @@ class Pool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
         self._folder.close()
 
     def meet(self, work: Callable[..., object], *args: object) -> list:
@@ -39,11 +42,12 @@ class Pool:
         self._meetings += 1
         meeting = str(self._path / str(self._meetings))
         running = [
-            self._pool.submit(_as_rank, work, meeting, self.count, rank, args) for rank in range(self.count)
+            pool.submit(_as_rank, work, meeting, self.count, rank, args)
+            for rank, pool in enumerate(self._pools)
         ]
         for ended in as_completed(running, timeout=240):
             if ended.exception() is not None:
-                for process in self._pool._processes.values():
+                for process in (process for pool in self._pools for process in pool._processes.values()):
                     process.kill()
                 raise ended.exception()
         return [future.result() for future in running]

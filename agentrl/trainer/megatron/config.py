@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Changes, Section
+from agentrl.config import Changes
+from agentrl.trainer.config import RanksConfig, Size
 from agentrl.types import JSON
 
-Size = Annotated[int, Field(ge=1)]
 
-
-class MegatronConfig(Section):
+class MegatronConfig(RanksConfig):
     """The layout. Each rank is a process with a GPU of its own, or with one thread of the CPU.
 
     The ranks are tensor x context x pipeline x data; the data-parallel size is what is left of them.
@@ -28,10 +27,6 @@ class MegatronConfig(Section):
     """Ranks that share every sequence (count)."""
     sequence_parallel: bool = False
     """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
-    actor_num_nodes: Size = 1
-    """Machines; more than 1 needs cluster = ray (count)."""
-    actor_num_gpus_per_node: Size = 1
-    """Ranks of each machine (count)."""
     use_distributed_optimizer: bool = True
     """Shard the optimizer's state over the replicas and context ranks."""
     offload: bool = False
@@ -40,11 +35,6 @@ class MegatronConfig(Section):
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
     megatron_config: dict[str, JSON] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
     def model_parallel_size(self) -> int:
