@@ -2,8 +2,8 @@
 
     weights, gradients, optimizer    what the trainers allocate, to the byte (torch), or to the padding of a
                                      shard (several ranks of it) or of Megatron's buffers
-    activations                      an estimate: what one row keeps for its backward pass (`_layer_bytes`), and
-                                     the layers that are gathered for it
+    activations                      an estimate: what one row keeps for its backward pass (`_layer_bytes`),
+                                     and the layers that are gathered for it
     logits                           an estimate: those of a chunk, and the gradient of the head
     runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
     kv_cache                         what the embedded engine allocates

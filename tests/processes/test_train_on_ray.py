@@ -90,6 +90,16 @@ def test_a_run_with_players_on_ray_is_the_run_that_its_driver_plays(tmp_path):
 
 
 @pytest.mark.full
+def test_two_ranks_of_torch_on_ray_learn_bit_for_bit_what_child_processes_learn(tmp_path):
+    on_two = {**SETTINGS, "actor_num_gpus_per_node": 2}
+    local = train("Bandit", tmp_path, "local", cluster="local", **on_two)
+    on_ray = train("Bandit", tmp_path, "ray", cluster="ray", num_cpus_per_rank=0.5, **on_two)
+    assert learned(on_ray.folder)[0] == learned(local.folder)[0]
+    assert {path.name for path in (on_ray.folder / "trainer").glob("*.log")} == {"rank-0.log", "rank-1.log"}
+    assert reconcile(on_ray.folder).problems == ()
+
+
+@pytest.mark.full
 def test_sft_on_ray_is_sft_on_this_machine_bit_for_bit(tmp_path):
     conversations(tmp_path / "c.jsonl")
     settings = {**settings_of(tmp_path), "inline": False}
