@@ -223,6 +223,7 @@ class TrainSettings(TypedDict, total=False):
     mask_offpolicy_in_partial_rollout: bool
     trainer: Literal["torch", "megatron"]
     device: Literal["cpu", "cuda"]
+    fsdp_size: int | None
     optimizer: Literal["adamw", "muon"]
     lr: float
     min_lr: float
@@ -242,13 +243,13 @@ class TrainSettings(TypedDict, total=False):
     colocate: bool
     offload_rollout: bool | None
     offload_train: bool | None
+    actor_num_nodes: int
+    actor_num_gpus_per_node: int
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     num_virtual_stages_per_pipeline_rank: int
     context_parallel_size: int
     sequence_parallel: bool
-    actor_num_nodes: int
-    actor_num_gpus_per_node: int
     use_distributed_optimizer: bool
     offload: bool
     recompute_granularity: Literal["full", "selective"] | None

@@ -36,7 +36,7 @@ from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
 from agentrl.runtime.activity import READS
 from agentrl.runtime.files import disk_errors
-from agentrl.trainer.config import ON_GPUS
+from agentrl.trainer.config import ON_GPUS, RanksConfig
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -206,6 +206,9 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
     """
     old, new = _flat(before), _flat(after)
     changing = changes_of(type(after))
+    if after.trainer.trainer == "megatron":
+        # Its state is that of a layout.
+        changing = {name: change for name, change in changing.items() if name not in RanksConfig.model_fields}
     moved = {name for name, change in changing.items() if change is Changes.PLACE}
     names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in moved]
     if refused := sorted(set(names) - changing.keys()):
