@@ -104,6 +104,11 @@ class RunConfig(Section):
         return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
 
     @property
+    def num_torch_ranks(self) -> int:
+        """Ranks of the torch trainer; a warm start before Megatron has one (count)."""
+        return self.layout.world_size if self.trainer.trainer == "torch" else 1
+
+    @property
     def fsdp_size(self) -> int:
         """Ranks of the torch trainer that share one replica, derived where it was left out (count)."""
         return self.trainer.fsdp_size or self.layout.world_size

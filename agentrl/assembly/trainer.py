@@ -110,7 +110,7 @@ class TrainerFactory:
             policy=Learning(sft_loss, settings, section.warm_start_steps),
             models={"old": str(source.directory.resolve())},
             num_threads=self._torch_threads(source),
-            num_ranks=self._num_torch_ranks,
+            num_ranks=self.config.num_torch_ranks,
             fsdp_size=trainer.fsdp_size,
         )
         return await RankTrainer.started(self._torch_ranks(), plan)
@@ -187,14 +187,9 @@ class TrainerFactory:
             critic_warmup=warmup,
             moves_reference=moves,
             num_threads=self._torch_threads(source),
-            num_ranks=self._num_torch_ranks,
+            num_ranks=self.config.num_torch_ranks,
             fsdp_size=config.trainer.fsdp_size,
         )
-
-    @property
-    def _num_torch_ranks(self) -> int:
-        """Ranks of the torch trainer; a warm start before Megatron has one (count)."""
-        return self.config.layout.world_size if self.config.trainer.trainer == "torch" else 1
 
     def _torch_threads(self, source: ModelSource) -> int:
         """Threads of each of the torch trainer's ranks, which share a machine (count)."""
@@ -221,7 +216,7 @@ class TrainerFactory:
 
     def _torch_ranks(self) -> Ranks:
         if self._torch is None:
-            number, serves_rl = self._num_torch_ranks, self.config.trainer.trainer == "torch"
+            number, serves_rl = self.config.num_torch_ranks, self.config.trainer.trainer == "torch"
             folder = self.folder if serves_rl else self.folder / "warm-start"
             inline = self.config.run.inline and number == 1
             self._torch = InlineRank() if inline else self._processes(number, folder, torch_plan.WORKER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,7 @@ class TorchNetwork:
         """
         if self._whole is None:
             return function()
-        value = cast(T, self._whole(function))
+        value: T = self._whole(function)
         if not torch.is_grad_enabled():
             # What lies outside of the layers was kept for a backward pass.
             self._whole.free()

@@ -1,10 +1,14 @@
-"""A network, its loss and its optimizer: one step over a batch, however it is cut into micro-batches."""
+"""A network, its loss and its optimizer: one step over a batch, however it is cut into micro-batches.
+
+The state that is saved of networks is the same whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TypedDict, TypeVar, cast
 
 import torch
@@ -14,14 +18,26 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.errors import ModelLoadError
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
+from agentrl.trainer.offload import NetworkMemory
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
+from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.forward import TorchNetwork
-from agentrl.trainer.torch.sharding import layers_of, load_weights, optimizer_shards, step_sharded
-from agentrl.types import TrainBatch
+from agentrl.trainer.torch.sharding import (
+    ShardedRanks,
+    layers_of,
+    load_weights,
+    only_gathered,
+    optimizer_shards,
+    step_sharded,
+)
+from agentrl.types import ScoreRole, TrainBatch
+
+_STATE = "state.pt"
 
 
 class Optimizer:
@@ -216,3 +232,78 @@ def copied(value: T, copy: Callable[[Tensor], Tensor]) -> T:
     if isinstance(value, dict):
         return cast(T, {key: copied(below, copy) for key, below in value.items()})
     return cast(T, [copied(below, copy) for below in value]) if isinstance(value, list) else value
+
+
+class SavedNetworks:
+    """Writes and reads the networks that change.
+
+    memory: of each network, by its role. ref: the reference, where it moves. ranks: those that share all
+    networks, where there are several; each calls every method, and rank 0 writes.
+    """
+
+    def __init__(
+        self,
+        learners: Mapping[ScoreRole, Learner],
+        ref: PreTrainedModel | None,
+        memory: Mapping[ScoreRole, NetworkMemory],
+        ranks: ShardedRanks | None,
+    ) -> None:
+        self._learners, self._ref, self._memory, self._ranks = learners, ref, memory, ranks
+        self._writer = StateWriter()
+
+    def save(self, folder: Path) -> dict[ScoreRole, Done]:
+        """Copy weights and optimizers, and begin to write the copies; returns what each optimizer did."""
+        copies: dict[str, LearnerState] = {}
+        for role, learner in self._learners.items():
+            with self._memory[role].onloaded():
+                copies[FOLDERS[role]] = copied(learner.state(), self._copy_of(role))
+        if self._ref is not None:
+            with self._memory["ref"].onloaded():
+                state: LearnerState = {"network": self._ref.state_dict(), "optimizers": []}
+                copies[FOLDERS["ref"]] = copied(state, self._copy_of("ref"))
+
+        def write() -> None:
+            for name, state in copies.items():
+                (folder / name).mkdir()
+                try:
+                    torch.save(state, folder / name / _STATE)
+                except RuntimeError as error:
+                    # What torch makes of a disk that is full.
+                    raise OSError(str(error)) from error
+
+        if self._is_first:
+            self._writer.start(write)
+        return {role: learner.done for role, learner in self._learners.items()}
+
+    def is_written(self) -> bool | OSError:
+        """Whether the copies that `save` made are on disk, or why they cannot be written."""
+        return self._writer.is_done()
+
+    def load(self, folder: Path, done: Mapping[ScoreRole, Done]) -> None:
+        """Restore what `save` has written. done: by each optimizer until then.
+
+        Raises:
+            ModelLoadError: a file is missing, damaged, or of another model.
+        """
+        for role, learner in self._learners.items():
+            self._restore(folder, role, partial(learner.resume, done=done[role]))
+        if (ref := self._ref) is not None:
+            self._restore(folder, "ref", lambda state: load_weights(ref, state["network"]))
+
+    @property
+    def _is_first(self) -> bool:
+        return self._ranks is None or self._ranks.is_first
+
+    def _copy_of(self, role: ScoreRole) -> Callable[[Tensor], Tensor]:
+        """What copies a network's tensors: rank 0 has whole copies of them, the others have none."""
+        return self._writer.copy_of(role) if self._is_first else only_gathered
+
+    def _restore(self, folder: Path, role: ScoreRole, resume: Callable[[LearnerState], object]) -> None:
+        path = folder / FOLDERS[role] / _STATE
+        try:
+            with self._memory[role].onloaded():
+                # Of what all have, a rank reads its part alone.
+                resume(torch.load(path, weights_only=True, mmap=self._ranks is not None))
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error

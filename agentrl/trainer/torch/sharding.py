@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -118,17 +118,29 @@ def only_gathered(tensor: Tensor) -> Tensor:
 
 
 def shard_like(whole: Tensor, own: object) -> Tensor:
-    """This rank's part of a whole tensor, where `own` is a part; no rank sends anything."""
+    """A copy of this rank's part of a whole tensor, where `own` is such a part; no rank sends anything.
+
+    Raises:
+        ValueError: the tensor has another shape.
+    """
     if not isinstance(own, DTensor):
         return whole
-    return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
+    if whole.shape != own.shape:
+        raise ValueError(f"a tensor is {tuple(whole.shape)}, and {tuple(own.shape)} here")
+    mesh, (number,) = own.device_mesh, (n for n, p in enumerate(own.placements) if p.is_shard())
+    rows = -(-len(whole) // mesh.size(number))
+    first = rows * mesh.get_local_rank(number)
+    part = whole[first : first + rows].to(own.device, copy=True)
+    return DTensor.from_local(
+        part, mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Fill a network with whole tensors, of which a rank takes its parts.
 
     Raises:
-        RuntimeError: they are of another network.
+        RuntimeError, ValueError: they are of another network.
     """
     own = model.state_dict()
     model.load_state_dict({name: shard_like(tensor, own.get(name)) for name, tensor in weights.items()})
@@ -165,14 +177,12 @@ def step_sharded(optimizer: torch.optim.Muon) -> None:
                 state["momentum_buffer"] = torch.zeros_like(matrix.grad)
             mean = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
             update = matrix.grad.lerp(mean, group["momentum"]) if group["nesterov"] else mean
-            change = nn.Parameter(torch.zeros(matrix.shape, dtype=matrix.dtype, device=matrix.device))
-            change.grad = update.full_tensor()
-            inner = torch.optim.Muon([change])
-            alone = {"params": [change], "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
-            inner.param_groups[0].update({**group, **alone})
+            whole = nn.Parameter(matrix.full_tensor())
+            whole.grad = update.full_tensor()
+            inner = torch.optim.Muon([whole])
+            inner.param_groups[0].update({**group, "params": [whole], "momentum": 0.0, "nesterov": False})
             inner.step()
-            decay = 1 - group["lr"] * group["weight_decay"]
-            matrix.mul_(decay).add_(shard_like(change.detach(), matrix))
+            matrix.copy_(shard_like(whole.detach(), matrix))
 
 
 @contextmanager

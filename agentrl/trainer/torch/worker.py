@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.config import TrainerConfig
@@ -25,12 +24,11 @@ from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
-from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
-from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
+from agentrl.trainer.torch.learner import Learner, SavedNetworks, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
-from agentrl.trainer.torch.sharding import ShardedRanks, load_weights, only_gathered, sharing
+from agentrl.trainer.torch.sharding import ShardedRanks, sharing
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
@@ -38,8 +36,6 @@ from agentrl.weights.codec import grouped, manifest_of, named_weights, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.shared import BufferPool, HostCopy
-
-_STATE = "state.pt"
 
 
 class AuxiliaryModels(NamedTuple):
@@ -92,8 +88,9 @@ class TorchWorker(Recorder, DeviceStore):
         self._networks = _networks_of(network, base, auxiliary, ranks)
         self._step = 0
         self._pool: BufferPool | None = None
-        self._writer = StateWriter()
         self._memory = _memory_of(self._networks, self._learners())
+        moving = auxiliary.ref if auxiliary.moves_reference else None
+        self._saved = SavedNetworks(self._learners(), moving, self._memory, ranks)
 
     @property
     def has_adapters(self) -> bool:
@@ -212,33 +209,11 @@ class TorchWorker(Recorder, DeviceStore):
         Returns:
             the updates, and what each optimizer did.
         """
-        copies: dict[str, LearnerState] = {}
-        done = {role: learner.done for role, learner in self._learners().items()}
-        for role, learner in self._learners().items():
-            with self._memory[role].onloaded():
-                copies[FOLDERS[role]] = copied(learner.state(), self._copy_of(role))
-        if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
-            with self._memory["ref"].onloaded():
-                state: LearnerState = {"network": ref.state_dict(), "optimizers": []}
-                copies[FOLDERS["ref"]] = copied(state, self._copy_of("ref"))
-        if self._ranks is not None and not self._ranks.is_first:
-            return self._step, done
-
-        def write() -> None:
-            for name, state in copies.items():
-                (folder / name).mkdir()
-                try:
-                    torch.save(state, folder / name / _STATE)
-                except RuntimeError as error:
-                    # What torch makes of a disk that is full.
-                    raise OSError(str(error)) from error
-
-        self._writer.start(write)
-        return self._step, done
+        return self._step, self._saved.save(folder)
 
     def is_written(self) -> bool | OSError:
         """Whether the copies that `save` made are on disk, or why they cannot be written."""
-        return self._writer.is_done()
+        return self._saved.is_written()
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
         """Restore what `save` has written.
@@ -246,27 +221,8 @@ class TorchWorker(Recorder, DeviceStore):
         Raises:
             ModelLoadError: a file is missing, damaged, or of another model.
         """
-
-        def restore(role: ScoreRole, resume: Callable[[LearnerState], object]) -> None:
-            path = folder / FOLDERS[role] / _STATE
-            try:
-                with self._memory[role].onloaded():
-                    # Of what all have, a rank reads its part alone.
-                    resume(torch.load(path, weights_only=True, mmap=self._ranks is not None))
-            except (OSError, RuntimeError, ValueError, KeyError) as error:
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
-                raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error
-
-        for role, learner in self._learners().items():
-            restore(role, partial(learner.resume, done=done[role]))
-        if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
-            restore("ref", lambda state: load_weights(ref, state["network"]))
+        self._saved.load(folder, done)
         self._step = step
-
-    def _copy_of(self, role: ScoreRole) -> Callable[[Tensor], Tensor]:
-        """What copies a network's tensors: rank 0 has whole copies of them, the others have none."""
-        is_first = self._ranks is None or self._ranks.is_first
-        return self._writer.copy_of(role) if is_first else only_gathered
 
     def _learners(self) -> dict[ScoreRole, Learner]:
         critic = self._auxiliary.critic
