@@ -90,6 +90,11 @@ class TrainerConfig(Section):
     the CPU it returns unused memory); left out, as colocate."""
 
     @property
+    def lora_scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by; 0 = there are none."""
+        return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
+
+    @property
     def published_dtype(self) -> str:
         """The dtype of the weights that an engine gets."""
         return "bfloat16" if self.trainer == "megatron" and self.bf16 else "float32"

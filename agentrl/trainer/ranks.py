@@ -23,8 +23,10 @@ from agentrl.types.seams import (
     StepReport,
     WeightSink,
 )
+from agentrl.weights.codec import unpack
+from agentrl.weights.hf.adapters import low_rank_of
 from agentrl.weights.hf.directory import atomic_directory
-from agentrl.weights.hf.export import write_directory
+from agentrl.weights.hf.export import copy_tokenizer, write_adapters, write_directory
 
 R = TypeVar("R")
 
@@ -166,7 +168,7 @@ class RankTrainer:
             return sum(await called(self.ranks, Worker.offload))
 
     async def save(self, directory: str) -> None:
-        """Write a Hugging Face directory, atomically.
+        """Write a Hugging Face directory, atomically; of a policy that learns adapters, these alone.
 
         All files but the weights are copied from the policy's initial directory.
 
@@ -232,7 +234,16 @@ class RankTrainer:
 
     def _save(self, directory: Path) -> None:
         like = Path(self._plan.models["old"])
-        write_directory(directory, self.publisher.buckets(), manifest=self.publisher.manifest, like=like)
+        if not self.publisher.adapters:
+            write_directory(directory, self.publisher.buckets(), manifest=self.publisher.manifest, like=like)
+            return
+        # They are a small part of the weights.
+        buckets = self.publisher.buckets(self.publisher.adapters)
+        tensors = [named for bucket in buckets for named in unpack(bucket)]
+        with atomic_directory(directory) as partial:
+            partial.mkdir()
+            write_adapters(partial, low_rank_of(tensors, self._plan.config.lora_scale), like=like)
+            copy_tokenizer(like, partial)
 
 
 async def _state_saved(

@@ -149,6 +149,8 @@ class Publisher:
         self._snapshots = Snapshots(ranks, streaming)
         self.manifest = ranks.call(Worker.manifest)[0]
         """The tensors of the policy."""
+        self.adapters = ranks.call(Worker.adapters)[0]
+        """Those of its adapters alone; it may have none."""
 
     async def publish(self, target: WeightSink, version: int, *, keeps_memory: Callable[[], bool]) -> int:
         """Send the current weights; returns their bytes. keeps_memory: whether that of a snapshot
@@ -164,9 +166,10 @@ class Publisher:
         async with self._streaming:
             return await self._send(target, version)
 
-    def buckets(self) -> ReceivedWeights:
-        """The weights as a stream."""
-        return ReceivedWeights(self._ranks.stream(Worker.weights, self.manifest, self._bucket_bytes))
+    def buckets(self, manifest: Sequence[TensorSpec] | None = None) -> ReceivedWeights:
+        """The weights as a stream. manifest: `adapters`; None = all of them."""
+        chosen = self.manifest if manifest is None else manifest
+        return ReceivedWeights(self._ranks.stream(Worker.weights, chosen, self._bucket_bytes))
 
     async def _hand_over(
         self, target: SnapshotSink, version: int, *, keeps_memory: Callable[[], bool]

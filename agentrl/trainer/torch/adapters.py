@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.weights.codec import named_weights
+from agentrl.weights.hf.adapters import adapter_names
 
 _NAME = "default"
 _BASE = ".base_layer."
@@ -104,10 +105,11 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return named_weights(model, _own(model), partial(_merged, _adapted(model)))
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state that the model would have without adapters, had it learned what they have."""
-    adapted = _adapted(model)
-    return {name: _merged(adapted, name, tensor) for name, tensor in _own(model).items()}
+def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The adapters alone, by the names that files of them have."""
+    for name, layer in _adapted(model).items():
+        pair = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+        yield from zip(adapter_names(name.removesuffix(".weight")), pair, strict=True)
 
 
 def _adapted(model: PreTrainedModel) -> dict[str, Linear]:

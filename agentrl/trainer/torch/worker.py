@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.shared import BufferPool, HostCopy
 
 _STATE = "state.pt"
+Weights: TypeAlias = Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]]
 
 
 class AuxiliaryModels(NamedTuple):
@@ -64,13 +65,14 @@ class TorchWorker(Recorder, DeviceStore):
     """
 
     def __init__(self, model: PreTrainedModel, policy: Learning, auxiliary: AuxiliaryModels) -> None:
-        self._published: Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]] = named_weights
+        self._published: Weights = named_weights
+        self._adapters: Weights | None = None
         base: TorchNetwork | None = None
         if policy.config.lora_rank:
             from agentrl.trainer.torch import adapters
 
             adapters.adapt(model, policy.config)
-            self._published = adapters.merged_weights
+            self._published, self._adapters = adapters.merged_weights, adapters.adapter_weights
             base = _scoring(TorchNetwork(model, acting=partial(adapters.without_adapters, model)))
         network = _scoring(TorchNetwork(model))
         self.model = model
@@ -86,14 +88,13 @@ class TorchWorker(Recorder, DeviceStore):
         self._writer = StateWriter()
         self._memory = _memory_of(self._networks, self._learners())
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether adapters learn in place of the weights."""
-        return self._config.lora_rank is not None
-
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
         return manifest_of(self._published(self.model))
+
+    def adapters(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the policy's adapters alone, by the names that files of them have."""
+        return () if self._adapters is None else manifest_of(self._adapters(self.model))
 
     def kernels(self) -> str | None:
         """What it computes with, for the start of a run; None = the CPU, in rows that sequences share."""
@@ -142,7 +143,8 @@ class TorchWorker(Recorder, DeviceStore):
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
         with self.onloaded():
-            return (yield from _filled(self._published(self.model), self._pool, manifest, bucket_bytes))
+            tensors = self._tensors_of(manifest)
+            return (yield from _filled(tensors, self._pool, manifest, bucket_bytes))
 
     @torch.no_grad()
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
@@ -152,7 +154,7 @@ class TorchWorker(Recorder, DeviceStore):
         if layout is None or memory is None:
             return None
         with self.onloaded():
-            weights = self._published(self.model)
+            weights = self._tensors_of(manifest)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
                 # Both are in the order of the manifest; the first is the shorter one.
@@ -237,6 +239,10 @@ class TorchWorker(Recorder, DeviceStore):
         if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
             restore("ref", lambda state: ref.load_state_dict(state["network"]))
         self._step = step
+
+    def _tensors_of(self, manifest: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+        adapters = None if tuple(manifest) != self.adapters() else self._adapters
+        return (adapters or self._published)(self.model)
 
     def _learners(self) -> dict[ScoreRole, Learner]:
         critic = self._auxiliary.critic
