@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,10 +41,12 @@ from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
 from agentrl.runtime.activity import current_activities
 from agentrl.types import JSON
+from agentrl.weights.hf.export import whole_model
+from agentrl.weights.hf.folders import base_folder, check_has_config
 from agentrl.weights.hf.streaming import deliver_directory
 
 End: TypeAlias = Callable[[], Awaitable[None]]
@@ -82,10 +85,15 @@ class FleetPlan:
     async def start(self) -> Fleet:
         """Start the servers of the configuration; `close` of the fleet ends them.
 
+        SGLang loads a whole model: adapters are merged into their base model in a folder of the fleet's.
+
         Raises:
             ConfigError: SGLang is not installed or has no such argument, there are too few GPUs, or a server
                 does not start.
         """
+        whole = await asyncio.to_thread(whole_model, self.model, self.folder / "model")
+        if whole != self.model:
+            return await replace(self, model=whole).start()
         async with AsyncExitStack() as stack:
             launcher: Launcher = self.launcher or LocalLauncher()
             # An impossible choice is refused before any server is started.
@@ -254,7 +262,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
             "update_weights_transport = tensor is shared memory, and there are servers on other machines; "
             "leave it out, or choose distributed."
         )
-    written = folder / "weights"
+    written, model = folder / "weights", base_folder(model)
     match chosen or ("tensor" if reach.host == HOST else "distributed"):
         case "tensor":
             return CudaIpc()
@@ -297,10 +305,10 @@ def model_plan(config: EngineConfig, name: str, folder: Path, on_event: Callable
         ConfigError: its folder holds no model.
     """
     model = config.sglang_models[name]
-    if not (Path(model.hf_checkpoint) / "config.json").is_file():
-        raise ConfigError(
-            f"sglang_models.{name}: {model.hf_checkpoint} holds no Hugging Face model; mend hf_checkpoint."
-        )
+    try:
+        check_has_config(Path(model.hf_checkpoint))
+    except ModelLoadError as error:
+        raise ConfigError(f"sglang_models.{name}: {error}") from None
     return FleetPlan(
         model=Path(model.hf_checkpoint),
         config=_config_of(config, model),

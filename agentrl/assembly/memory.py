@@ -29,6 +29,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.view.scores import size_text
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
@@ -196,8 +197,11 @@ def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
 
 
 def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
-    """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
-    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
+    """A network that learns in the torch trainer; AdamW also counts its steps for each parameter.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
     total = sum(p.numel() for p in model.parameters())
     if trainer.lora_rank:
         from agentrl.trainer.torch.adapters import adapter_sizes
@@ -206,10 +210,13 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
         moments = 1 if trainer.optimizer == "muon" else 2
         optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
         return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
+    freeze(model, trainer)
+    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
+    learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = sum(
-        FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
+        FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in learning
     )
-    return MemoryNeed(FP32 * total, FP32 * total, optimizer)
+    return MemoryNeed(FP32 * total, FP32 * sum(p.numel() for p in learning), optimizer)
 
 
 def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:

@@ -182,6 +182,8 @@ SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
 # What a setting of another section is given, and what it has no effect under.
 WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
 INACTIVE = {
+    "only_train_params_name_list": (("mlp",), {"lora_rank": 2}),
+    "freeze_params_name_list": (("embed_tokens",), {"lora_rank": 2}),
     "device": ("cuda", {"trainer": "megatron"}),
     **{
         name: (64, {"hf_checkpoint": "x"})

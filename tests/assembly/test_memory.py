@@ -88,6 +88,17 @@ def test_adapters_take_what_the_formula_gives(optimizer):
     assert allocated(worker, [model]) == expected.known
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_parameters_take_their_weights_alone(optimizer):
+    patterns = {"only_train_params_name_list": ["layers", "embed"], "freeze_params_name_list": ["0.mlp"]}
+    config, model = settings(optimizer=optimizer, **patterns), qwen3(torch.float32)
+    expected = torch_memory(Networks(model.config, has_critic=True), config, tokens=16)
+    freeze(model, config)
+    critic = critic_of(model, config)
+    worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels(critic=critic))
+    assert allocated(worker, [model, critic.network]) == expected.known
+
+
 def test_the_reference_of_adapters_is_no_second_network():
     policy, penalty = qwen3(torch.float32).config, {"use_kl_loss": True, "kl_loss_coef": 0.1}
     counted = [networks_of(load_config(None, {**penalty, **more}), policy) for more in ({}, {"lora_rank": 2})]

@@ -146,6 +146,8 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(64),
     "bf16": Change(True),
+    "only_train_params_name_list": Change(["mlp"]),
+    "freeze_params_name_list": Change(["embed_tokens"]),
     "lora_rank": Change(2),
     "lora_alpha": Change(4, {"lora_rank": 2}),
     "lora_target_modules": Change("q_proj", {"lora_rank": 2}),

@@ -28,6 +28,7 @@ from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
@@ -68,10 +69,10 @@ class TorchWorker(Recorder, DeviceStore):
         self._published: Weights = named_weights
         self._adapters: Weights | None = None
         base: TorchNetwork | None = None
+        freeze(model, policy.config)
         if policy.config.lora_rank:
             from agentrl.trainer.torch import adapters
 
-            adapters.adapt(model, policy.config)
             self._published, self._adapters = adapters.merged_weights, adapters.adapter_weights
             base = _scoring(TorchNetwork(model, acting=partial(adapters.without_adapters, model)))
         network = _scoring(TorchNetwork(model))
@@ -355,11 +356,8 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
         return model
 
     model = opened(plan.models["old"])
-    if plan.config.lora_rank:
-        from agentrl.trainer.torch.adapters import adapt
-
-        # The critic has adapters, too.
-        adapt(model, plan.config)
+    # The critic is a copy, with adapters or frozen parameters, too.
+    freeze(model, plan.config)
     critic = None
     if plan.critic is not None:
         critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup)

@@ -124,6 +124,18 @@ def merge_adapters(directory: Path, target: Path) -> None:
         write_tensors(target, pieces, manifest=files.all_specs, like=directory)
 
 
+def whole_model(directory: Path, target: Path) -> Path:
+    """A folder with all weights of a model: its own, or `target`, into which adapters are merged.
+
+    Raises:
+        ModelLoadError, OSError: see `merge_adapters`.
+    """
+    if adapter_config(directory) is None:
+        return directory
+    merge_adapters(directory, target)
+    return target
+
+
 def copy_without_weights(like: Path, folder: Path, *, dtype: str) -> None:
     """Copy a Hugging Face directory without its weights to `folder`; of adapters, that of their base model
     with their own tokenizer. dtype: of the new weights.
