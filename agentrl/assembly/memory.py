@@ -128,7 +128,7 @@ class RunSizes(NamedTuple):
 
 def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> MemoryNeed:
     """The one rank of the torch trainer. tokens: of its longest row."""
-    policy = meta_model(networks.policy)
+    policy = _learning(networks.policy, trainer)
     memory = _learned(policy, trainer)
     if networks.has_critic:
         memory = memory.plus(_learned(critic_over(policy), trainer))
@@ -171,8 +171,12 @@ def published_memory(config: PreTrainedConfig, *, bf16: bool) -> MemoryNeed:
 
 
 def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> MemoryNeed:
-    """The policy in the torch trainer, without its activations."""
-    return _learned(meta_model(config), trainer)
+    """The policy in the torch trainer, without its activations.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
+    return _learned(_learning(config, trainer), trainer)
 
 
 def machine_memory() -> int:
@@ -196,12 +200,20 @@ def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
-def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
-    """A network that learns in the torch trainer; AdamW also counts its steps for each parameter.
+def _learning(config: PreTrainedConfig, trainer: TrainerConfig) -> PreTrainedModel:
+    """The policy, without memory.
 
     Raises:
         ConfigError: see `freeze`.
     """
+    model = meta_model(config)
+    if not trainer.lora_rank:
+        freeze(model, trainer)
+    return model
+
+
+def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
+    """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
     total = sum(p.numel() for p in model.parameters())
     if trainer.lora_rank:
         from agentrl.trainer.torch.adapters import adapter_sizes
@@ -210,12 +222,9 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> MemoryNeed:
         moments = 1 if trainer.optimizer == "muon" else 2
         optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
         return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
-    freeze(model, trainer)
     matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
     learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer = sum(
-        FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in learning
-    )
+    optimizer = sum(FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in learning)
     return MemoryNeed(FP32 * total, FP32 * sum(p.numel() for p in learning), optimizer)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from agentrl.config import Changes, Needs, Section
 
@@ -35,12 +35,14 @@ def _expressions(value: object) -> object:
     return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
-def _compiled(patterns: tuple[str, ...]) -> tuple[str, ...]:
+def _compiled(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"`{pattern}` is no regular expression ({error}); mend it.") from None
+            raise ValueError(
+                f"{info.field_name} has `{pattern}`, which is no regular expression ({error}); mend it."
+            ) from None
     return patterns
 
 
@@ -93,8 +95,8 @@ class TrainerConfig(Section):
     """Regular expressions of the parameters that learn, each searched for in their names
     (layers\\.1\\.,norm); left out, all learn (the torch trainer). A critic has the same for its trunk."""
     freeze_params_name_list: Patterns = ()
-    """Regular expressions of parameters that do not learn, such as embed_tokens: they get no gradient, and the
-    optimizer keeps nothing of them (the torch trainer)."""
+    """Regular expressions of parameters that do not learn, such as embed_tokens: they get no gradient, and
+    the optimizer keeps nothing of them (the torch trainer)."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); None = the weights.
     The reference, if there is one, is the network without them. Engines get the weights with the adapters

@@ -26,6 +26,7 @@ from agentrl.envs import Chat
 from agentrl.errors import ConfigError
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.worker import TorchWorker
 from agentrl.weights.hf.tensors import num_parameters
 from tests.trainer.test_roles import critic_of, with_returns
@@ -94,7 +95,7 @@ def test_frozen_parameters_take_their_weights_alone(optimizer):
     config, model = settings(optimizer=optimizer, **patterns), qwen3(torch.float32)
     expected = torch_memory(Networks(model.config, has_critic=True), config, tokens=16)
     freeze(model, config)
-    critic = critic_of(model, config)
+    critic = critic_of(model, optimizer=optimizer)
     worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels(critic=critic))
     assert allocated(worker, [model, critic.network]) == expected.known
 

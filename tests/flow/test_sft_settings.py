@@ -122,7 +122,7 @@ def observed(monkeypatch, folder, settings):
         return str(error)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name)
     config = (run.folder / "config.toml").read_text() if "num_threads" in settings else ""
-    weights = (run.folder / "checkpoint" / "model.safetensors").read_bytes()
+    (weights,) = [path.read_bytes() for path in (run.folder / "checkpoint").glob("*.safetensors")]
     return files, without_times(metrics_of(run.folder)), weights, run.taken, config
 
 

@@ -26,12 +26,10 @@ def freeze(model: PreTrainedModel, config: TrainerConfig) -> None:
     names = [name for name, _ in model.named_parameters()]
     if unknown := [pattern for pattern in (*only, *frozen) if not _is_any((pattern,), names)]:
         raise ConfigError(
-            f"`{unknown[0]}` is in the name of no parameter of {type(model).__name__}, so it freezes nothing; "
+            f"`{unknown[0]}` is in the name of no parameter of {type(model).__name__}; mend it: "
             f"they are named as {names[0]} and {names[-1]} are."
         )
-    learning = {
-        name for name in names if (not only or _is_any(only, [name])) and not _is_any(frozen, [name])
-    }
+    learning = {name for name in names if (not only or _is_any(only, [name])) and not _is_any(frozen, [name])}
     if not learning:
         raise ConfigError(
             f"freeze_params_name_list leaves nothing of {type(model).__name__} to learn; drop some of it."
