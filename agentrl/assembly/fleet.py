@@ -21,6 +21,7 @@ from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.client import AdapterChoice
 from agentrl.engine.sglang.control import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import (
@@ -41,9 +42,12 @@ from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
+from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
+from agentrl.rollout.config import RolloutConfig
 from agentrl.runtime.activity import current_activities
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import JSON
 from agentrl.weights.hf.export import whole_model
 from agentrl.weights.hf.folders import base_folder, check_has_config
@@ -53,6 +57,47 @@ End: TypeAlias = Callable[[], Awaitable[None]]
 
 _ATTEMPTS = 10  # before as many failed, another server has taken over, or requests are held
 _FULL_EVERY = 16
+
+
+class ServedAdapters(NamedTuple):
+    """The adapters that servers take in place of weights. keep, is_pinned: see `AdapterChoice`.
+
+    rank, scale: of each. targets: the matrices that have some, as SGLang names them.
+    """
+
+    rank: int
+    scale: float
+    targets: Sequence[str]
+    keep: int
+    is_pinned: bool
+
+    @classmethod
+    def of(
+        cls, trainer: TrainerConfig, engine: EngineConfig, rollout: RolloutConfig
+    ) -> ServedAdapters | None:
+        """Those of a run; None = its servers take whole weights."""
+        if trainer.lora_rank is None or engine.update_weights_transport != "lora":
+            return None
+        chosen = [name.strip() for name in trainer.lora_target_modules.split(",")]
+        targets = ["all"] if chosen == ["all-linear"] else chosen
+        keep = rollout.max_staleness + 1
+        return cls(trainer.lora_rank, trainer.lora_scale, targets, keep, engine.pin_policy_version)
+
+    def arguments(self, *, on_gpu: bool) -> dict[str, Value]:
+        """SGLang's arguments for them."""
+        own: dict[str, Value] = {
+            "enable_lora": True,
+            "max_lora_rank": self.rank,
+            "lora_target_modules": self.targets,
+            # Those that stay, and the model without adapters.
+            "max_loras_per_batch": self.keep + 1,
+        }
+        return own if on_gpu else {**own, "lora_backend": "torch_native"}
+
+    @property
+    def choice(self) -> AdapterChoice:
+        """Which one a request names."""
+        return AdapterChoice(self.keep, is_pinned=self.is_pinned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +110,7 @@ class FleetPlan:
     max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration. dtype: of all
     versions that are sent.
     launcher: has a place for each server; None = on this machine, with the GPUs that this process can use.
-    title: before the names of servers, in the status of the run.
+    title: before the names of servers, in the status of the run. adapters: None = weights are sent.
     """
 
     model: Path
@@ -81,6 +126,7 @@ class FleetPlan:
     dtype: str = "float32"
     launcher: Launcher | None = None
     title: str = ""
+    adapters: ServedAdapters | None = None
 
     async def start(self) -> Fleet:
         """Start the servers of the configuration; `close` of the fleet ends them.
@@ -98,7 +144,7 @@ class FleetPlan:
             launcher: Launcher = self.launcher or LocalLauncher()
             # An impossible choice is refused before any server is started.
             reach = _Reach(launcher.host, launcher.is_local)
-            transport = _transport(self.model, self.config, self.folder, reach)
+            transport = self._transport(reach)
             starting = Servers(
                 *self._groups(), on_event=self.on_event, launcher=launcher, entered=self._enter
             )
@@ -133,7 +179,7 @@ class FleetPlan:
             first_wait_s = self.config.rollout_health_check_first_wait
             urls = await policy.servers()
             servers = [ExternalServer(server, first_wait_s) for server in urls]
-            transport = _transport(self.model, self.config, self.folder, _reach_of(urls))
+            transport = self._transport(_reach_of(urls))
             fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
             fleet.stays = True
         except EngineError as error:
@@ -157,6 +203,8 @@ class FleetPlan:
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        if self.adapters is not None:
+            own |= self.adapters.arguments(on_gpu=gpus > 0)
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -176,7 +224,15 @@ class FleetPlan:
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:
-        return fleet_policy(self.config, url, headers, self.vocab_size, self.decode)
+        policy = fleet_policy(self.config, url, headers, self.vocab_size, self.decode)
+        policy.adapters = None if self.adapters is None else self.adapters.choice
+        return policy
+
+    def _transport(self, reach: _Reach) -> Transport:
+        if self.adapters is not None:
+            folder, (_, scale, _, keep, _) = self.folder / "adapters", self.adapters
+            return LoraAdapters(folder, model=self.model, scale=scale, keep=keep)
+        return _transport(self.model, self.config, self.folder, reach)
 
     def _fleet(
         self,
@@ -257,6 +313,9 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
         ConfigError: shared memory is chosen, and a server is on another machine.
     """
     chosen = config.update_weights_transport
+    if chosen == "lora":
+        # Of servers that get no adapters.
+        chosen = None
     if chosen == "tensor" and not reach.is_local:
         raise ConfigError(
             "update_weights_transport = tensor is shared memory, and there are servers on other machines; "

@@ -276,7 +276,8 @@ class TrainSettings(TypedDict, total=False):
     sglang: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
+    pin_policy_version: bool
     rollout_health_check_interval: float
     rollout_health_check_timeout: float
     rollout_health_check_first_wait: float
@@ -380,7 +381,8 @@ class EvalSettings(TypedDict, total=False):
     sglang: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
+    pin_policy_version: bool
     rollout_health_check_interval: float
     rollout_health_check_timeout: float
     rollout_health_check_first_wait: float

@@ -16,6 +16,7 @@ from agentrl.assembly.cluster import EVALUATIONS, POLICY, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
+from agentrl.assembly.fleet import ServedAdapters
 from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
@@ -280,6 +281,7 @@ async def engines_of(
         max_in_flight=serving.max_in_flight,
         arguments=serving.arguments,
         dtype=config.trainer.published_dtype,
+        adapters=ServedAdapters.of(config.trainer, config.engine, config.rollout),
     )
     with working(STARTS_ENGINE):
         engine = await build_engine(source, config.engine, env.limits, setup)

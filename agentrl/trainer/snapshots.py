@@ -13,7 +13,7 @@ from agentrl.trainer.launch.device_weights import DeviceSnapshot, DeviceStore
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.plan import Worker
-from agentrl.types.seams import Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
+from agentrl.types.seams import AdapterSink, Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
 from agentrl.weights.codec import non_finite, size_of, views
 
 P = ParamSpec("P")
@@ -175,10 +175,12 @@ class Publisher:
         self, target: SnapshotSink, version: int, *, keeps_memory: Callable[[], bool]
     ) -> int:
         """Have the sink send a snapshot; returns its bytes."""
-        num_bytes = sum(map(size_of, self.manifest))
+        takes_adapters = isinstance(target, AdapterSink) and target.takes_adapters
+        manifest = self.adapters if takes_adapters else self.manifest
+        num_bytes = sum(map(size_of, manifest))
         # Each has a descriptor, and a process has few of these.
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        take = self._snapshots.take(self.manifest, bucket_bytes, on_device=target.takes_device_memory)
+        take = self._snapshots.take(manifest, bucket_bytes, on_device=target.takes_device_memory)
         snapshot = await take
         try:
             _check_finite(snapshot.not_finite)
