@@ -240,6 +240,7 @@ INACTIVE = {
     "engine_dtype": ("bfloat16", SERVERS),
     "eval_engine": ("own", {"async_eval": True, **SERVERS}),
     "update_weights_transport": ("disk", {}),
+    "pin_policy_version": (True, SERVERS),
     "adaptive_concurrency": (True, {}),
     "rollout_num_engines": (2, SERVERS),
     "rollout_num_gpus_per_engine": (1, SERVERS),
