@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import fleet_of_model, title_of
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
@@ -42,12 +43,10 @@ from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.lora import LoraAdapters
+from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
-from agentrl.rollout.config import RolloutConfig
 from agentrl.runtime.activity import current_activities
-from agentrl.trainer.config import TrainerConfig
 from agentrl.types import JSON
 from agentrl.weights.hf.export import whole_model
 from agentrl.weights.hf.folders import base_folder, check_has_config
@@ -72,15 +71,14 @@ class ServedAdapters(NamedTuple):
     is_pinned: bool
 
     @classmethod
-    def of(
-        cls, trainer: TrainerConfig, engine: EngineConfig, rollout: RolloutConfig
-    ) -> ServedAdapters | None:
+    def of(cls, config: RunConfig) -> ServedAdapters | None:
         """Those of a run; None = its servers take whole weights."""
+        trainer, engine = config.trainer, config.engine
         if trainer.lora_rank is None or engine.update_weights_transport != "lora":
             return None
         chosen = [name.strip() for name in trainer.lora_target_modules.split(",")]
         targets = ["all"] if chosen == ["all-linear"] else chosen
-        keep = rollout.max_staleness + 1
+        keep = config.rollout.max_staleness + 1
         return cls(trainer.lora_rank, trainer.lora_scale, targets, keep, engine.pin_policy_version)
 
     def arguments(self, *, on_gpu: bool) -> dict[str, Value]:
@@ -88,7 +86,7 @@ class ServedAdapters(NamedTuple):
         own: dict[str, Value] = {
             "enable_lora": True,
             "max_lora_rank": self.rank,
-            "lora_target_modules": self.targets,
+            "lora-target-modules": self.targets,
             # Those that stay, and the model without adapters.
             "max_loras_per_batch": self.keep + 1,
         }
@@ -203,8 +201,10 @@ class FleetPlan:
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        python_path = [LOADER_FOLDER]
         if self.adapters is not None:
             own |= self.adapters.arguments(on_gpu=gpus > 0)
+            python_path.append(plugin_folder(self.folder / "plugin"))
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -218,7 +218,7 @@ class FleetPlan:
             device="cuda" if gpus else "cpu",
             arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
-            python_path=(LOADER_FOLDER,),
+            python_path=tuple(python_path),
             first_wait_s=config.rollout_health_check_first_wait,
             max_in_flight=self.max_in_flight,
         )

@@ -236,8 +236,8 @@ class TrainSettings(TypedDict, total=False):
     max_tokens_per_gpu: int
     bf16: bool
     gradient_checkpointing: bool
-    only_train_params_name_list: Sequence[str]
-    freeze_params_name_list: Sequence[str]
+    only_train_params_name_list: Sequence[Name]
+    freeze_params_name_list: Sequence[Name]
     lora_rank: int | None
     lora_alpha: int
     lora_target_modules: Name

@@ -46,7 +46,7 @@ async def check_servers(config: RunConfig, model: Path, serving: Serving) -> Ser
         on_event=_ignore,
         max_in_flight=serving.max_in_flight,
         arguments=serving.arguments,
-        adapters=ServedAdapters.of(config.trainer, engine, config.rollout),
+        adapters=ServedAdapters.of(config),
     )
     plans = dict(_plans(config, policy))
     if not plans or config.rollout.replay is not None:

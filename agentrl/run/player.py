@@ -64,7 +64,7 @@ async def _own_policy(setup: PlayerSetup, source: ModelSource) -> AsyncIterator[
     policy = fleet_policy(
         config.engine, url, headers, source.vocab_size, source.decode, num_clients=config.num_players
     )
-    served = ServedAdapters.of(config.trainer, config.engine, config.rollout)
+    served = ServedAdapters.of(config)
     policy.adapters = None if served is None else served.choice
     try:
         yield policy

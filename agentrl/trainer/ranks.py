@@ -26,7 +26,7 @@ from agentrl.types.seams import (
 from agentrl.weights.codec import unpack
 from agentrl.weights.hf.adapters import low_rank_of
 from agentrl.weights.hf.directory import atomic_directory
-from agentrl.weights.hf.export import copy_tokenizer, write_adapters, write_directory
+from agentrl.weights.hf.export import save_adapters, write_directory
 
 R = TypeVar("R")
 
@@ -176,7 +176,7 @@ class RankTrainer:
             TrainerError: a rank failed.
         """
         with working(CHECKPOINT):
-            await self.ranks.run(self._save, Path(directory))
+            await self.ranks.run(_save, self._plan, self.publisher, Path(directory))
 
     async def save_state(self, directory: str) -> asyncio.Task[None]:
         """Copy weights, optimizers and steps; the task that is returned ends when the copy is on disk.
@@ -232,18 +232,15 @@ class RankTrainer:
         """End the ranks."""
         await self.ranks.run(self.ranks.close)
 
-    def _save(self, directory: Path) -> None:
-        like = Path(self._plan.models["old"])
-        if not self.publisher.adapters:
-            write_directory(directory, self.publisher.buckets(), manifest=self.publisher.manifest, like=like)
-            return
-        # They are a small part of the weights.
-        buckets = self.publisher.buckets(self.publisher.adapters)
-        tensors = [named for bucket in buckets for named in unpack(bucket)]
-        with atomic_directory(directory) as partial:
-            partial.mkdir()
-            write_adapters(partial, low_rank_of(tensors, self._plan.config.lora_scale), like=like)
-            copy_tokenizer(like, partial)
+
+def _save(plan: Plan, publisher: Publisher, directory: Path) -> None:
+    like = Path(plan.models["old"])
+    if not publisher.adapters:
+        write_directory(directory, publisher.buckets(), manifest=publisher.manifest, like=like)
+        return
+    # They are a small part of the weights.
+    tensors = [named for bucket in publisher.buckets(publisher.adapters) for named in unpack(bucket)]
+    save_adapters(directory, low_rank_of(tensors, plan.config.lora_scale), like=like)
 
 
 async def _state_saved(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -19,8 +18,9 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.lora import LoraAdapters
+from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
 from agentrl.errors import EngineError
+from agentrl.records import reconcile
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch.adapters import adapt, adapter_weights
 from agentrl.types.seams import Sampling
@@ -30,10 +30,10 @@ from agentrl.weights.snapshot import LocalSnapshot
 from tests.engine.fleets import PATIENT, pids_at, send_signal, until
 from tests.engine.serving import save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of, tiny
+from tests.flow.runs import WARM, journal_of, metrics_of, train
 
 pytestmark = pytest.mark.full
 
-PLAIN_MEMORY = Path(__file__).with_name("plain_memory")
 PROMPT = [1, 10, 20, 30]
 GREEDY = Sampling(16, temperature=0.0)
 KEEP = 2
@@ -68,7 +68,7 @@ async def adapter_fleet(folder, model, count, *, is_pinned):
         device="cpu",
         arguments={"custom_weight_loader": [LOADER], **limits, **served.arguments(on_gpu=False)},
         python=sglang_python(),
-        python_path=(PLAIN_MEMORY, LOADER_FOLDER),
+        python_path=(LOADER_FOLDER, plugin_folder(folder / "plugin")),
     )
     async with Servers(ServerReplicas(settings, count=count)) as servers:
         policy = SGLangPolicy(
@@ -163,15 +163,26 @@ async def test_each_version_is_an_adapter_and_an_episode_ends_under_its_own(tmp_
         assert fleet.policy.counts["resumed"] >= 1
         reference.check(PROMPT, completion)
 
-        damaged = LocalSnapshot(list(pack_buckets(learned(model, 6), 4_000)), 1)
+        # Some of these wait when they are aborted.
+        running = [
+            asyncio.create_task(fleet.generate([*PROMPT, n], long, session=f"many {n}")) for n in range(20)
+        ]
+        await asyncio.sleep(0.7)
+        for version in (6, 7, 8):
+            await asyncio.wait_for(publish(fleet, model, version), 60)
+        await fleet.abort()
+        await asyncio.gather(*running)
+        assert await loaded(fleet) == [[7, 8]] * 2
+
+        damaged = LocalSnapshot(list(pack_buckets(learned(model, 9), 4_000)), 1)
         with pytest.raises(EngineError, match="held other adapters than were written"):
-            await fleet.sink.load(damaged, 6)
-        assert fleet.version == 5
-        assert await loaded(fleet) == [[4, 5]] * 2
+            await fleet.sink.load(damaged, 9)
+        assert fleet.version == 8
+        assert await loaded(fleet) == [[7, 8]] * 2
 
         send_signal(pids_at(fleet.processes[0].port), signal.SIGKILL)
         await until(lambda: fleet.incidents, 120)
-        assert await loaded(fleet) == [[4, 5]] * 2
+        assert await loaded(fleet) == [[7, 8]] * 2
 
 
 async def test_without_the_setting_a_request_goes_on_under_the_newest(tmp_path, model):
@@ -188,3 +199,33 @@ async def test_without_the_setting_a_request_goes_on_under_the_newest(tmp_path, 
         assert completion.versions[-1] == 2
         assert sorted(set(completion.versions.tolist())) == [1, 2]
         reference.check(PROMPT, completion)
+
+
+@pytest.fixture(scope="module")
+def begin(tmp_path_factory):
+    """A model whose layers SGLang does not pad on the CPU."""
+    options = {"ffn_hidden_size": 128, "num_rollout": 0, **WARM}
+    return train("Talkative", tmp_path_factory.mktemp("runs"), "warm", **options).folder / "checkpoint"
+
+
+def versions_of(entry):
+    turns = [turn for trajectory in entry["episode"]["trajectories"] for turn in trajectory["turns"]]
+    return {version for turn in turns for version in turn["tokens"]["completion"]["versions"]}
+
+
+@pytest.mark.parametrize("late", [{}, {"max_staleness": 1, "correction": "tis", "pin_policy_version": True}])
+def test_a_run_publishes_its_adapters_alone(tmp_path, begin, late):
+    served = {"engine": "sglang", "sglang_python": str(sglang_python()), "update_weights_transport": "lora"}
+    adapters = {"lora_rank": 4, "lr": 1e-2, "num_rollout": 4, "eval_interval": 1000}
+    run = train(
+        "Talkative", tmp_path, "x", hf_checkpoint=str(begin), inline=False, **served, **adapters, **late
+    )
+    assert reconcile(run.folder).problems == ()
+    rows = [row for row in metrics_of(run.folder) if "rollout/raw_reward" in row]
+    versions = [versions_of(entry) for entry in journal_of(run.folder, "step_*")]
+    assert all(len(each) == 1 for each in versions), "each episode has one policy"
+    assert set.union(*versions) >= set(range(len(rows) - bool(late)))
+    if not late:
+        assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in rows)
+    files = {path.name for path in (run.folder / "checkpoint").iterdir()}
+    assert "adapter_model.safetensors" in files

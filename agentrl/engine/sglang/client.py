@@ -370,15 +370,7 @@ class SGLangPolicy:
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
         if self._closed:
             raise EngineError("the policy is closed; build a new one.")
-        if not len(prompt_ids) or sampling.max_new_tokens < 1:
-            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        lowest, highest = min(prompt_ids), max(prompt_ids)
-        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
-            most = "any" if self.vocab_size is None else self.vocab_size - 1
-            raise EngineError(
-                f"the prompt's tokens go from {lowest} to {highest}, the vocabulary is 0 to {most}; encode "
-                "it with the model's own tokenizer."
-            )
+        _check_prompt(prompt_ids, sampling, self.vocab_size)
         if session in self._pending:
             raise EngineError(
                 f"session {session} already runs a request; wait for it or name another session."
@@ -400,3 +392,15 @@ class SGLangPolicy:
         # On a server that is not reachable, nothing runs.
         with suppress(EngineError):
             await self._connection.abort(rid)
+
+
+def _check_prompt(prompt_ids: Sequence[int], sampling: Sampling, vocab_size: int | None) -> None:
+    if not len(prompt_ids) or sampling.max_new_tokens < 1:
+        raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
+    lowest, highest = min(prompt_ids), max(prompt_ids)
+    if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+        most = "any" if vocab_size is None else vocab_size - 1
+        raise EngineError(
+            f"the prompt's tokens go from {lowest} to {highest}, the vocabulary is 0 to {most}; encode "
+            "it with the model's own tokenizer."
+        )

@@ -108,7 +108,7 @@ def _matrix_of(name: str, path: Path) -> str:
             return name.removeprefix(_PREFIX).removesuffix(part)
     raise ModelLoadError(
         f"{path} holds {name}, and only plain LoRA is read here; merge the adapters into their model with "
-        "peft (merge_and_unload), and name that folder."
+        "peft, and name that folder."
     )
 
 

@@ -30,6 +30,7 @@ from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.folders import (
     ADAPTER_CONFIG,
     TOKENIZER_FILES,
+    AdapterConfig,
     adapter_config,
     base_folder,
     tokenizer_folder,
@@ -176,6 +177,18 @@ def copy_tokenizer(like: Path, folder: Path) -> None:
             shutil.copyfile(like / name, folder / name)
 
 
+def save_adapters(directory: Path, learned: Mapping[str, LowRank], *, like: Path) -> None:
+    """Write a folder with adapters and the tokenizer of the model that they were learned on, atomically.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    with atomic_directory(directory) as partial:
+        partial.mkdir()
+        write_adapters(partial, learned, like=like)
+        copy_tokenizer(like, partial)
+
+
 def write_adapters(folder: Path, learned: Mapping[str, LowRank], *, like: Path) -> None:
     """Write adapters into a folder as peft does. learned: by the names of their matrices.
 
@@ -190,19 +203,17 @@ def write_adapters(folder: Path, learned: Mapping[str, LowRank], *, like: Path) 
         learned = stacked(earlier.low_rank, learned)
     base = base_folder(like)
     a, _, scale = next(iter(learned.values()))
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+    config = AdapterConfig(
+        peft_type="LORA",
+        task_type="CAUSAL_LM",
         # Whoever reads it may have another working directory.
-        "base_model_name_or_path": str(base.absolute()),
-        "r": len(a),
-        "lora_alpha": _number(scale * len(a)),
-        "lora_dropout": 0.0,
-        "target_modules": sorted(learned),
-        "fan_in_fan_out": _is_transposed(base),
-        "bias": "none",
-        "inference_mode": True,
-    }
+        base_model_name_or_path=str(base.absolute()),
+        r=len(a),
+        lora_alpha=_number(scale * len(a)),
+        target_modules=sorted(learned),
+        fan_in_fan_out=_is_transposed(base),
+        inference_mode=True,
+    )
     tensors = {
         name: tensor.contiguous()
         for matrix in sorted(learned)
@@ -210,7 +221,8 @@ def write_adapters(folder: Path, learned: Mapping[str, LowRank], *, like: Path) 
     }
     with SystemErrors(folder):
         save_file(tensors, folder / ADAPTER_TENSORS, {"format": "pt"})
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    text = config.model_dump_json(indent=2, exclude_none=True)
+    (folder / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _is_transposed(base: Path) -> bool:

@@ -21,9 +21,8 @@ TOKENIZER_FILES: Final = (
 _MAX_BYTES = 1 << 20
 # What changes nothing in W + scale B A, beside the fields of `AdapterConfig`.
 _NEUTRAL = {
-    *("auto_mapping", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform"),
+    *("auto_mapping", "exclude_modules", "layers_pattern", "layers_to_transform"),
     *("lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"),
-    *("target_modules", "task_type"),
 }
 _BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 
@@ -39,12 +38,15 @@ class AdapterConfig(BaseModel):
     peft_type: str
     base_model_name_or_path: str | None = None
     r: Annotated[int, Field(ge=1)]
-    lora_alpha: Annotated[float, Field(allow_inf_nan=False)]
+    lora_alpha: int | Annotated[float, Field(allow_inf_nan=False)]
     use_rslora: bool = False
     fan_in_fan_out: bool = False
     rank_pattern: dict[str, int] | None = None
     bias: str = "none"
     init_lora_weights: bool | str | None = True
+    target_modules: str | list[str] | None = None
+    task_type: str | None = None
+    inference_mode: bool | None = None
 
     @property
     def unknown(self) -> str | None:
@@ -83,7 +85,7 @@ def adapter_config(directory: Path) -> AdapterConfig | None:
     if (unknown := config.unknown) is not None:
         raise ModelLoadError(
             f"{path} has {unknown}, and only plain LoRA is read here; merge the adapters into their model "
-            "with peft (merge_and_unload), and name that folder."
+            "with peft, and name that folder."
         )
     return config
 
