@@ -57,7 +57,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"use_rslora": True, "r": 5}, {"rank_pattern": {"0": 2, "q_proj": 1}}]
+    "config", [{}, {"use_rslora": True, "r": 5}, {"rank_pattern": {"c_attn": 2, "q_proj": 1}}]
 )
 def test_adapters_of_peft_are_read_as_peft_reads_them(base, tmp_path, config):
     folder = adapted(base, tmp_path / "a", **config)
