@@ -181,6 +181,24 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _adapters_are_published(self) -> RunConfig:
+        if self.engine.update_weights_transport != "lora":
+            return self
+        if not self.trainer.lora_rank:
+            raise ValueError("update_weights_transport = lora sends adapters, and none learn: set lora_rank.")
+        if self.warm_starts:
+            raise ValueError(
+                "update_weights_transport = lora sends adapters alone, and a warm start learns all weights: "
+                "train from its checkpoint-warm-start (hf_checkpoint), or choose another transport."
+            )
+        if self.trainer.offloads_rollout:
+            raise ValueError(
+                "update_weights_transport = lora sends adapters alone, and an engine that frees its weights "
+                "needs all of them again: drop offload_rollout and colocate, or choose another transport."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_on_ray_are_processes(self) -> RunConfig:
         if self.cluster.cluster == "ray" and self.run.inline:
             raise ValueError(

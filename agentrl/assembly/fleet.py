@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,10 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import fleet_of_model, title_of
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.client import AdapterChoice
 from agentrl.engine.sglang.control import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import (
@@ -40,16 +43,59 @@ from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
+from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
 from agentrl.runtime.activity import current_activities
 from agentrl.types import JSON
+from agentrl.weights.hf.export import whole_model
+from agentrl.weights.hf.folders import base_folder, check_has_config
 from agentrl.weights.hf.streaming import deliver_directory
 
 End: TypeAlias = Callable[[], Awaitable[None]]
 
 _ATTEMPTS = 10  # before as many failed, another server has taken over, or requests are held
 _FULL_EVERY = 16
+
+
+class ServedAdapters(NamedTuple):
+    """The adapters that servers take in place of weights. keep, is_pinned: see `AdapterChoice`.
+
+    rank, scale: of each. targets: the matrices that have some, as SGLang names them.
+    """
+
+    rank: int
+    scale: float
+    targets: Sequence[str]
+    keep: int
+    is_pinned: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ServedAdapters | None:
+        """Those of a run; None = its servers take whole weights."""
+        trainer, engine = config.trainer, config.engine
+        if trainer.lora_rank is None or engine.update_weights_transport != "lora":
+            return None
+        chosen = [name.strip() for name in trainer.lora_target_modules.split(",")]
+        targets = ["all"] if chosen == ["all-linear"] else chosen
+        keep = config.rollout.max_staleness + 1
+        return cls(trainer.lora_rank, trainer.lora_scale, targets, keep, engine.pin_policy_version)
+
+    def arguments(self, *, on_gpu: bool) -> dict[str, Value]:
+        """SGLang's arguments for them."""
+        own: dict[str, Value] = {
+            "enable_lora": True,
+            "max_lora_rank": self.rank,
+            "lora-target-modules": self.targets,
+            # Those that stay, and the model without adapters.
+            "max_loras_per_batch": self.keep + 1,
+        }
+        return own if on_gpu else {**own, "lora_backend": "torch_native"}
+
+    @property
+    def choice(self) -> AdapterChoice:
+        """Which one a request names."""
+        return AdapterChoice(self.keep, is_pinned=self.is_pinned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +108,7 @@ class FleetPlan:
     max_in_flight: see `ServerSettings`. arguments: SGLang's, below those of the configuration. dtype: of all
     versions that are sent.
     launcher: has a place for each server; None = on this machine, with the GPUs that this process can use.
-    title: before the names of servers, in the status of the run.
+    title: before the names of servers, in the status of the run. adapters: None = weights are sent.
     """
 
     model: Path
@@ -78,19 +124,25 @@ class FleetPlan:
     dtype: str = "float32"
     launcher: Launcher | None = None
     title: str = ""
+    adapters: ServedAdapters | None = None
 
     async def start(self) -> Fleet:
         """Start the servers of the configuration; `close` of the fleet ends them.
+
+        SGLang loads a whole model: adapters are merged into their base model in a folder of the fleet's.
 
         Raises:
             ConfigError: SGLang is not installed or has no such argument, there are too few GPUs, or a server
                 does not start.
         """
+        whole = await asyncio.to_thread(whole_model, self.model, self.folder / "model")
+        if whole != self.model:
+            return await replace(self, model=whole).start()
         async with AsyncExitStack() as stack:
             launcher: Launcher = self.launcher or LocalLauncher()
             # An impossible choice is refused before any server is started.
             reach = _Reach(launcher.host, launcher.is_local)
-            transport = _transport(self.model, self.config, self.folder, reach)
+            transport = self._transport(reach)
             starting = Servers(
                 *self._groups(), on_event=self.on_event, launcher=launcher, entered=self._enter
             )
@@ -125,7 +177,7 @@ class FleetPlan:
             first_wait_s = self.config.rollout_health_check_first_wait
             urls = await policy.servers()
             servers = [ExternalServer(server, first_wait_s) for server in urls]
-            transport = _transport(self.model, self.config, self.folder, _reach_of(urls))
+            transport = self._transport(_reach_of(urls))
             fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
             fleet.stays = True
         except EngineError as error:
@@ -149,6 +201,10 @@ class FleetPlan:
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        python_path = [LOADER_FOLDER]
+        if self.adapters is not None:
+            own |= self.adapters.arguments(on_gpu=gpus > 0)
+            python_path.append(plugin_folder(self.folder / "plugin"))
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -162,13 +218,21 @@ class FleetPlan:
             device="cuda" if gpus else "cpu",
             arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
-            python_path=(LOADER_FOLDER,),
+            python_path=tuple(python_path),
             first_wait_s=config.rollout_health_check_first_wait,
             max_in_flight=self.max_in_flight,
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:
-        return fleet_policy(self.config, url, headers, self.vocab_size, self.decode)
+        policy = fleet_policy(self.config, url, headers, self.vocab_size, self.decode)
+        policy.adapters = None if self.adapters is None else self.adapters.choice
+        return policy
+
+    def _transport(self, reach: _Reach) -> Transport:
+        if self.adapters is not None:
+            folder, (_, scale, _, keep, _) = self.folder / "adapters", self.adapters
+            return LoraAdapters(folder, model=self.model, scale=scale, keep=keep)
+        return _transport(self.model, self.config, self.folder, reach)
 
     def _fleet(
         self,
@@ -249,12 +313,15 @@ def _transport(model: Path, config: EngineConfig, folder: Path, reach: _Reach) -
         ConfigError: shared memory is chosen, and a server is on another machine.
     """
     chosen = config.update_weights_transport
+    if chosen == "lora":
+        # Of servers that get no adapters.
+        chosen = None
     if chosen == "tensor" and not reach.is_local:
         raise ConfigError(
             "update_weights_transport = tensor is shared memory, and there are servers on other machines; "
             "leave it out, or choose distributed."
         )
-    written = folder / "weights"
+    written, model = folder / "weights", base_folder(model)
     match chosen or ("tensor" if reach.host == HOST else "distributed"):
         case "tensor":
             return CudaIpc()
@@ -297,10 +364,10 @@ def model_plan(config: EngineConfig, name: str, folder: Path, on_event: Callable
         ConfigError: its folder holds no model.
     """
     model = config.sglang_models[name]
-    if not (Path(model.hf_checkpoint) / "config.json").is_file():
-        raise ConfigError(
-            f"sglang_models.{name}: {model.hf_checkpoint} holds no Hugging Face model; mend hf_checkpoint."
-        )
+    try:
+        check_has_config(Path(model.hf_checkpoint))
+    except ModelLoadError as error:
+        raise ConfigError(f"sglang_models.{name}: {error}") from None
     return FleetPlan(
         model=Path(model.hf_checkpoint),
         config=_config_of(config, model),

@@ -237,6 +237,8 @@ class TrainSettings(TypedDict, total=False):
     max_tokens_per_gpu: int
     bf16: bool
     gradient_checkpointing: bool
+    only_train_params_name_list: Sequence[Name]
+    freeze_params_name_list: Sequence[Name]
     lora_rank: int | None
     lora_alpha: int
     lora_target_modules: Name
@@ -275,7 +277,8 @@ class TrainSettings(TypedDict, total=False):
     sglang: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
+    pin_policy_version: bool
     rollout_health_check_interval: float
     rollout_health_check_timeout: float
     rollout_health_check_first_wait: float
@@ -379,7 +382,8 @@ class EvalSettings(TypedDict, total=False):
     sglang: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
+    pin_policy_version: bool
     rollout_health_check_interval: float
     rollout_health_check_timeout: float
     rollout_health_check_first_wait: float

@@ -31,6 +31,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.trainer.torch.sharding import layers_of
 from agentrl.view.scores import size_text
@@ -130,7 +131,7 @@ class RunSizes(NamedTuple):
 
 def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int, shards: int = 1) -> MemoryNeed:
     """A rank of the torch trainer. tokens: of its longest row. shards: ranks that share a replica (count)."""
-    policy = meta_model(networks.policy)
+    policy = _learning(networks.policy, trainer)
     memory = _learned(policy, trainer, shards)
     if networks.has_critic:
         memory = memory.plus(_learned(critic_over(policy), trainer, shards))
@@ -181,8 +182,12 @@ def published_memory(config: PreTrainedConfig, *, bf16: bool) -> MemoryNeed:
 
 
 def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig, shards: int = 1) -> MemoryNeed:
-    """The policy in a rank of the torch trainer, without its activations; see `torch_memory`."""
-    return _learned(meta_model(config), trainer, shards)
+    """The policy in a rank of the torch trainer, without its activations; see `torch_memory`.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
+    return _learned(_learning(config, trainer), trainer, shards)
 
 
 def machine_memory() -> int:
@@ -206,9 +211,20 @@ def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
+def _learning(config: PreTrainedConfig, trainer: TrainerConfig) -> PreTrainedModel:
+    """The policy, without memory.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
+    model = meta_model(config)
+    if not trainer.lora_rank:
+        freeze(model, trainer)
+    return model
+
+
 def _learned(model: PreTrainedModel, trainer: TrainerConfig, shards: int) -> MemoryNeed:
     """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
-    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
     # Rank 0 has the first rows of each, and as many as any other.
     sizes_by_id = {id(p): -(-len(p) // shards) * p[0].numel() for p in model.parameters()}
     total = sum(sizes_by_id.values())
@@ -219,10 +235,12 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig, shards: int) -> Mem
         moments = 1 if trainer.optimizer == "muon" else 2
         optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
         return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
+    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
+    learning = [(id(p), sizes_by_id[id(p)]) for p in model.parameters() if p.requires_grad]
     optimizer = sum(
-        FP32 * size if number in matrices else 2 * FP32 * size + FP32 for number, size in sizes_by_id.items()
+        FP32 * size if number in matrices else 2 * FP32 * size + FP32 for number, size in learning
     )
-    return MemoryNeed(FP32 * total, FP32 * total, optimizer)
+    return MemoryNeed(FP32 * total, FP32 * sum(size for _, size in learning), optimizer)
 
 
 def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.fleet import FleetPlan
+from agentrl.assembly.fleet import FleetPlan, ServedAdapters
 from agentrl.assembly.memory import check_machine, embedded_memory
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
@@ -43,7 +43,7 @@ class EngineSetup(NamedTuple):
 
     trains: whether the run sends its engine new weights. releases: whether its memory is released between two
     batches. process, threads: the embedded engine's process, and its threads (count); without a process it
-    decodes in this one. max_in_flight, arguments, dtype, launcher, title: see
+    decodes in this one. max_in_flight, arguments, dtype, launcher, title, adapters: see
     `FleetPlan`.
     """
 
@@ -58,6 +58,7 @@ class EngineSetup(NamedTuple):
     dtype: str = "float32"
     launcher: Launcher | None = None
     title: str = ""
+    adapters: ServedAdapters | None = None
 
 
 async def build_engine(
@@ -118,6 +119,7 @@ def _fleet_of(source: ModelSource, config: EngineConfig, setup: EngineSetup) -> 
         arguments=setup.arguments,
         dtype=setup.dtype,
         launcher=setup.launcher,
+        adapters=setup.adapters,
         title=setup.title,
     )
 

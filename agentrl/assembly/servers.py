@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agentrl.assembly.cards import Serving
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.fleet import FleetPlan, model_plan
+from agentrl.assembly.fleet import FleetPlan, ServedAdapters, model_plan
 from agentrl.engine.config import EngineConfig
 from agentrl.processes.gpus import own_gpus
 
@@ -46,6 +46,7 @@ async def check_servers(config: RunConfig, model: Path, serving: Serving) -> Ser
         on_event=_ignore,
         max_in_flight=serving.max_in_flight,
         arguments=serving.arguments,
+        adapters=ServedAdapters.of(config),
     )
     plans = dict(_plans(config, policy))
     if not plans or config.rollout.replay is not None:

@@ -60,6 +60,7 @@ cli.offer(
             "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
         ),
         "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
+        "merge": Offer("agentrl.cli.merge:merge_command", "Add low-rank adapters to their base model."),
         "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
         "runs": Offer(
             "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."

@@ -142,10 +142,15 @@ class EngineConfig(Section):
     """Further models to serve (a table of tables, by name: hf_checkpoint, num_engines,
     num_gpus_per_engine, sglang). An environment's argument "sglang_models.NAME" becomes the address."""
 
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] | None = None
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None = None
     """Transport of new weights to the servers: memory of this machine (tensor), which is that of the card
     where rank 0 of the trainer has one; a process group (distributed); a directory with complete checkpoints,
-    or one with deltas. Left out, tensor, or a process group where a server is on another machine."""
+    or one with deltas; or, with lora_rank, adapters alone (lora), of which the servers keep the last
+    max_staleness + 1. Left out, tensor, or a process group where a server is on another machine."""
+
+    pin_policy_version: bool = False
+    """Sample a whole episode under the version of the policy that it began with, as long as the servers have
+    it (update_weights_transport = lora)."""
 
     rollout_health_check_interval: Annotated[Seconds, Changes.SPEED] = 10.0
     """Interval between two health checks of a server (seconds)."""
@@ -168,6 +173,8 @@ class EngineConfig(Section):
             ):
                 flag = f"--sglang-{name.replace('_', '-')}"
                 reasons[own] = f"with engine = sglang; set {name} in the table sglang ({flag})"
+        if self.update_weights_transport != "lora":
+            reasons["pin_policy_version"] = "without update_weights_transport = lora; choose it"
         if self.engine != "sglang":
             names = ("sglang_url", "update_weights_transport", "adaptive_concurrency", *_OF_POLICY_SERVERS)
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
@@ -191,6 +198,15 @@ class EngineConfig(Section):
         if self.sglang_url is not None and self.engine != "sglang":
             raise ValueError(
                 f"sglang_url = {self.sglang_url} needs engine = sglang; set it, or leave the address out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_of_our_servers(self) -> EngineConfig:
+        if self.update_weights_transport == "lora" and self.sglang_url is not None:
+            raise ValueError(
+                "update_weights_transport = lora is for servers that the run starts, with its model and with "
+                "room for adapters; drop sglang_url, or choose another transport."
             )
         return self
 

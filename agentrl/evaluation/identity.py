@@ -23,6 +23,7 @@ from agentrl.records.lines import object_of
 from agentrl.runtime.files import write_text
 from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON, Task
+from agentrl.weights.hf.folders import base_folder
 
 _PARTS = {
     "env": "another environment",
@@ -184,9 +185,13 @@ def model_version(directory: str) -> str:
     """Identifies the model in a directory by its files, sizes and times of change.
 
     Weights are not read for this: those of a large model take minutes. A directory that is missing is
-    reported by what opens the model.
+    reported by what opens the model. Of adapters the files of their base model count, too.
+
+    Raises:
+        ModelLoadError: see `base_folder`.
     """
-    files = [path for path in sorted(Path(directory).glob("*")) if path.is_file()]
+    folders = dict.fromkeys((Path(directory), base_folder(Path(directory))))
+    files = [path for folder in folders for path in sorted(folder.glob("*")) if path.is_file()]
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return _digest(repr(facts).encode())
 

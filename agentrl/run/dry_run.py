@@ -54,6 +54,7 @@ from agentrl.trainer.config import ON_GPUS
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.types import JSON, Task
 from agentrl.types.seams import Renderer
+from agentrl.weights.hf.folders import base_folder, has_config
 from agentrl.weights.hf.source import ModelSource, long_ropes, open_config
 from agentrl.weights.hf.tensors import TensorFiles, num_parameters
 
@@ -287,7 +288,7 @@ def _check_model(source: ModelSource, config: RunConfig) -> None:
     check_trainable(source, config)
     if source.seed is None and config.trainer.trainer == "megatron":
         check_readable(source.directory, config.layout)
-    elif source.seed is None and not any(source.directory.glob("*.bin")):
+    elif source.seed is None and not any(base_folder(source.directory).glob("*.bin")):
         TensorFiles(source.directory).close()
     check_auxiliary_models(source, config)
     CriticData.of(config, source)
@@ -306,7 +307,7 @@ def _known_facts(config: RunConfig, folder: RunFolder) -> dict[str, Mapping[str,
     """
     sections: dict[str, Mapping[str, JSON]] = {"run": _run_facts(config, folder)}
     directory = config.model.hf_checkpoint
-    if directory is None or not (Path(directory) / "config.json").is_file():
+    if directory is None or not has_config(Path(directory)):
         return sections
     model = open_config(Path(directory))
     if config.trainer.trainer == "megatron":

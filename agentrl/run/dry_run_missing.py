@@ -14,6 +14,7 @@ from agentrl.data.rows.opening import check_rows
 from agentrl.envs.registry import find
 from agentrl.errors import DataError, MissingExtraError, ModelLoadError
 from agentrl.runtime.extras import require, require_extras
+from agentrl.weights.hf.folders import base_folder, has_config
 from agentrl.weights.hf.source import open_config, open_tokenizer
 from agentrl.weights.hf.tensors import TensorFiles
 
@@ -56,12 +57,12 @@ def _prompt_files(config: RunConfig) -> Iterator[str]:
 
 def _model_checks(config: RunConfig, directory: Path) -> Iterator[Callable[[], None]]:
     yield partial(_has_config, directory)
-    if not (directory / "config.json").is_file():
+    if not has_config(directory):
         return
     yield partial(_has_tokenizer, directory)
     if config.trainer.trainer == "megatron":
         yield partial(check_readable, directory, config.layout)
-    elif not any(directory.glob("*.bin")):
+    elif not any(base_folder(directory).glob("*.bin")):
         yield partial(_has_weights, directory)
 
 

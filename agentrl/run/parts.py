@@ -16,6 +16,7 @@ from agentrl.assembly.cluster import EVALUATIONS, POLICY, title_of
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
+from agentrl.assembly.fleet import ServedAdapters
 from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
@@ -271,8 +272,7 @@ async def engines_of(
     for line in (serving := serving_of(config, source.config, env)).lines:
         records.console.line(line)
     setup = EngineSetup(
-        records.folder.engine,
-        records.console.line,
+        *(records.folder.engine, records.console.line),
         releases=config.trainer.offloads_rollout,
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
@@ -280,6 +280,7 @@ async def engines_of(
         max_in_flight=serving.max_in_flight,
         arguments=serving.arguments,
         dtype=config.trainer.published_dtype,
+        adapters=ServedAdapters.of(config),
     )
     with working(STARTS_ENGINE):
         engine = await build_engine(source, config.engine, env.limits, setup)

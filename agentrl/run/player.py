@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from agentrl.assembly.env import run_env_factory
-from agentrl.assembly.fleet import fleet_policy
+from agentrl.assembly.fleet import ServedAdapters, fleet_policy
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.engine.sglang import SGLangPolicy
@@ -64,6 +64,8 @@ async def _own_policy(setup: PlayerSetup, source: ModelSource) -> AsyncIterator[
     policy = fleet_policy(
         config.engine, url, headers, source.vocab_size, source.decode, num_clients=config.num_players
     )
+    served = ServedAdapters.of(config)
+    policy.adapters = None if served is None else served.choice
     try:
         yield policy
     finally:

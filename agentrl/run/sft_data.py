@@ -31,6 +31,7 @@ from agentrl.records.journal import SUFFIX
 from agentrl.run.demonstrations import Demonstrated, ReadsDifferentlyError, samples_of_turns
 from agentrl.types import Ending, Message, RolloutId, Sample
 from agentrl.types.seams import Renderer, ToolSchema
+from agentrl.weights.hf.folders import holds_model
 from agentrl.weights.hf.source import ModelSource, open_tokenizer
 
 FAILED, TRUNCATED, UNSCORED, NO_TOKENS = "failed", "truncated", "not scored", "played without tokens"
@@ -173,7 +174,7 @@ class SftReader:
     def _check_tokenizer(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent.parent
         for directory in (folder / "checkpoint", folder / "model"):
-            if not (directory / "config.json").is_file():
+            if not holds_model(directory):
                 continue
             if open_tokenizer(directory).get_vocab() != self.source.tokenizer.get_vocab():
                 raise ConfigError(

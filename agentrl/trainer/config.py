@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from agentrl.config import Changes, Needs, Section
 
@@ -42,6 +43,25 @@ class RanksConfig(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+
+def _expressions(value: object) -> object:
+    """Several in the text of a flag have commas between them."""
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+def _compiled(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{info.field_name} has `{pattern}`, which is no regular expression ({error}); mend it."
+            ) from None
+    return patterns
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_expressions), AfterValidator(_compiled)]
 
 
 class TrainerConfig(Section):
@@ -89,10 +109,16 @@ class TrainerConfig(Section):
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
+    only_train_params_name_list: Patterns = ()
+    """Regular expressions of the parameters that learn, each searched for in their names
+    (layers\\.1\\.,norm); left out, all learn (the torch trainer). A critic has the same for its trunk."""
+    freeze_params_name_list: Patterns = ()
+    """Regular expressions of parameters that do not learn, such as embed_tokens: they get no gradient, and
+    the optimizer keeps nothing of them (the torch trainer)."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); None = the weights.
-    The reference, if there is one, is the network without them. Engines and checkpoints get the weights with
-    the adapters added (the torch trainer)."""
+    The reference, if there is one, is the network without them. Engines get the weights with the adapters
+    added, and checkpoints the adapters alone, as peft saves them (the torch trainer)."""
     lora_alpha: Annotated[int, Field(ge=1), Needs("lora_rank")] = 32
     """Weight of the adapters: their product is multiplied by lora_alpha / lora_rank."""
     lora_target_modules: Annotated[str, Needs("lora_rank")] = "all-linear"
@@ -106,6 +132,11 @@ class TrainerConfig(Section):
     offload_train: bool | None = None
     """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
     the CPU it returns unused memory); left out, as colocate."""
+
+    @property
+    def lora_scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by; 0 = there are none."""
+        return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
 
     @property
     def published_dtype(self) -> str:
@@ -124,9 +155,15 @@ class TrainerConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """How the learning rate falls, where it does not."""
+        """How the learning rate falls, where it does not; what learns, beside adapters and in Megatron."""
         falls = () if self.lr_decay_style != "constant" else ("min_lr", "lr_decay_iters")
-        return dict.fromkeys(falls, "without lr_decay_style = linear or cosine; choose one")
+        own = dict.fromkeys(falls, "without lr_decay_style = linear or cosine; choose one")
+        patterns = ("only_train_params_name_list", "freeze_params_name_list")
+        if self.lora_rank:
+            own |= dict.fromkeys(patterns, "with lora_rank, under which adapters alone learn; drop one")
+        if self.trainer == "megatron":
+            own |= dict.fromkeys(patterns, "with trainer = megatron, which trains all; choose torch")
+        return own
 
     @model_validator(mode="after")
     def _falls(self) -> TrainerConfig:

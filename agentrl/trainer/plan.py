@@ -66,6 +66,9 @@ class Worker(Protocol):
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, in the order of `weights`."""
 
+    def adapters(self) -> tuple[TensorSpec, ...]:
+        """Those of its adapters alone, in the order of `weights`, by the names that files of them have."""
+
     def kernels(self) -> str | None:
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
 
@@ -87,7 +90,8 @@ class Worker(Protocol):
         """Move the reference towards the policy: share x policy + (1 - share) x reference."""
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
-        """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
+        """The tensors of `manifest` or `adapters` in buckets, on rank 0; the generator returns their
+        checksum."""
 
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
         """The policy's weights in memory of rank 0's device; None on other ranks, or where it has none.

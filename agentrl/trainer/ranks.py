@@ -23,8 +23,10 @@ from agentrl.types.seams import (
     StepReport,
     WeightSink,
 )
+from agentrl.weights.codec import unpack
+from agentrl.weights.hf.adapters import low_rank_of
 from agentrl.weights.hf.directory import atomic_directory
-from agentrl.weights.hf.export import write_directory
+from agentrl.weights.hf.export import save_adapters, write_directory
 
 R = TypeVar("R")
 
@@ -166,7 +168,7 @@ class RankTrainer:
             return sum(await called(self.ranks, Worker.offload))
 
     async def save(self, directory: str) -> None:
-        """Write a Hugging Face directory, atomically.
+        """Write a Hugging Face directory, atomically; of a policy that learns adapters, these alone.
 
         All files but the weights are copied from the policy's initial directory.
 
@@ -174,7 +176,7 @@ class RankTrainer:
             TrainerError: a rank failed.
         """
         with working(CHECKPOINT):
-            await self.ranks.run(self._save, Path(directory))
+            await self.ranks.run(_save, self._plan, self.publisher, Path(directory))
 
     async def save_state(self, directory: str) -> asyncio.Task[None]:
         """Copy weights, optimizers and steps; the task that is returned ends when the copy is on disk.
@@ -230,9 +232,15 @@ class RankTrainer:
         """End the ranks."""
         await self.ranks.run(self.ranks.close)
 
-    def _save(self, directory: Path) -> None:
-        like = Path(self._plan.models["old"])
-        write_directory(directory, self.publisher.buckets(), manifest=self.publisher.manifest, like=like)
+
+def _save(plan: Plan, publisher: Publisher, directory: Path) -> None:
+    like = Path(plan.models["old"])
+    if not publisher.adapters:
+        write_directory(directory, publisher.buckets(), manifest=publisher.manifest, like=like)
+        return
+    # They are a small part of the weights.
+    tensors = [named for bucket in publisher.buckets(publisher.adapters) for named in unpack(bucket)]
+    save_adapters(directory, low_rank_of(tensors, plan.config.lora_scale), like=like)
 
 
 async def _state_saved(

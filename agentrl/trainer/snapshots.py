@@ -13,7 +13,7 @@ from agentrl.trainer.launch.device_weights import DeviceSnapshot, DeviceStore
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.plan import Worker
-from agentrl.types.seams import Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
+from agentrl.types.seams import AdapterSink, Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
 from agentrl.weights.codec import non_finite, size_of, views
 
 P = ParamSpec("P")
@@ -149,6 +149,8 @@ class Publisher:
         self._snapshots = Snapshots(ranks, streaming)
         self.manifest = ranks.call(Worker.manifest)[0]
         """The tensors of the policy."""
+        self.adapters = ranks.call(Worker.adapters)[0]
+        """Those of its adapters alone; it may have none."""
 
     async def publish(self, target: WeightSink, version: int, *, keeps_memory: Callable[[], bool]) -> int:
         """Send the current weights; returns their bytes. keeps_memory: whether that of a snapshot
@@ -164,18 +166,21 @@ class Publisher:
         async with self._streaming:
             return await self._send(target, version)
 
-    def buckets(self) -> ReceivedWeights:
-        """The weights as a stream."""
-        return ReceivedWeights(self._ranks.stream(Worker.weights, self.manifest, self._bucket_bytes))
+    def buckets(self, manifest: Sequence[TensorSpec] | None = None) -> ReceivedWeights:
+        """The weights as a stream. manifest: `adapters`; None = all of them."""
+        chosen = self.manifest if manifest is None else manifest
+        return ReceivedWeights(self._ranks.stream(Worker.weights, chosen, self._bucket_bytes))
 
     async def _hand_over(
         self, target: SnapshotSink, version: int, *, keeps_memory: Callable[[], bool]
     ) -> int:
         """Have the sink send a snapshot; returns its bytes."""
-        num_bytes = sum(map(size_of, self.manifest))
+        takes_adapters = isinstance(target, AdapterSink) and target.takes_adapters
+        manifest = self.adapters if takes_adapters else self.manifest
+        num_bytes = sum(map(size_of, manifest))
         # Each has a descriptor, and a process has few of these.
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        take = self._snapshots.take(self.manifest, bucket_bytes, on_device=target.takes_device_memory)
+        take = self._snapshots.take(manifest, bucket_bytes, on_device=target.takes_device_memory)
         snapshot = await take
         try:
             _check_finite(snapshot.not_finite)

@@ -182,6 +182,8 @@ SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
 # What a setting of another section is given, and what it has no effect under.
 WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
 INACTIVE = {
+    "only_train_params_name_list": (("mlp",), {"lora_rank": 2}),
+    "freeze_params_name_list": (("embed_tokens",), {"lora_rank": 2}),
     "device": ("cuda", {"trainer": "megatron"}),
     **{
         name: (64, {"hf_checkpoint": "x"})
@@ -237,6 +239,7 @@ INACTIVE = {
     "engine_dtype": ("bfloat16", SERVERS),
     "eval_engine": ("own", {"async_eval": True, **SERVERS}),
     "update_weights_transport": ("disk", {}),
+    "pin_policy_version": (True, SERVERS),
     "adaptive_concurrency": (True, {}),
     "rollout_num_engines": (2, SERVERS),
     "rollout_num_gpus_per_engine": (1, SERVERS),

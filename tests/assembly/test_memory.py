@@ -26,6 +26,7 @@ from agentrl.envs import Chat
 from agentrl.errors import ConfigError
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.worker import TorchWorker
 from agentrl.weights.hf.tensors import num_parameters
 from tests.trainer.test_roles import critic_of, with_returns
@@ -86,6 +87,17 @@ def test_adapters_take_what_the_formula_gives(optimizer):
     expected = torch_memory(Networks(model.config), config, tokens=16)
     worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels())
     assert allocated(worker, [model]) == expected.known
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_parameters_take_their_weights_alone(optimizer):
+    patterns = {"only_train_params_name_list": ["layers", "embed"], "freeze_params_name_list": ["0.mlp"]}
+    config, model = settings(optimizer=optimizer, **patterns), qwen3(torch.float32)
+    expected = torch_memory(Networks(model.config, has_critic=True), config, tokens=16)
+    freeze(model, config)
+    critic = critic_of(model, optimizer=optimizer)
+    worker = TorchWorker(model, Learning(POLICY_LOSS, config, 10), AuxiliaryModels(critic=critic))
+    assert allocated(worker, [model, critic.network]) == expected.known
 
 
 def test_the_reference_of_adapters_is_no_second_network():

@@ -158,6 +158,6 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path):
 
 async def test_a_folder_without_a_model_is_one_sentence(tmp_path):
     config = EngineConfig(sglang_models={"judge": {"hf_checkpoint": str(tmp_path)}})
-    with pytest.raises(ConfigError, match=r"sglang_models\.judge: .* holds no Hugging Face model"):
+    with pytest.raises(ConfigError, match=r"sglang_models\.judge: .* holds no config.json"):
         async with served_models(config, Path("nowhere"), print, places_of(config)):
             pass

@@ -69,7 +69,7 @@ def test_flags_of_our_own_stay_what_they_are():
         (["--sglang-models", '{"a.b": {"hf_checkpoint": "x"}}'], "a.b"),
         (
             ["--sglang-models", '{"judge": {"hf_checkpoint": "nowhere"}}'],
-            "holds no Hugging Face model",
+            "holds no config.json",
         ),
         (["--env-kwargs", '{"x": "sglang_models.judge"}'], "is no model of this run, which serves none"),
     ],

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.client import AdapterChoice
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.runtime.gate import Gate
 from agentrl.types import Finish
@@ -302,3 +303,19 @@ async def test_a_gate_admits_up_to_its_limit_in_order_and_frees_every_slot():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await asyncio.wait_for(gate.enter(second), 5)
+
+
+def test_a_pinned_session_names_the_version_that_it_began_with_while_that_is_loaded():
+    pinned, newest = AdapterChoice(2, is_pinned=True), AdapterChoice(2, is_pinned=False)
+    salts = [None, "1.aa", "2.bb", "3.cc"]
+    seen = {}
+    for version, salt in enumerate(salts):
+        for session in range(version + 1):
+            asked = pinned.of(str(session), salt)
+            assert (asked.adapter, asked.version) == (salts[int(asked.version)], asked.version)
+            seen.setdefault(session, []).append(int(asked.version))
+        assert newest.of("0", salt) == (salt or "0", salt, str(version))
+    # One that is gone is followed by the newest, which then stays.
+    assert seen == {0: [0, 0, 2, 2], 1: [1, 1, 3], 2: [2, 2], 3: [3]}
+    pinned.end("2")
+    assert pinned.of("2", salts[3]).version == "3"

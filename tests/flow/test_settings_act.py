@@ -150,6 +150,8 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(64),
     "bf16": Change(True),
+    "only_train_params_name_list": Change(["mlp"]),
+    "freeze_params_name_list": Change(["embed_tokens"]),
     "lora_rank": Change(2),
     "lora_alpha": Change(4, {"lora_rank": 2}),
     "lora_target_modules": Change("q_proj", {"lora_rank": 2}),
@@ -238,8 +240,8 @@ class StandInWandb(ModuleType):
 
 
 def weights_of(folder: Path) -> int:
-    path = folder / "checkpoint" / "model.safetensors"
-    return zlib.crc32(path.read_bytes()) if path.exists() else 0
+    files = sorted((folder / "checkpoint").glob("*.safetensors"))
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 
 def without_times(value):

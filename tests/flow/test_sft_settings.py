@@ -68,6 +68,8 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(30),
     "bf16": Change(True),
+    "only_train_params_name_list": Change(["mlp"]),
+    "freeze_params_name_list": Change(["embed_tokens"]),
     "lora_rank": Change(2),
     "lora_alpha": Change(4, {"lora_rank": 2}),
     "lora_target_modules": Change("q_proj", {"lora_rank": 2}),
@@ -120,7 +122,7 @@ def observed(monkeypatch, folder, settings):
         return str(error)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name)
     config = (run.folder / "config.toml").read_text() if "num_threads" in settings else ""
-    weights = (run.folder / "checkpoint" / "model.safetensors").read_bytes()
+    (weights,) = [path.read_bytes() for path in (run.folder / "checkpoint").glob("*.safetensors")]
     return files, without_times(metrics_of(run.folder)), weights, run.taken, config
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
@@ -18,9 +19,11 @@ from agentrl.trainer.torch.adapters import adapt, adapter_sizes, merged_weights
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import named_weights, unpack
+from agentrl.weights.hf.export import save_model
+from agentrl.weights.hf.loading import open_directory
 from tests.trainer.families import FAMILIES, family
 from tests.trainer.test_torch_trainer import Recorder
-from tests.trainer.tiny import batch, gradients_of, qwen3, reference_gradient, settings, trainer
+from tests.trainer.tiny import batch, gradients_of, qwen3, reference_gradient, settings, tokenizer, trainer
 
 LORA = {"lora_rank": 3, "lora_alpha": 6}
 
@@ -99,7 +102,7 @@ async def test_only_adapters_move_and_the_reference_is_the_network_without_them(
     assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
 
 
-async def test_a_sink_and_a_folder_get_the_weights_with_the_adapters(tmp_path):
+async def test_a_sink_gets_the_weights_with_the_adapters():
     model, sink = qwen3(torch.float32), Recorder()
     learner = trainer(model, lr=1e-2, **LORA)
     await learner.update(batch())
@@ -109,9 +112,41 @@ async def test_a_sink_and_a_folder_get_the_weights_with_the_adapters(tmp_path):
     assert sorted(arrived) == sorted(whole) == sorted(spec.name for spec in sink.manifest)
     assert all(torch.equal(arrived[name], tensor) for name, tensor in whole.items())
     assert all(isinstance(spec, TensorSpec) for spec in sink.manifest)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_peft_loads_the_adapters_that_are_saved(name, tmp_path):
+    save_model(family(name).float(), tokenizer(), str(tmp_path / "base"))
+    model, ids = open_directory(tmp_path / "base", torch.float32).eval(), torch.arange(12)[None] % 13
+    learner = trainer(model, **LORA)
     await learner.save(str(tmp_path / "saved"))
-    saved = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
-    assert all(torch.equal(saved[name], tensor) for name, tensor in whole.items())
+    moved(model)
+    await learner.save(str(tmp_path / "saved"))
+    assert not list((tmp_path / "saved").glob("model*.safetensors"))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    by_peft = PeftModel.from_pretrained(base, tmp_path / "saved").eval()
+    merged = open_directory(tmp_path / "saved", torch.float32).eval()
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert torch.equal(by_peft(ids).logits, expected)
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+async def test_adapters_of_adapters_are_saved_for_the_first_base_model(tmp_path):
+    save_model(qwen3(torch.float32), tokenizer(), str(tmp_path / "base"))
+    for number in range(2):
+        model = open_directory(tmp_path / ("saved" if number else "base"), torch.float32)
+        learner = trainer(model, **{**LORA, "lora_rank": 2 + number})
+        await learner.save(str(tmp_path / "before"))
+        moved(model)
+        await learner.save(str(tmp_path / "saved"))
+    found = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), tmp_path / "saved"
+    )
+    assert (found.peft_config["default"].r, found.peft_config["default"].lora_alpha) == (5, 5)
+    ids = torch.arange(12)[None] % 13
+    with torch.no_grad():
+        torch.testing.assert_close(found.eval()(ids).logits, model.eval()(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 async def test_a_saved_state_goes_on_bit_for_bit(tmp_path):

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, LoadPoller
@@ -32,11 +33,53 @@ _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
 
 
+class Requested(NamedTuple):
+    """What a request asks for. salt: of the prefixes; None = that of the version that the server reports.
+
+    adapter: of the servers; None = none. version: of its tokens; None = the server reports it.
+    """
+
+    salt: str | None
+    adapter: str | None = None
+    version: str | None = None
+
+
+class AdapterChoice:
+    """The adapter that a request names: each version is one, by the salt that its sink has set.
+
+    keep: versions that stay loaded, the last ones (count). is_pinned: the requests of a session name the
+    one of its first request, as long as it is loaded; else the last one.
+    """
+
+    def __init__(self, keep: int, *, is_pinned: bool) -> None:
+        self._keep, self._is_pinned = keep, is_pinned
+        self._of_session: dict[str, str | None] = {}
+
+    def of(self, session: str, salt: str | None) -> Requested:
+        """What a request asks for. salt: of the last version; None = none was sent: the model alone."""
+        adapter = salt
+        if self._is_pinned:
+            adapter = self._of_session.setdefault(session, salt)
+            if _version_in(adapter) <= _version_in(salt) - self._keep:
+                adapter = self._of_session[session] = salt
+        version = str(_version_in(adapter))
+        return Requested(adapter or version, adapter, version)
+
+    def end(self, session: str) -> None:
+        """Forget a session."""
+        self._of_session.pop(session, None)
+
+
+def _version_in(salt: str | None) -> int:
+    return 0 if salt is None else wire.version_of(salt.partition(".")[0])
+
+
 class Sender:
     """Sends a request until it has all its tokens or is aborted: again where a server ended it early.
 
     requests: may be held meanwhile. admission: of requests that are in flight at once; None = all are.
-    backoff: between attempts without a new token. counts, salt: see `SGLangPolicy`.
+    backoff: between attempts without a new token. counts: see `SGLangPolicy`.
+    requested: by a request of a session.
     version: that the server reported last; 0 before its first reply.
     """
 
@@ -47,10 +90,10 @@ class Sender:
         admission: Admission | None,
         backoff: Backoff,
         counts: Counter[str],
-        salt: Callable[[], str | None],
+        requested: Callable[[str], Requested],
     ) -> None:
         self._connection, self._requests, self._admission = connection, requests, admission
-        self._backoff, self._counts, self._salt = backoff, counts, salt
+        self._backoff, self._counts, self._requested = backoff, counts, requested
         self.version = 0
         self._connecting = asyncio.Lock()
 
@@ -124,10 +167,10 @@ class Sender:
         capacity.check(len(ids), draft.rest.max_new_tokens)
         pending.mark_sent()
         may_run = True
-        salt = self._salt()
+        salt, adapter, version = self._requested(session)
         salt = str(self.version) if salt is None else salt
         try:
-            body = wire.generate_body(pending.rid, ids, draft.rest, salt)
+            body = wire.generate_body(pending.rid, ids, draft.rest, salt, adapter)
             async with pending.in_flight(self._connection.url):
                 reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest))
             may_run = False
@@ -136,7 +179,7 @@ class Sender:
             raise
         finally:
             pending.mark_returned(may_run=may_run)
-        draft.add(reply)
+        draft.add(reply, version)
         self.version = draft.version
 
     async def _connect_once(self) -> wire.Capacity:
@@ -169,6 +212,8 @@ class SGLangPolicy:
     salt: of the weights that the servers hold; whoever sends them weights sets it while requests are held.
         None = nobody does here: the version that the server reported last takes its place. Whoever updates
         the weights of such a server has to flush its cache, too.
+    adapters: which of the servers' adapters a request names, where each version is one; None = a version is
+        weights of the whole model.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
         server, `resumed` from their own tokens, `interrupted` since a cache was full; `prompt_tokens`,
         `cached_tokens`.
@@ -187,6 +232,7 @@ class SGLangPolicy:
     vocab_size: int | None = None
     decode: Decode | None = field(default=None, repr=False)
     resend_lost: bool = False
+    adapters: AdapterChoice | None = None
     salt: str | None = field(default=None, init=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
@@ -205,7 +251,7 @@ class SGLangPolicy:
             self._poller = LoadPoller(self._admission, self._pending, loads, self.num_clients)
         backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._sender = Sender(
-            self._connection, self._pending, self._admission, backoff, self.counts, lambda: self.salt
+            self._connection, self._pending, self._admission, backoff, self.counts, self._requested
         )
         self._closed = False
 
@@ -292,6 +338,8 @@ class SGLangPolicy:
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. The server evicts the session's cache by itself."""
         await self._pending.abort(session)
+        if self.adapters is not None:
+            self.adapters.end(session)
 
     async def abort(self) -> None:
         """End every request of this policy, but no other client's, with its tokens so far; finish = abort."""
@@ -322,19 +370,14 @@ class SGLangPolicy:
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
         if self._closed:
             raise EngineError("the policy is closed; build a new one.")
-        if not len(prompt_ids) or sampling.max_new_tokens < 1:
-            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        lowest, highest = min(prompt_ids), max(prompt_ids)
-        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
-            most = "any" if self.vocab_size is None else self.vocab_size - 1
-            raise EngineError(
-                f"the prompt's tokens go from {lowest} to {highest}, the vocabulary is 0 to {most}; encode "
-                "it with the model's own tokenizer."
-            )
+        _check_prompt(prompt_ids, sampling, self.vocab_size)
         if session in self._pending:
             raise EngineError(
                 f"session {session} already runs a request; wait for it or name another session."
             )
+
+    def _requested(self, session: str) -> Requested:
+        return Requested(self.salt) if self.adapters is None else self.adapters.of(session, self.salt)
 
     def _count(self, draft: Draft, prompt_len: int) -> Completion:
         completion = draft.completion()
@@ -349,3 +392,15 @@ class SGLangPolicy:
         # On a server that is not reachable, nothing runs.
         with suppress(EngineError):
             await self._connection.abort(rid)
+
+
+def _check_prompt(prompt_ids: Sequence[int], sampling: Sampling, vocab_size: int | None) -> None:
+    if not len(prompt_ids) or sampling.max_new_tokens < 1:
+        raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
+    lowest, highest = min(prompt_ids), max(prompt_ids)
+    if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+        most = "any" if vocab_size is None else vocab_size - 1
+        raise EngineError(
+            f"the prompt's tokens go from {lowest} to {highest}, the vocabulary is 0 to {most}; encode "
+            "it with the model's own tokenizer."
+        )

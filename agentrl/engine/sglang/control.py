@@ -7,6 +7,7 @@
     POST /release_memory_occupation, /resume_memory_occupation   {"tags": ["weights", "kv_cache"]}
     POST /update_weights_from_* {"success": true, "message": ".."}, or 400
     POST /update_weight_version {"new_version": "3"}
+    POST /load_lora_adapter     {"lora_name": "..", "lora_path": ".."}, or 400; /unload_lora_adapter
     GET  /server_info           tp_size, custom_weight_loader      GET /model_info   weight_version
 
 As observed on SGLang 0.5.15. Crashes of its scheduler are avoided here. Its own flush after an update
@@ -120,6 +121,18 @@ class ServerWeights:
             "flush_cache": False,
         }
         return await self._update("/update_weights_from_tensor", payload, version)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load adapters from a folder that the server can read, for requests that name them.
+
+        It serves meanwhile. One that is loaded already is refused.
+        """
+        payload = {"lora_name": name, "lora_path": folder}
+        await self._post_once("/load_lora_adapter", payload, self._update_timeout_s)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload adapters, once the requests that name them have ended."""
+        await self._post("/unload_lora_adapter", {"lora_name": name}, self._update_timeout_s)
 
     async def init_group(self, group: UpdateGroup, rank: int, timeout_s: float) -> None:
         """Join a group; the server's first rank becomes `rank`. Ends when every member has joined."""

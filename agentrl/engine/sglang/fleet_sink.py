@@ -30,6 +30,11 @@ class FleetSink:
         """See `SGLangSink`."""
         return self._sink.takes_device_memory
 
+    @property
+    def takes_adapters(self) -> bool:
+        """See `SGLangSink`."""
+        return self._sink.takes_adapters
+
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
         """See `SGLangSink.begin`."""

@@ -133,8 +133,8 @@ class Draft:
             seed=None if seed is None else seed + _SEED_STEP * len(self.ids),
         )
 
-    def add(self, reply: wire.GenerateReply) -> None:
-        """Append the tokens of a reply.
+    def add(self, reply: wire.GenerateReply, version: str | None = None) -> None:
+        """Append the tokens of a reply. version: that the request asked for; None = the reply says it.
 
         Raises:
             ConfigError: the server does not report the kept ids that were asked for.
@@ -148,10 +148,11 @@ class Draft:
                 f"the server sent {len(ids)} tokens, and logprobs of {len(entries)} that are not the same; "
                 "see its log."
             )
-        versions = meta.output_token_versions or [meta.weight_version] * len(ids)
+        latest = version or meta.weight_version
+        versions = meta.output_token_versions or [latest] * len(ids)
         if len(versions) != len(ids):
             raise EngineError(f"the server sent {len(ids)} tokens and {len(versions)} versions; see its log.")
-        number_of = {version: wire.version_of(version) for version in {meta.weight_version, *versions}}
+        number_of = {version: wire.version_of(version) for version in {latest, *versions}}
         self.ids += ids
         # A part's text may lack its leading space.
         joined = self._text + reply.text
@@ -162,7 +163,7 @@ class Draft:
             self._kept += kept
         self._logprobs += logprobs
         self._versions += [number_of[version] for version in versions]
-        self.version = number_of[meta.weight_version]
+        self.version = number_of[latest]
         if self.cached_tokens is None:
             self.cached_tokens = meta.cached_tokens
         self._finish = self._ending(meta.finish_reason)

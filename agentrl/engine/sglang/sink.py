@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Transport, results_of
+from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
 from agentrl.types.seams import Bucket, Snapshot, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
@@ -70,6 +71,11 @@ class SGLangSink:
     def takes_device_memory(self) -> bool:
         """Whether the transport does."""
         return self._transport.takes_device_memory
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether a version is adapters alone."""
+        return isinstance(self._transport, LoraAdapters)
 
     @property
     def version(self) -> int:

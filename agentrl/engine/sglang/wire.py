@@ -229,10 +229,16 @@ def version_of(weight_version: str) -> int:
     return int(weight_version)
 
 
-def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling, salt: str | None = None) -> bytes:
+def generate_body(
+    rid: str,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    salt: str | None = None,
+    adapter: str | None = None,
+) -> bytes:
     """The body of a request for one completion. Every parameter with a server default is set.
 
-    salt: of its cached prefixes; None = those of requests without one.
+    salt: of its cached prefixes; None = those of requests without one. adapter: of the servers; None = none.
     """
     rules: dict[str, object] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -263,6 +269,8 @@ def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling, salt:
     }
     if salt is not None:
         request["extra_key"] = salt
+    if adapter is not None:
+        request["lora_path"] = adapter
     if sampling.keeps_ids:
         request["return_kept_ids"] = True
         if reports_prefix(sampling.top_k):

@@ -67,6 +67,10 @@ class MegatronWorker(Recorder, DeviceStore):
             self._add(role, passes, NetworkMemory(passes.tensors))
         _log.info("attention: %s", fastest(compute_device(), self._dtype).name)
 
+    def adapters(self) -> tuple[TensorSpec, ...]:
+        """None."""
+        return ()
+
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
         with CheckpointReader(self._plan.models["old"]) as checkpoint:

@@ -14,12 +14,14 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.weights.codec import named_weights
+from agentrl.weights.hf.adapters import adapter_names
 
 _NAME = "default"
 _BASE = ".base_layer."
@@ -104,10 +106,13 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return named_weights(model, _own(model), partial(_merged, _adapted(model)))
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state that the model would have without adapters, had it learned what they have."""
-    adapted = _adapted(model)
-    return {name: _merged(adapted, name, tensor) for name, tensor in _own(model).items()}
+def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The adapters alone, by the names that files of them have; one that ranks share as `named_weights`."""
+    for name, layer in _adapted(model).items():
+        pair = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+        for named, tensor in zip(adapter_names(name.removesuffix(".weight")), pair, strict=True):
+            assert isinstance(tensor, Tensor), "half of an adapter"
+            yield named, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _adapted(model: PreTrainedModel) -> dict[str, Linear]:

@@ -55,7 +55,9 @@ class TorchTrainer(RankTrainer):
         plan = TorchPlan(
             policy=policy,
             # The models are loaded already: no directory is opened.
-            models={role: "" for role, network in networks.items() if network is not None},
+            models={
+                role: network.name_or_path or "" for role, network in networks.items() if network is not None
+            },
             critic=None if critic is None else critic.learning,
             moves_reference=auxiliary.moves_reference,
         )
@@ -63,11 +65,13 @@ class TorchTrainer(RankTrainer):
         self._worker, self._tokenizer = worker, tokenizer
 
     async def save(self, directory: str) -> None:
-        """Write model and tokenizer as a Hugging Face directory, atomically."""
-        with self._worker.onloaded():
-            model, state = self._worker.model, None
-            if self._worker.has_adapters:
-                from agentrl.trainer.torch.adapters import merged_state
+        """Write model and tokenizer as a Hugging Face directory, atomically; of adapters, these alone.
 
-                state = merged_state(model)
-            save_model(model, self._tokenizer, directory, state=state)
+        Raises:
+            ModelLoadError: they have no base model: the one that learns was not loaded from a folder.
+        """
+        if self.publisher.adapters:
+            await super().save(directory)
+            return
+        with self._worker.onloaded():
+            save_model(self._worker.model, self._tokenizer, directory)

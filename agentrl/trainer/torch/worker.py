@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_toke
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import Learner, SavedNetworks, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.sharding import ShardedRanks, sharing
@@ -36,6 +37,8 @@ from agentrl.weights.codec import grouped, manifest_of, named_weights, size_of
 from agentrl.weights.device import allocated, layout_of, packed, views_in
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.shared import BufferPool, HostCopy
+
+Weights: TypeAlias = Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]]
 
 
 class AuxiliaryModels(NamedTuple):
@@ -68,13 +71,14 @@ class TorchWorker(Recorder, DeviceStore):
         auxiliary: AuxiliaryModels,
         ranks: ShardedRanks | None = None,
     ) -> None:
-        self._published: Callable[[PreTrainedModel], Iterator[tuple[str, Tensor]]] = named_weights
+        self._published: Weights = named_weights
+        self._adapters: Weights | None = None
         base: TorchNetwork | None = None
+        freeze(model, policy.config)
         if policy.config.lora_rank:
             from agentrl.trainer.torch import adapters
 
-            adapters.adapt(model, policy.config)
-            self._published = adapters.merged_weights
+            self._published, self._adapters = adapters.merged_weights, adapters.adapter_weights
             without = partial(adapters.without_adapters, model)
             base = _scoring(TorchNetwork(model, acting=without, ranks=ranks))
         network = _scoring(TorchNetwork(model, ranks=ranks))
@@ -92,14 +96,13 @@ class TorchWorker(Recorder, DeviceStore):
         moving = auxiliary.ref if auxiliary.moves_reference else None
         self._saved = SavedNetworks(self._learners(), moving, self._memory, ranks)
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether adapters learn in place of the weights."""
-        return self._config.lora_rank is not None
-
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
         return manifest_of(self._published(self.model))
+
+    def adapters(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the policy's adapters alone, by the names that files of them have."""
+        return () if self._adapters is None else manifest_of(self._adapters(self.model))
 
     def kernels(self) -> str | None:
         """What it computes with, for the start of a run; None = the CPU, in rows that sequences share."""
@@ -152,10 +155,11 @@ class TorchWorker(Recorder, DeviceStore):
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
         with self.onloaded():
+            tensors = self._tensors_of(manifest)
             if self._ranks is not None and not self._ranks.is_first:
-                deque(self._published(self.model), maxlen=0)
+                deque(tensors, maxlen=0)
                 return 0
-            return (yield from _filled(self._published(self.model), self._pool, manifest, bucket_bytes))
+            return (yield from _filled(tensors, self._pool, manifest, bucket_bytes))
 
     @torch.no_grad()
     def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
@@ -166,11 +170,11 @@ class TorchWorker(Recorder, DeviceStore):
         if ranks is not None and not ranks.first_has(memory is not None):
             return None
         with self.onloaded():
+            weights = self._tensors_of(manifest)
             if layout is None or memory is None:
                 if not is_first:
-                    deque(self._published(self.model), maxlen=0)
+                    deque(weights, maxlen=0)
                 return None
-            weights = self._published(self.model)
 
             def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
                 # Both are in the order of the manifest; the first is the shorter one.
@@ -223,6 +227,10 @@ class TorchWorker(Recorder, DeviceStore):
         """
         self._saved.load(folder, done)
         self._step = step
+
+    def _tensors_of(self, manifest: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+        adapters = None if tuple(manifest) != self.adapters() else self._adapters
+        return (adapters or self._published)(self.model)
 
     def _learners(self) -> dict[ScoreRole, Learner]:
         critic = self._auxiliary.critic
@@ -339,11 +347,8 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
             return model
 
         model = opened(plan.models["old"])
-        if plan.config.lora_rank:
-            from agentrl.trainer.torch.adapters import adapt
-
-            # The critic has adapters, too.
-            adapt(model, plan.config)
+        # The critic is a copy, with adapters or frozen parameters, too.
+        freeze(model, plan.config)
         critic = None
         if plan.critic is not None:
             critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup, ranks=ranks)

@@ -33,6 +33,7 @@ from agentrl.types.seams.trainer import (
     Trainer,
 )
 from agentrl.types.seams.weights import (
+    AdapterSink,
     Bucket,
     DeviceHandle,
     DevicePart,
@@ -47,6 +48,7 @@ from agentrl.types.seams.weights import (
 
 __all__ = [
     "Act",
+    "AdapterSink",
     "Agent",
     "Bucket",
     "DeviceHandle",

@@ -177,3 +177,12 @@ class SnapshotSink(WeightSink, Protocol):
 
     def holds(self, snapshot: Snapshot) -> bool:
         """Whether it serves this snapshot, and will free it after a later version; else its owner does."""
+
+
+@runtime_checkable
+class AdapterSink(Protocol):
+    """A sink that may take the policy's adapters alone, by the names that files of them have."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it does, in place of the weights."""

@@ -11,7 +11,13 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
-from agentrl.weights.hf.folders import check_has_config, model_remedy
+from agentrl.weights.hf.folders import (
+    TOKENIZER_FILES,
+    base_folder,
+    check_has_config,
+    model_remedy,
+    tokenizer_folder,
+)
 from agentrl.weights.hf.tensors import config_errors
 from agentrl.weights.quiet import quiet_transformers
 
@@ -65,12 +71,6 @@ def long_ropes(config: PreTrainedConfig) -> tuple[int, ...]:
     )
 
 
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
-    *("added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
-)
-
-
 def open_source(directory: str | Path) -> ModelSource:
     """Read config and tokenizer of a Hugging Face model directory; no weight is read.
 
@@ -88,6 +88,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
         ModelLoadError: it holds none, or an invalid one.
     """
     check_has_config(directory)
+    directory = base_folder(directory)
     check_fetched([directory / "config.json"], ModelLoadError)
     try:
         with config_errors(directory), quiet_transformers():
@@ -109,7 +110,8 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     # transformers would look for a model of that name on the network.
     if not Path(directory).is_dir():
         raise ModelLoadError(f"there is no folder {directory}; {model_remedy(Path(directory))}.")
-    check_fetched((Path(directory) / name for name in _TOKENIZER_FILES), ModelLoadError)
+    directory = tokenizer_folder(Path(directory))
+    check_fetched((directory / name for name in TOKENIZER_FILES), ModelLoadError)
     with _Broken(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     # Without its files transformers makes an empty one of the model's type.

@@ -1,4 +1,7 @@
-"""The tensors of a Hugging Face directory, read one at a time, never all in memory."""
+"""The tensors of a Hugging Face directory, read one at a time, never all in memory.
+
+Of a folder of adapters, those of its base model, with the adapters added as they are read.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,17 @@ from typing import NamedTuple, Self
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
 from agentrl.types.seams import TensorSpec
-from agentrl.weights.codec import NamedTensors, non_finite
+from agentrl.weights.hf.adapters import opened_adapters
+from agentrl.weights.hf.folders import base_folder
+from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
 from agentrl.weights.quiet import quiet_transformers
-from agentrl.weights.streamed import dtype_of_code
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 CONFIG_ERRORS = (
@@ -56,11 +60,12 @@ class TensorFiles:
     """Tensors by their names. Close it, or use it in a `with`.
 
     Raises:
-        ModelLoadError: the directory holds no safetensors, or damaged ones.
+        ModelLoadError: the directory holds no safetensors, or damaged ones; see also `base_folder`.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+        self.directory = base_folder(Path(directory))
+        self._adapters = opened_adapters(Path(directory))
         self._files = ExitStack()
         self._stored: dict[str, _StoredTensor] = {}
         for name in sorted(set(self._file_names().values())):
@@ -69,6 +74,8 @@ class TensorFiles:
             self._stored |= {
                 name: _StoredTensor(path, opened, stored) for name, stored in specs_in(opened).items()
             }
+        if self._adapters is not None:
+            self._adapters.check({name: entry.stored.shape for name, entry in self._stored.items()})
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +94,11 @@ class TensorFiles:
         """All tensors of its files."""
         return frozenset(self._stored)
 
+    @property
+    def all_specs(self) -> tuple[TensorSpec, ...]:
+        """All tensors of its files, by name."""
+        return tuple(self._stored[name].stored for name in sorted(self._stored))
+
     def read(self, name: str) -> Tensor:
         """A tensor.
 
@@ -95,6 +107,8 @@ class TensorFiles:
         """
         path, opened, _ = self._lookup(name)
         tensor: Tensor = opened.get_tensor(name)
+        if self._adapters is not None:
+            tensor = self._adapters.merged(name, tensor)
         check_finite(path, [(name, tensor)])
         return tensor
 
@@ -176,42 +190,3 @@ def config_errors(directory: Path) -> Iterator[None]:
     except CONFIG_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
-
-
-def check_finite(path: Path, tensors: NamedTensors) -> None:
-    """Check that all weights of the model at `path` are finite: sampling from any other is meaningless.
-
-    Raises:
-        ModelLoadError: one is NaN or infinite.
-    """
-    name = non_finite(tensors)
-    if name is not None:
-        raise ModelLoadError(
-            f"{path} holds weights that are not finite numbers, in {name}: the training that wrote it has "
-            "diverged, or the copy is damaged; take an earlier checkpoint, or copy it again."
-        )
-
-
-def open_tensors(path: Path) -> safe_open:
-    """A safetensors file.
-
-    Raises:
-        ModelLoadError: it is missing, or its header is truncated or damaged.
-    """
-    check_fetched([path], ModelLoadError)
-    try:
-        return safe_open(path, framework="pt")
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again.") from None
-    except SafetensorError as error:
-        raise ModelLoadError(f"{path} is cut short or damaged ({error}); copy it again.") from None
-
-
-def specs_in(opened: safe_open) -> dict[str, TensorSpec]:
-    """The tensors of a file, by name."""
-    names: list[str] = opened.keys()
-    slices = {name: opened.get_slice(name) for name in names}
-    return {
-        name: TensorSpec(name, tuple(tensor.get_shape()), dtype_of_code(tensor.get_dtype()))
-        for name, tensor in slices.items()
-    }

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types.seams import TensorSpec
+from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.tensors import TensorFiles, config_errors, tensor_shapes
 
 
@@ -44,6 +45,7 @@ def config_of(directory: Path) -> PreTrainedConfig:
     Raises:
         ModelLoadError: there is none, it is invalid, or Megatron does not train such models.
     """
+    directory = base_folder(directory)
     with config_errors(directory):
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(

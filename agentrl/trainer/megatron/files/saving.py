@@ -28,7 +28,7 @@ from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.state import StatePart
 from agentrl.trainer.plan import Done
 from agentrl.weights.codec import bytes_of, manifest_of
-from agentrl.weights.hf.tensors import open_tensors
+from agentrl.weights.hf.opening import open_tensors
 from agentrl.weights.streamed import SafetensorsFile
 
 
