@@ -23,6 +23,7 @@ from agentrl.losses import PolicyLoss
 from agentrl.rollout.cadence import moving_reference
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
+from agentrl.trainer.config import RanksConfig
 from agentrl.weights.hf.source import ModelSource, open_source
 from tests.algorithms.batches import EpisodeSpec, batch
 from tests.assembly.algorithm_settings import ALGORITHM, OF_STALENESS, SPELLED
@@ -296,7 +297,8 @@ def test_a_setting_without_effect_is_refused_where_it_is_given_and_listed_where_
 def test_what_nobody_set_is_neither_listed_nor_written():
     config = config_of({})
     assert list(listed_inactive(config)) == []
-    assert not set(effective_values(config)["layout"])
+    # Of a layout the torch trainer has the number of its ranks.
+    assert set(effective_values(config)["layout"]) == set(RanksConfig.model_fields)
     assert "warm_start_lr" not in effective_values(config)["warm_start"]
 
 
