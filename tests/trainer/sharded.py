@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.launch.process_group import process_group
 from agentrl.trainer.plan import Learning
-from agentrl.trainer.torch.adapters import adapt
 from agentrl.trainer.torch.critic import Critic, critic_over
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import whole
 from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.trainer.torch.worker import AuxiliaryModels, TorchWorker
@@ -42,7 +42,8 @@ class Kind(NamedTuple):
     def model(self):
         """The network, with weights that no layer can do without."""
         model = family(self.family).to(self.dtype)
-        return adapt(model, settings(**self.changes))
+        freeze(model, settings(**self.changes))
+        return model
 
     def worker(self, model, ranks):
         """A rank's worker of it."""

@@ -27,6 +27,7 @@ KINDS = {
     "experts": Kind("qwen3_moe"),
     "adapters": Kind("llama", changes={"lora_rank": 2}),
     "adapters of folded": Kind("gemma2", changes={"lora_rank": 1, "lora_target_modules": "q_proj,up_proj"}),
+    "frozen": Kind("qwen3", has_critic=True, changes={"freeze_params_name_list": ("embed", r"layers\.0\.")}),
     "critic": Kind("qwen2", has_critic=True),
     "cannot be tried in one row": Kind("stablelm", has_critic=True),
 }

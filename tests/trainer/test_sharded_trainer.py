@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss, ValueLoss
@@ -160,6 +161,25 @@ async def test_all_ranks_help_with_buckets_and_what_is_saved_can_be_opened(model
     await trainer.save(str(tmp_path / "saved"))
     loaded = open_directory(tmp_path / "saved", torch.float32).state_dict()
     assert {name: loaded[name].numpy().tobytes() for name in sinks[0].tensors} == sinks[0].tensors
+
+
+async def test_adapters_of_ranks_are_saved_and_sent_whole(model, pair, tmp_path):
+    trainers = [
+        await RankTrainer.started(place, plan_of(model, ranks, lora_rank=2))
+        for place, ranks in ((InlineRank(), 1), (pair, 2))
+    ]
+    names = ("adapter_model.safetensors", "adapter_config.json")
+    files = []
+    for number, trainer in enumerate(trainers):
+        await trainer.update(BATCH)
+        await trainer.save(str(tmp_path / str(number)))
+        files.append([(tmp_path / str(number) / name).read_bytes() for name in names])
+    assert trainers[0].publisher.adapters == trainers[1].publisher.adapters != ()
+    assert files[0][1] == files[1][1]
+    own, shared = (load_file(tmp_path / str(number) / names[0]) for number in (0, 1))
+    assert own.keys() == shared.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(shared[name], tensor, rtol=0, atol=1e-6, msg=name)
 
 
 async def test_a_stream_that_is_left_is_finished_by_all_ranks(model, pair):
