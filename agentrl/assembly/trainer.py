@@ -63,8 +63,9 @@ class TrainerFactory:
         They import torch, and Megatron, while engines start; nothing is on a GPU before they get a plan.
 
         Raises:
-            UserError: see `check_trainable` and `check_auxiliary_models`.
+            UserError: see `check_device`, `check_trainable` and `check_auxiliary_models`.
         """
+        check_device(self.config)
         check_trainable(source, self.config)
         check_auxiliary_models(source, self.config)
         trains, is_torch = self.config.rollout.num_rollout, self.config.trainer.trainer == "torch"
@@ -251,6 +252,18 @@ def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
         _check_same_network(algorithm.ref_load, source)
 
 
+def check_device(config: RunConfig) -> None:
+    """Check that this machine has a GPU, where its torch trainer is to compute on one.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if config.cluster.cluster == "local" and config.trainer.device == "cuda" and not num_gpus():
+        raise ConfigError(
+            f"{in_words()}, and device = cuda needs one; take a machine with a GPU, or drop device."
+        )
+
+
 def check_trainable(source: ModelSource, config: RunConfig) -> None:
     """Check before the first episode that the trainer can train such a model.
 
@@ -265,10 +278,6 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
         if config.trainer.lora_rank:
             require("training adapters", "peft")
         if is_here and config.trainer.device == "cuda":
-            if not num_gpus():
-                raise ConfigError(
-                    f"{in_words()}, and device = cuda needs one; take a machine with a GPU, or drop device."
-                )
             check_gpus(config.layout.world_size)
         elif is_here:
             check_machine(

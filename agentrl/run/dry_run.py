@@ -340,6 +340,8 @@ def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
         yield f"{servers.num_gpus} GPUs for its servers: this machine has none."
     if config.trainer.trainer == "megatron" and config.trainer.bf16 and not num_gpus():
         yield f"{config.layout.world_size} GPUs for its ranks: here they would compute on the CPU."
+    if config.trainer.device == "cuda" and not num_gpus():
+        yield f"{config.layout.world_size} GPUs for its ranks: this machine has none."
 
 
 def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:

@@ -15,7 +15,7 @@ from agentrl.assembly.config import SftConfig
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.model import drawn, model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
-from agentrl.assembly.trainer import TrainerFactory, check_trainable
+from agentrl.assembly.trainer import TrainerFactory, check_device, check_trainable
 from agentrl.data.config import paths_of
 from agentrl.envs import AnyEnv, Chat
 from agentrl.envs.base import corpus_of
@@ -94,6 +94,7 @@ class SftRun:
             reader = replace(reader, progress=lambda number: bar.advance(0, read=number))
             imitated = await reader.read(paths, "sft_data")
             held_out = await reader.read(held_out_paths, "eval_sft_data") if held_out_paths else None
+            check_device(config)
             check_trainable(source, config)
             fingerprint = imitated.fingerprint
             if origin is not None and origin.state.source != fingerprint:

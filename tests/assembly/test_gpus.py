@@ -12,7 +12,7 @@ from agentrl.assembly.cluster import POLICY, fleet_of_model
 from agentrl.assembly.fleet import FleetPlan
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers
-from agentrl.assembly.trainer import check_trainable
+from agentrl.assembly.trainer import check_device
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
@@ -21,10 +21,8 @@ from agentrl.processes.config import ClusterConfig
 from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.torch.plan import WORKER
-from agentrl.weights.hf.source import ModelSource
 from tests.cards import H200_MIB, uuid_of, with_cards
 from tests.environ import environment_of
-from tests.trainer.tiny import qwen3, tokenizer
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -142,9 +140,7 @@ def test_the_torch_trainer_has_a_gpu_of_its_own_where_it_is_to_compute_on_one(mo
     assert shared.notice.startswith("Ranks and servers share GPU 0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match="and device = cuda needs one; take a machine with a GPU, or drop"):
-        check_trainable(
-            ModelSource(tmp_path, qwen3().config, tokenizer()), load_config(None, {"device": "cuda"})
-        )
+        check_device(load_config(None, {"device": "cuda"}))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     beside_embedded = local_places(load_config(None, {"device": "cuda"}))
     assert beside_embedded.gpus.ranks == (("0",),)
@@ -198,10 +194,11 @@ def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
 
 EIGHT = [(str(number),) for number in range(8)]
 AS_THE_HEADER_SAYS = {
+    **dict.fromkeys(("one_gpu/24gb.toml", "one_gpu/80gb.toml"), (EIGHT[:1], EIGHT[:1])),
     "retool/qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
     "search_r1/qwen2.5-3b.toml": (EIGHT, EIGHT),
 }
-"""Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""
+"""Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`, `on the GPU`."""
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: path.parent.name)
