@@ -17,13 +17,19 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 512,
     "bos_token_id": 256,
     "eos_token_id": 257,
     "rms_norm_eps": 1e-5,
 }
-TEMPLATE = "{% for message in messages %}{{ '<|a|>' + message['content'] + '<|b|>' }}{% endfor %}"
-TOKENS = [*bytes_to_unicode().values(), "<|a|>", "<|b|>", "ĠĠ", "12"]
+# SmolLM2's own.
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TOKENS = [*bytes_to_unicode().values(), "<|im_start|>", "<|im_end|>", "ĠĠ", "12"]
 CONFIGS = {
     "llama": LlamaConfig(**_SIZES, vocab_size=len(TOKENS), rope_theta=100.0, tie_word_embeddings=True),
     "llama, untied": LlamaConfig(**_SIZES, vocab_size=len(TOKENS), tie_word_embeddings=False),

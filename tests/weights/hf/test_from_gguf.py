@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytest.importorskip("gguf")
-
 from agentrl.errors import ModelLoadError
 from agentrl.weights.hf.from_gguf import convert
 from agentrl.weights.hf.gguf_file import check_header
@@ -59,9 +57,9 @@ def test_a_quantized_file_becomes_what_transformers_reads_in_it(tmp_path, kind):
 def test_text_is_split_as_llama_cpp_splits_it_and_the_template_comes_along(tmp_path, whole):
     convert(whole, tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    ids = tokenizer("<|a|>a  12<|b|>", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("<|im_start|>a  12<|im_end|>", add_special_tokens=False)["input_ids"]
     # Digits stand alone, and the blanks before them stay together.
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<|a|>", "a", "ĠĠ", "1", "2", "<|b|>"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_start|>", "a", "ĠĠ", "1", "2", "<|im_end|>"]
     assert tokenizer.chat_template == TEMPLATE
 
 
