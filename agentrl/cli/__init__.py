@@ -61,7 +61,7 @@ cli.offer(
         ),
         "from-gguf": Offer(
             "agentrl.cli.from_gguf:from_gguf_command",
-            "Turn a GGUF file, such as llama.cpp runs, into a Hugging Face model directory that can be trained.",
+            "Turn a GGUF file, such as llama.cpp runs, into a Hugging Face model directory.",
         ),
         "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
         "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),

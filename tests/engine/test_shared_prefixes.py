@@ -72,9 +72,9 @@ async def test_a_prompt_longer_than_a_prefill_batch_is_shared() -> None:
     engine = EmbeddedEngine.from_model(model, max_slots=3, max_context_len=2600)
     prompt = prompt_of(1, 2500)
     completions = await answered(engine, [prompt, prompt, prompt[:2200]])
-    for given, completion in zip((prompt, prompt, prompt[:2200]), completions, strict=True):
-        rows = torch.from_numpy(logits_of(model, [*given, *completion.token_ids.tolist()]))
-        expected = rows[len(given) - 1 : -1].log_softmax(-1)[range(6), completion.token_ids.tolist()]
+    for asked, completion in zip((prompt, prompt, prompt[:2200]), completions, strict=True):
+        rows = torch.from_numpy(logits_of(model, [*asked, *completion.token_ids.tolist()]))
+        expected = rows[len(asked) - 1 : -1].log_softmax(-1)[range(6), completion.token_ids.tolist()]
         np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=5e-5)
     assert sorted(completion.cached_tokens for completion in completions) == [0, 2199, 2499]
 

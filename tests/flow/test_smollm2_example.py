@@ -27,8 +27,8 @@ CONTINUATIONS = {
     "Tomatoes are": " a classic example of this. They're made by fermenting a type of fungus",
     "Ünïcödé — 漢字 don't  3.14,  x=10": "0, 100, 100, 100",
 }
-"""What llama.cpp (xllamacpp 2026.10) writes greedily, 16 tokens, with the weights of this file in fp32: with the
-quantized ones it rounds activations, too."""
+"""What llama.cpp (xllamacpp 2026.10) writes greedily, 16 tokens, with the weights of this file in fp32: with
+the quantized ones it rounds activations, too."""
 
 
 def test_every_setting_of_the_run_file_acts():

@@ -276,7 +276,7 @@ class Decoder:
             keys, values = keys.index_select(0, read.slots), values.index_select(0, read.slots)
         queries = heads[:, : a.num_heads].view(keys.shape[0], -1, a.num_heads, a.head_dim)
         if queries.shape[1] == 1:
-            # The heads that share keys, as queries of one head: in bf16 three times as fast, and the same bits.
+            # Heads that share keys, as queries of one head: in bf16 three times as fast, and the same bits.
             queries = queries.view(keys.shape[0], a.num_kv_heads, -1, a.head_dim)
             mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=read.mask)
             return mixed.reshape(heads.shape[0], -1)

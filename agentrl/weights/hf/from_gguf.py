@@ -20,7 +20,13 @@ import numpy.typing as npt
 import torch
 from gguf import MODEL_ARCH, GGUFReader, ReaderTensor, dequantize, get_tensor_name_map
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import SystemErrors
@@ -91,7 +97,7 @@ class _Opened:
                     wrong = frozenset({spec.name})
         if wrong:
             raise ModelLoadError(
-                f"{min(wrong)} was not written as {self.path} holds it, so nothing was kept; convert it again."
+                f"{min(wrong)} was not written as {self.path} has it, so nothing was kept; convert it again."
             )
 
     def _values(self, name: str) -> _Array:
@@ -164,15 +170,15 @@ def _opened(path: Path) -> _Opened:
     if unknown or missing:
         verb, name = ("holds", min(unknown)) if unknown else ("lacks", min(missing))
         raise ModelLoadError(
-            f"{path} {verb} the tensor {name}, and {type(config).__name__} is another model; take a GGUF file "
-            "of a Llama, a Qwen2 or a Qwen3."
+            f"{path} {verb} the tensor {name}, and {type(config).__name__} is another model; take a GGUF "
+            "file of a Llama, a Qwen2 or a Qwen3."
         )
     for name, shape in shapes.items():
         held = tuple(int(size) for size in reversed(tensors[sources[name]].shape))
         if held != shape:
             raise ModelLoadError(
-                f"{path} holds {sources[name]} as {list(held)}, and its own sizes say {list(shape)}; download "
-                "it again."
+                f"{path} holds {sources[name]} as {list(held)}, and its own sizes say {list(shape)}; "
+                "download it again."
             )
     manifest = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
     return _Opened(path, config, _tokenizer(path, reader), tensors, sources, manifest)
@@ -182,16 +188,16 @@ def _config(path: Path, reader: GGUFReader, tensors: Mapping[str, ReaderTensor])
     architecture = _text(reader, "general.architecture")
     if architecture not in _MODELS:
         raise ModelLoadError(
-            f"{path} is a model of the architecture `{architecture}`; known here are {', '.join(_MODELS)}."
+            f"{path} has the architecture `{architecture}`; known here are {', '.join(_MODELS)}."
         )
-    scaling = next((name for name in reader.fields if name.startswith(f"{architecture}.rope.scaling")), None)
+    scaling = next((key for key in reader.fields if key.startswith(f"{architecture}.rope.scaling")), None)
     if scaling is not None and _text(reader, f"{architecture}.rope.scaling.type") != "none":
         raise ModelLoadError(
-            f"{path} scales positions ({scaling}), which is not known here; take another model, or its folder."
+            f"{path} scales positions ({scaling}), which is not known here; take another model."
         )
     layers = reader.fields[f"{architecture}.block_count"].contents()
     if layers > len(tensors):
-        raise ModelLoadError(f"{path} says that it has {layers} layers, and holds {len(tensors)} tensors.")
+        raise ModelLoadError(f"{path} claims {layers} layers, and holds {len(tensors)} tensors.")
     config: PreTrainedConfig = AutoConfig.from_pretrained(
         path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False
     )
@@ -208,7 +214,7 @@ def _tokenizer(path: Path, reader: GGUFReader) -> PreTrainedTokenizerBase:
     kind = (_text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre") or "default")
     if kind not in _SPLITS:
         raise ModelLoadError(
-            f"{path} has a tokenizer ({kind[0]}, {kind[1]}) that splits text in a way that is not known here; "
+            f"{path} has a tokenizer ({kind[0]}, {kind[1]}) that splits text in an unknown way; "
             "take another model, or its Hugging Face folder."
         )
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

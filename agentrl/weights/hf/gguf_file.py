@@ -1,4 +1,4 @@
-"""A GGUF file of an untrusted source: found in a folder or a wheel, and bounded before a library parses it."""
+"""A GGUF file of an untrusted source: found in a folder or a wheel, and bounded before it is parsed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import mmap
 import shutil
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ def located(source: Path) -> Iterator[Path]:
     elif source.is_file():
         yield source
     else:
-        raise ModelLoadError(f"there is no {source}; name a GGUF file, or a folder or a wheel that holds one.")
+        raise ModelLoadError(f"there is no {source}; name a GGUF file, or a folder or wheel that has one.")
 
 
 def _only(source: Path, found: list[Path]) -> Path:
@@ -54,7 +55,9 @@ def _only(source: Path, found: list[Path]) -> Path:
         return found[0]
     if not found:
         raise ModelLoadError(f"{source} holds no {_ENDING} file; name one.")
-    raise ModelLoadError(f"{source} holds {len(found)} {_ENDING} files, {found[0].name} among them; name one.")
+    raise ModelLoadError(
+        f"{source} holds {len(found)} {_ENDING} files, {found[0].name} among them; name one."
+    )
 
 
 def _unpacked(source: Path, folder: Path) -> Path:
@@ -65,12 +68,12 @@ def _unpacked(source: Path, folder: Path) -> Path:
             (info,) = inside
             if info.file_size > _MAX_GROWTH * max(info.compress_size, 1):
                 raise ModelLoadError(
-                    f"{chosen.name} in {source} would unpack to {info.file_size:,} bytes, which no weights do; "
-                    "download it again."
+                    f"{chosen.name} in {source} would unpack to {info.file_size:,} bytes, which no weights "
+                    "do; download it again."
                 )
             with archive.open(info) as packed, (folder / chosen.name).open("xb") as file:
                 shutil.copyfileobj(packed, file)
-    except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise ModelLoadError(f"{source} is damaged ({error}); download it again.") from error
     return folder / chosen.name
 

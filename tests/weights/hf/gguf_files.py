@@ -1,4 +1,4 @@
-"""Tiny models, written as llama.cpp's converter writes them: names, order of rows, metadata of the tokenizer."""
+"""Tiny models, as llama.cpp's converter writes them: names, order of rows, metadata of the tokenizer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _SIZES = {
 }
 # SmolLM2's own.
 TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% endif %}"
 )
 TOKENS = [*bytes_to_unicode().values(), "<|im_start|>", "<|im_end|>", "ĠĠ", "12"]
 CONFIGS = {
