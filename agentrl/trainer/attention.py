@@ -19,12 +19,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.losses import compiles, to_device
-from agentrl.types import IntArray
 
 _log = logging.getLogger(__name__)
 SHORTEST = 0.8
@@ -63,7 +63,7 @@ class Shared(NamedTuple):
     firsts: Tensor
 
     @classmethod
-    def of(cls, ids_T: IntArray, lengths: Sequence[int], device: torch.device) -> Shared | None:
+    def of(cls, ids_T: npt.NDArray[np.int64], lengths: Sequence[int], device: torch.device) -> Shared | None:
         """Of a row of sequences; None = too few begin alike for it to pay."""
         known: dict[tuple[int, int], int] = {}
         places: list[int] = []

@@ -323,7 +323,9 @@ def _no_rules(num_slots: int) -> Rules:
     )
 
 
-def shared_prefix(slots: Slots, slot: int, others: npt.NDArray[np.bool_], held: IntArray) -> tuple[int, int]:
+def shared_prefix(
+    slots: Slots, slot: int, others: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]
+) -> tuple[int, int]:
     """Which of the other slots begins with most of a slot's tokens, and with how many; the last is left out.
 
     others: whether each slot may be it. held: how many tokens of each count. 0 tokens = none begins with
