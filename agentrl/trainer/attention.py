@@ -52,7 +52,7 @@ class Ends(NamedTuple):
         return max(self.lengths)
 
 
-class Shared(NamedTuple):
+class Beginnings(NamedTuple):
     """What sequences of a row begin with, once. U: the tokens that remain of its T.
 
     places: int64 [T], where each token of the row is among those. firsts: int64 [U], where these are in the
@@ -63,7 +63,9 @@ class Shared(NamedTuple):
     firsts: Tensor
 
     @classmethod
-    def of(cls, ids_T: npt.NDArray[np.int64], lengths: Sequence[int], device: torch.device) -> Shared | None:
+    def of(
+        cls, ids_T: npt.NDArray[np.int64], lengths: Sequence[int], device: torch.device
+    ) -> Beginnings | None:
         """Of a row of sequences; None = too few begin alike for it to pay."""
         known: dict[tuple[int, int], int] = {}
         places: list[int] = []

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import SHORTEST, Ends, Fold, Shared, Sides, fastest, folds_of
+from agentrl.trainer.attention import SHORTEST, Beginnings, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
 from agentrl.weights.hf.source import long_ropes
@@ -80,7 +80,7 @@ class TorchNetwork:
         ids_T = to_device(row.input_ids_T, device)
         if self.is_packed:
             positions_T = to_device(row.position_ids_T, device)
-            shared = Shared.of(row.input_ids_T, row.lengths, device)
+            shared = Beginnings.of(row.input_ids_T, row.lengths, device)
             if shared is not None:
                 ids_T, positions_T = ids_T[shared.firsts], positions_T[shared.firsts]
             packed_TD: Tensor = model.base_model(
@@ -191,7 +191,7 @@ def _attend(
     value: Tensor,
     *_mask: Tensor | None,
     ends: Ends,
-    shared: Shared | None = None,
+    shared: Beginnings | None = None,
     scaling: float | None = None,
     **variants: object,
 ) -> tuple[Tensor, None]:
