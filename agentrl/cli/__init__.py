@@ -59,6 +59,10 @@ cli.offer(
         "envs": Offer(
             "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
         ),
+        "from-gguf": Offer(
+            "agentrl.cli.from_gguf:from_gguf_command",
+            "Turn a GGUF file, such as llama.cpp runs, into a Hugging Face model directory.",
+        ),
         "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
         "merge": Offer("agentrl.cli.merge:merge_command", "Add low-rank adapters to their base model."),
         "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),

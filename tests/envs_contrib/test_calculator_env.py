@@ -222,3 +222,16 @@ def test_every_word_of_a_problem_is_one_token_and_the_calls_fit_the_limit():
 def test_the_environment_passes_its_check_without_a_warning():
     report = check_env(Calculator, seed=1)
     assert report.findings == (), str(report)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_problems_of_fewer_steps_are_those_of_all(most):
+    few, every = Calculator(max_calls=most).tasks("test"), CALCULATOR.tasks("test")
+    assert list(few) == [task for task in every if task.metadata["calls"] <= most]
+    assert {task.metadata["calls"] for task in few} == set(range(1, most + 1))
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_problems_of_other_numbers_of_steps_are_refused(most):
+    with pytest.raises(UserError, match="1 to 3 calls"):
+        Calculator(max_calls=most)

@@ -18,14 +18,16 @@ from tests.trainer.tiny import (
     batch,
     gradients_of,
     reference_gradient,
+    siblings,
     tokenizer,
     trainer,
 )
 
 
+@pytest.mark.parametrize("made", [batch, siblings])
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_a_row_gives_the_gradient_of_single_sequences(name):
-    model, train_batch = family(name), batch()
+async def test_a_row_gives_the_gradient_of_single_sequences(name, made):
+    model, train_batch = family(name), made()
     expected_loss, expected = reference_gradient(model, train_batch, imitation=False)
     with gradients_of(model) as actual:
         report = await trainer(model, PolicyLoss(), max_tokens_per_gpu=30).update(train_batch)

@@ -5,7 +5,7 @@ import torch
 
 from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.types import Credit, TrainBatch
-from tests.trainer.tiny import batch, gradients_of, llama, qwen2, qwen3, reference_gradient, trainer
+from tests.trainer.tiny import batch, gradients_of, llama, qwen2, qwen3, reference_gradient, siblings, trainer
 
 
 @pytest.mark.parametrize("make", [qwen3, qwen2, llama])
@@ -23,6 +23,26 @@ async def test_packed_gradients_are_those_of_single_sequences(make, loss, max_to
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0
         torch.testing.assert_close(actual[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("make", [qwen3, qwen2, llama])
+@pytest.mark.parametrize("recomputed", [False, True])
+async def test_what_siblings_begin_with_is_computed_once(make, recomputed):
+    model, train_batch = make(), siblings()
+    expected_loss, expected = reference_gradient(model, train_batch, imitation=False)
+    computed = []
+    model.get_input_embeddings().register_forward_hook(lambda _, ids, __: computed.append(ids[0].numel()))
+    learner = trainer(model, max_tokens_per_gpu=10_000, gradient_checkpointing=recomputed)
+    computed.clear()
+    with gradients_of(model) as actual:
+        report = await learner.update(train_batch)
+    # The last token of a sequence predicts nothing: 1 of 2, 5, 5, 3, 7 and 4 is left out.
+    assert computed == [3 + 2 * 4 + (1 + 4 + 4 + 2 + 6 + 3) - 2]
+    assert report.metrics["train/loss"] == pytest.approx(expected_loss, rel=1e-9)
+    for name, gradient in expected.items():
+        # Norms are in fp32, whatever the weights are; gradients of siblings are added up before them.
+        most = float(gradient.abs().max())
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=2e-6 * most, msg=name)
 
 
 async def test_metrics_are_the_same_for_every_packing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -141,6 +142,18 @@ def batch(seed: int = 0, masks: Sequence[Sequence[int]] = MASKS) -> TrainBatch:
     advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
     weights = tuple((s.loss_mask * rng.uniform(0.01, 0.1, len(s))).astype(np.float32) for s in samples)
     return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
+
+
+def siblings() -> TrainBatch:
+    """Two groups of three under one system prompt of 3 tokens, with 4 more of each group; the answers are of
+    unlike lengths, and two of the first group begin with the same 2 tokens."""
+    made = batch(1, [[0] * 7 + [1] * number for number in (2, 5, 5, 3, 7, 4)])
+    ids = [one.token_ids.copy() for one in made.samples]
+    for source, length, targets in ((0, 3, range(1, 6)), (0, 7, (1, 2)), (3, 7, (4, 5)), (1, 9, (2,))):
+        for target in targets:
+            ids[target][:length] = ids[source][:length]
+    samples = tuple(replace(one, token_ids=own) for one, own in zip(made.samples, ids, strict=True))
+    return replace(made, samples=samples)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -20,6 +20,10 @@ from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, IntAr
 from agentrl.types.seams import Sampling
 
 _NO_TOKEN = -1
+_MIN_SHARED = 16
+"""Fewest tokens for whose keys and values it pays to look at other slots (count)."""
+_COMPARED = 8
+"""Slots that are compared with one, token by token (count)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -125,25 +129,21 @@ class Slots:
         self.limit = np.zeros(num_slots, np.int64)
         self.active = np.zeros(num_slots, np.bool_)
         self.scoring = np.zeros(num_slots, np.bool_)
+        self.prompts = np.zeros(num_slots, np.int64)  # hashes, by which siblings are found
         self.requests: list[Request | None] = [None] * num_slots
         self.searching: set[int] = set()
-        self._rules = Rules(
-            temperature=np.ones(num_slots, np.float32),
-            top_p=np.ones(num_slots, np.float32),
-            top_k=np.zeros(num_slots, np.int64),
-            seeds=np.zeros(num_slots, np.uint64),
-            indices=np.zeros(num_slots, np.uint64),
-            keeps=np.zeros(num_slots, np.bool_),
-        )
+        self._rules = _no_rules(num_slots)
         self._stops = np.full((num_slots, 1), _NO_TOKEN, np.int64)
         self.sessions = SlotSessions(num_slots)
 
     def admit(self, request: Request) -> None:
         """Assign the request its session's slot, a free one, or the least recently used idle one."""
+        is_own = self.sessions.idle_slot(request.session) is not None
         slot = self._claim(request.session)
         sampling, start = request.sampling, len(request.prompt)
         ids, size = request.ids, len(request.ids)
-        self.cached[slot] = self._shared_prefix(slot, ids)
+        shared = self._shared_prefix(slot, ids)
+        self.cached[slot] = shared if is_own or shared >= _MIN_SHARED else 0
         if request.score_from is not None:
             self.cached[slot] = min(int(self.cached[slot]), request.score_from)
             self.scoring[slot] = True
@@ -153,6 +153,7 @@ class Slots:
             self.versions[slot, start:size] = sampling.continues.versions
             request.kept_ids = sampling.kept_before()
         self.num_tokens[slot], self.start[slot] = size, start
+        self.prompts[slot] = hash(request.prompt.tobytes())
         self.limit[slot] = start + sampling.max_new_tokens
         rules = self._rules
         rules.temperature[slot] = sampling.temperature
@@ -231,10 +232,9 @@ class Slots:
         self.sessions.rest(slot)
 
     def release(self, slot: int) -> None:
-        """Free a slot and drop its tokens."""
+        """Free a slot. What is cached stays, for others that begin alike, until the slot is used again."""
         self._deactivate(slot)
         self.sessions.release(slot)
-        self.cached[slot] = self.num_tokens[slot] = 0
 
     def forget(self, session: str) -> None:
         """Release the idle slot of a session; a session without one is ignored."""
@@ -242,9 +242,10 @@ class Slots:
             self.release(slot)
 
     def clear(self) -> None:
-        """Release every slot that is not free."""
+        """Release every slot that is not free, and drop what is cached."""
         for slot in self.sessions.taken:
             self.release(slot)
+        self.cached[:] = 0
 
     def drop_caches(self) -> None:
         """Invalidate all cached keys and values: idle slots are freed, active ones compute theirs again."""
@@ -271,6 +272,7 @@ class Slots:
             self.cached,
             self.start,
             self.limit,
+            self.prompts,
         )
         rules = self._rules
         more = (rules.temperature, rules.top_p, rules.top_k, rules.seeds, rules.keeps)
@@ -308,6 +310,42 @@ class Slots:
             self._stops = np.pad(self._stops, more, constant_values=_NO_TOKEN)
         self._stops[slot] = _NO_TOKEN
         self._stops[slot, : len(token_ids)] = token_ids
+
+
+def _no_rules(num_slots: int) -> Rules:
+    return Rules(
+        temperature=np.ones(num_slots, np.float32),
+        top_p=np.ones(num_slots, np.float32),
+        top_k=np.zeros(num_slots, np.int64),
+        seeds=np.zeros(num_slots, np.uint64),
+        indices=np.zeros(num_slots, np.uint64),
+        keeps=np.zeros(num_slots, np.bool_),
+    )
+
+
+def shared_prefix(
+    slots: Slots, slot: int, others: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]
+) -> tuple[int, int]:
+    """Which of the other slots begins with most of a slot's tokens, and with how many; the last is left out.
+
+    others: whether each slot may be it. held: how many tokens of each count. 0 tokens = none begins with
+    `_MIN_SHARED` more than are cached of the slot itself.
+    """
+    most, least = int(slots.num_tokens[slot]) - 1, int(slots.cached[slot]) + _MIN_SHARED
+    best = slot, 0
+    if most < least:
+        return best
+    # One column leaves those that begin alike, as all do that have one system prompt.
+    column = slots.ids[:, least - 1]
+    alike = others & (held >= least) & (column == column[slot])
+    siblings = np.flatnonzero(alike & (slots.prompts == slots.prompts[slot]))
+    for other in (*siblings[:1].tolist(), *np.flatnonzero(alike)[:_COMPARED].tolist()):
+        size = min(most, int(held[other]))
+        differs = np.flatnonzero(slots.ids[slot, :size] != slots.ids[other, :size])
+        shared = int(differs[0]) if len(differs) else size
+        if shared >= max(least, best[1] + 1):
+            best = other, shared
+    return best
 
 
 def no_tokens(finish: Finish = Finish.ABORT) -> Completion:

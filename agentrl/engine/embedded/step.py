@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentrl.engine.embedded.decoder import Batch, ForwardPass, Weights
+from agentrl.engine.embedded.decoder import Batch, Decoder, ForwardPass, Weights
 from agentrl.engine.embedded.sampler import sample
-from agentrl.engine.embedded.slots import Request, Slots
+from agentrl.engine.embedded.slots import Request, Slots, shared_prefix
 from agentrl.types import Completion, Finish
 
 Finished = tuple[Request, Completion]
@@ -150,11 +150,10 @@ class Stepper:
         slots = self._slots
         finished: list[Finished] = []
         while True:
-            running = slots.running()
-            remaining = slots.num_tokens[running] - slots.cached[running]
-            rows, remaining = running[remaining > 1], remaining[remaining > 1]
+            rows = _rows_to_prefill(slots, self._decoder)
             if not len(rows):
                 return finished
+            remaining = slots.num_tokens[rows] - slots.cached[rows]
             order = np.argsort(-remaining, kind="stable")
             width = min(int(remaining[order[0]]), _PREFILL_TOKENS)
             finished += self._chunk(np.sort(rows[order[: _PREFILL_TOKENS // width]]), width)
@@ -228,6 +227,28 @@ class Stepper:
         for source, target in zip(running[::-1][: len(gaps)].tolist(), gaps.tolist(), strict=True):
             self._decoder.exchange(source, target, int(max(slots.cached[source], slots.cached[target])))
             slots.exchange(source, target)
+
+
+def _rows_to_prefill(slots: Slots, decoder: ForwardPass) -> _Slots:
+    """The active slots with several tokens to compute, after they have got what others have cached of these.
+
+    One that begins as a row before it waits for that row: what siblings begin with is computed once.
+    """
+    is_due = slots.active & (slots.num_tokens - slots.cached > 1)
+    if not isinstance(decoder, Decoder):
+        # A cache of another kind may have forgotten what is before its last token.
+        return np.flatnonzero(is_due)
+    is_row = np.zeros_like(is_due)
+    for slot in np.flatnonzero(is_due).tolist():
+        source, length = shared_prefix(slots, slot, np.arange(len(is_due)) != slot, slots.cached)
+        if length:
+            decoder.move(source, slot, length, start=int(slots.cached[slot]))
+            slots.cached[slot] = length
+            request = slots.request(slot)
+            request.cached_tokens = min(length, len(request.prompt))
+        waits = shared_prefix(slots, slot, is_row, slots.num_tokens)[1] > 0
+        is_row[slot] = not waits and slots.num_tokens[slot] - slots.cached[slot] > 1
+    return np.flatnonzero(is_row)
 
 
 def _fixed_lengths(columns: _Slots, longest: int) -> _Slots:

@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import SHORTEST, Ends, Fold, Sides, fastest, folds_of
+from agentrl.trainer.attention import SHORTEST, Beginnings, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.types import NO_VERSION, Author, BoolArray, RolloutId, Sample
@@ -26,8 +26,8 @@ from agentrl.weights.hf.source import long_ropes
 
 _NAME = "agentrl_segments"
 _TOLERANCE = 1e-4
-_PROBES = (9, 9, 5)
-"""Tokens of the sequences that a model is tried with; two of them are of one length."""
+_PROBES = ((9, 0), (9, 4), (5, 3))
+"""The sequences that a model is tried with: their tokens, and how many of these the first one begins with."""
 
 T = TypeVar("T")
 
@@ -39,7 +39,8 @@ class _UnpackableError(Exception):
 class TorchNetwork:
     """A causal language model, and how the sequences of a row go through it.
 
-    Packed, they go end to end, and attend within themselves. Folded, each batch of neighbours of like length
+    Packed, they go end to end, and attend within themselves; what several begin with, as siblings with their
+    prompt, is computed once. Folded, each batch of neighbours of like length
     goes by itself, padded at its end, where a causal model sees nothing of it; that is exact for any causal
     model, and a little slower. Which of them holds is found out with short sequences.
 
@@ -114,13 +115,18 @@ class TorchNetwork:
         model, device = self.model, self.model.device
         ids_T = to_device(row.input_ids_T, device)
         if self.is_packed:
+            positions_T = to_device(row.position_ids_T, device)
+            shared = Beginnings.of(row.input_ids_T, row.lengths, device)
+            if shared is not None:
+                ids_T, positions_T = ids_T[shared.firsts], positions_T[shared.firsts]
             packed_TD: Tensor = model.base_model(
                 input_ids=ids_T[None],
-                position_ids=to_device(row.position_ids_T, device)[None],
+                position_ids=positions_T[None],
                 use_cache=False,
                 ends=Ends.of(row.lengths, device),
+                shared=shared,
             ).last_hidden_state[0]
-            return packed_TD
+            return packed_TD if shared is None else packed_TD.index_select(0, shared.places)
         return torch.cat([self._folded(ids_T, fold) for fold in self._folds(row.lengths)])
 
     def predicting_states(self, row: MicroBatch) -> Tensor:
@@ -172,13 +178,22 @@ def _separate(model: PreTrainedModel, row: MicroBatch) -> Tensor:
 def _probe_row(model: PreTrainedModel) -> MicroBatch:
     """A row of short sequences."""
     vocab = model.config.get_text_config().vocab_size
-    samples = [_probe_sample(n, seed, vocab) for seed, n in enumerate(_PROBES)]
-    (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], sum(_PROBES))
+    first_T = _probe_ids(_PROBES[0][0], 0, vocab)
+    samples = [
+        _probe_sample(torch.cat([first_T[:shared], _probe_ids(length - shared, seed, vocab)]))
+        for seed, (length, shared) in enumerate(_PROBES)
+    ]
+    most = sum(length for length, _ in _PROBES)
+    (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], most)
     return row
 
 
-def _probe_sample(length: int, seed: int, vocab: int) -> Sample:
-    ids = torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed))
+def _probe_ids(length: int, seed: int, vocab: int) -> Tensor:
+    return torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def _probe_sample(ids: Tensor) -> Sample:
+    length = len(ids)
     later = torch.arange(length) > 0
     return Sample(
         token_ids=ids.to(torch.int32).numpy(),
@@ -216,10 +231,13 @@ def _attend(
     value: Tensor,
     *_mask: Tensor | None,
     ends: Ends,
+    shared: Beginnings | None = None,
     scaling: float | None = None,
     **variants: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature.
+
+    Where sequences share tokens, all is of these; each sequence attends to all of its own.
 
     Raises:
         _UnpackableError: the layer has a window, a cap on its scores, or sinks; or its values have another
@@ -231,7 +249,10 @@ def _attend(
         raise _UnpackableError
     # Under autocast norms and rotations give queries and keys in fp32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    return _kernel(value.device, value.dtype).attend(q, k, v, Sides(ends, ends), scaling)[None], None
+    if shared is not None:
+        q, k, v = (x.index_select(0, shared.places) for x in (q, k, v))
+    out = _kernel(value.device, value.dtype).attend(q, k, v, Sides(ends, ends), scaling)
+    return (out if shared is None else out.index_select(0, shared.firsts))[None], None
 
 
 # It looks for packages.
