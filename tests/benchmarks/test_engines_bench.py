@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.slots import NOBODY
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.engine.sglang import SGLangPolicy
@@ -88,10 +89,10 @@ class Recording(EmbeddedEngine):
         engine.requests: list[tuple[tuple[int, ...], int, float]] = []
         return engine
 
-    async def generate(self, prompt_ids, sampling, *, session, client=()):
+    async def generate(self, prompt_ids, sampling, *, session, asker=NOBODY):
         request = (tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature)
         self.requests.append(request)
-        return await super().generate(prompt_ids, sampling, session=session, client=client)
+        return await super().generate(prompt_ids, sampling, session=session, asker=asker)
 
 
 @asynccontextmanager

@@ -112,6 +112,9 @@ async def test_a_stream_is_the_reply_in_parts():
             whole = await chat(client, **body, logprobs=True)
             chunks = await streamed(client, **body, logprobs=True, stream_options={"include_usage": True})
             last = chunks.pop()
+            # The prompt is the same, so its keys and values are there already.
+            cached = last["usage"].pop("prompt_tokens_details"), whole["usage"].pop("prompt_tokens_details")
+            assert cached[0]["cached_tokens"] == last["usage"]["prompt_tokens"] - 1
             assert (last["choices"], last["usage"]) == ([], whole["usage"])
             assert {chunk["usage"] for chunk in chunks} == {None}
             assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}

@@ -20,7 +20,7 @@ from agentrl.engine.embedded.hf_model import ModelDecoder, ModelParameters, Stag
 from agentrl.engine.embedded.parameters import EMBEDDING, HEAD, Parameters
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sink import EmbeddedSink, Stage, StagedParameters
-from agentrl.engine.embedded.slots import Request, Slots
+from agentrl.engine.embedded.slots import NOBODY, Asker, Request, Slots
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.runtime.collector import freed_bytes
@@ -233,25 +233,25 @@ class EmbeddedEngine:
         return len(self.scheduler.pending())
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str, client: tuple[str, ...] = ()
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str, asker: Asker = NOBODY
     ) -> Completion:
         """Sample a continuation of the full prefix `prompt_ids`; cancelling frees the slot.
 
-        client: whose request it is; those of several clients take turns for the slots, see `Turns`.
+        asker: whose request it is.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
             EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
         self._check_takes(session)
-        return await self.scheduler.answer(self._intake.sampled(prompt_ids, sampling, session), client)
+        return await self.scheduler.answer(self._intake.sampled(prompt_ids, sampling, session), asker)
 
     async def score(
-        self, token_ids: Sequence[int], start: int, *, session: str, client: tuple[str, ...] = ()
+        self, token_ids: Sequence[int], start: int, *, session: str, asker: Asker = NOBODY
     ) -> FloatArray | None:
         """The logprobs of `token_ids[start + 1:]`, each given all tokens before it (nats, temperature 1).
 
-        The session keeps the keys and values, also for `generate`. client: as in `generate`.
+        The session keeps the keys and values, also for `generate`. asker: as in `generate`.
 
         Returns:
             float32 [len(token_ids) - start - 1], or empty; None = the request was ended by an abort.
@@ -262,7 +262,7 @@ class EmbeddedEngine:
         """
         self._check_takes(session)
         request = self._intake.scored(token_ids, start, session)
-        await self.scheduler.answer(request, client)
+        await self.scheduler.answer(request, asker)
         return request.scores
 
     def _check_takes(self, session: str) -> None:

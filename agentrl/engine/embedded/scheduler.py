@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from agentrl.engine.embedded.slots import Request, Slots, no_tokens
+from agentrl.engine.embedded.slots import Asker, Request, Slots, no_tokens
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError
 from agentrl.runtime.clocks import BlockTimer, Waits
@@ -61,10 +61,10 @@ class Scheduler:
                 f"session {session} already runs a request; wait for it or name another session."
             )
 
-    async def answer(self, request: Request, client: tuple[str, ...]) -> Completion:
+    async def answer(self, request: Request, asker: Asker) -> Completion:
         """What becomes of a request. On cancellation, its slot is free, and its session's cache gone."""
-        request.client = client
-        self._waiting.add(request, client)
+        request.asker = asker
+        self._waiting.add(request, asker.client)
         self._busy.add(request.session)
         self.start()
         try:
@@ -105,7 +105,7 @@ class Scheduler:
             completion = self._slots.completion(request.slot, Finish.ABORT, None)
             self._slots.keep(request.slot)
         else:
-            self._waiting.remove(request, request.client)
+            self._waiting.remove(request, request.asker.client)
         if not request.answer.done():
             request.answer.set_result(completion)
 
@@ -145,7 +145,7 @@ class Scheduler:
         """Admit waiting requests by turns; those of a cached session first, because they need no new slot."""
         slots = self._slots
         for request in [each for each in self._waiting if slots.sessions.idle_slot(each.session) is not None]:
-            self._waiting.remove(request, request.client)
+            self._waiting.remove(request, request.asker.client)
             slots.admit(request)
         while self._waiting and slots.sessions.is_any_free:
             slots.admit(self._waiting.pop())
@@ -155,7 +155,7 @@ class Scheduler:
         if request.slot is not None and self._slots.requests[request.slot] is request:
             self._slots.release(request.slot)
         elif request in self._waiting:
-            self._waiting.remove(request, request.client)
+            self._waiting.remove(request, request.asker.client)
 
     def _settle(self, pump: asyncio.Task[None]) -> None:
         """Fail the pending requests where the pump raised or was cancelled."""

@@ -26,11 +26,25 @@ _COMPARED = 8
 """Slots that are compared with one, token by token (count)."""
 
 
+class Asker(NamedTuple):
+    """Whose a request is.
+
+    client: its names; several clients take turns for the slots, see `Turns`. salt: what requests with another
+    one have computed is not used for it.
+    """
+
+    client: tuple[str, ...] = ()
+    salt: str = ""
+
+
+NOBODY = Asker()
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """A pending call of generate: waiting while `slot` is None, then running in that slot.
 
-    client: whose it is, see `Turns`. kept_ids: of each sampled token, where they are asked for.
+    asker: whose it is. kept_ids: of each sampled token, where they are asked for.
     score_from: the tokens of the prompt after this one are scored, and none is sampled; None = one samples.
     scores: float32, their logprobs, once they are computed.
     """
@@ -43,7 +57,7 @@ class Request:
     answer: asyncio.Future[Completion]
     slot: int | None = None
     cached_tokens: int = 0
-    client: tuple[str, ...] = ()
+    asker: Asker = NOBODY
     kept_ids: list[NumberArray] = field(default_factory=list)
     score_from: int | None = None
     scores: FloatArray | None = None
@@ -129,7 +143,9 @@ class Slots:
         self.limit = np.zeros(num_slots, np.int64)
         self.active = np.zeros(num_slots, np.bool_)
         self.scoring = np.zeros(num_slots, np.bool_)
-        self.prompts = np.zeros(num_slots, np.int64)  # hashes, by which siblings are found
+        # Hashes of prompts, by which siblings are found, and of salts.
+        self.prompts = np.zeros(num_slots, np.int64)
+        self.salts = np.zeros(num_slots, np.int64)
         self.requests: list[Request | None] = [None] * num_slots
         self.searching: set[int] = set()
         self._rules = _no_rules(num_slots)
@@ -142,8 +158,10 @@ class Slots:
         slot = self._claim(request.session)
         sampling, start = request.sampling, len(request.prompt)
         ids, size = request.ids, len(request.ids)
-        shared = self._shared_prefix(slot, ids)
-        self.cached[slot] = shared if is_own or shared >= _MIN_SHARED else 0
+        shared, salt = self._shared_prefix(slot, ids), hash(request.asker.salt)
+        is_known = self.salts[slot] == salt and (is_own or shared >= _MIN_SHARED)
+        self.cached[slot] = shared if is_known else 0
+        self.salts[slot] = salt
         if request.score_from is not None:
             self.cached[slot] = min(int(self.cached[slot]), request.score_from)
             self.scoring[slot] = True
@@ -273,6 +291,7 @@ class Slots:
             self.start,
             self.limit,
             self.prompts,
+            self.salts,
         )
         rules = self._rules
         more = (rules.temperature, rules.top_p, rules.top_k, rules.seeds, rules.keeps)
@@ -337,7 +356,7 @@ def shared_prefix(
         return best
     # One column leaves those that begin alike, as all do that have one system prompt.
     column = slots.ids[:, least - 1]
-    alike = others & (held >= least) & (column == column[slot])
+    alike = others & (held >= least) & (column == column[slot]) & (slots.salts == slots.salts[slot])
     siblings = np.flatnonzero(alike & (slots.prompts == slots.prompts[slot]))
     for other in (*siblings[:1].tolist(), *np.flatnonzero(alike)[:_COMPARED].tolist()):
         size = min(most, int(held[other]))

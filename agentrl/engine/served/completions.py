@@ -12,7 +12,7 @@ from typing import TypeAlias
 from starlette.requests import Request
 
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.slots import no_tokens
+from agentrl.engine.embedded.slots import Asker, no_tokens
 from agentrl.engine.served.pending import Client, Pending
 from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import CompletionRequest
@@ -98,21 +98,21 @@ class Completions:
         session = own if keyed else uuid.uuid4().hex
         try:
             with self.pending.entered(client, item.rid, session):
-                return await self._answered(item, session, client.names)
+                return await self._answered(item, session, Asker(client.names, item.salt))
         finally:
             if not keyed:
                 await self._engine.close_session(session)
 
-    async def _answered(self, item: CompletionRequest, session: str, names: tuple[str, str]) -> Answer:
+    async def _answered(self, item: CompletionRequest, session: str, asker: Asker) -> Answer:
         """The logprobs of the prompt, where they are asked for, then the completion, from the same cache."""
         scores, prompt = None, item.prompt_ids
         if item.score_from is not None:
-            scores = await self._engine.score(prompt, item.score_from, session=session, client=names)
+            scores = await self._engine.score(prompt, item.score_from, session=session, asker=asker)
             if scores is None:
                 return Answer(no_tokens())
         if not item.sampling.max_new_tokens:
             return Answer(no_tokens(Finish.LENGTH), scores)
-        completion = await self._engine.generate(prompt, item.sampling, session=session, client=names)
+        completion = await self._engine.generate(prompt, item.sampling, session=session, asker=asker)
         return Answer(completion, scores)
 
 
