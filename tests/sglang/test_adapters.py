@@ -36,6 +36,7 @@ pytestmark = pytest.mark.full
 
 PROMPT = [1, 10, 20, 30]
 GREEDY = Sampling(16, temperature=0.0)
+LONG = Sampling(950, temperature=1.0)
 KEEP = 2
 CONFIG = TrainerConfig(lora_rank=4, lora_alpha=8)
 
@@ -91,10 +92,22 @@ async def _nothing():
     pass
 
 
-async def publish(fleet, model, version):
+def snapshot_of(model, version):
     tensors = learned(model, version)
-    snapshot = LocalSnapshot(list(pack_buckets(tensors, 4_000)), checksum(tensors))
+    return LocalSnapshot(list(pack_buckets(tensors, 4_000)), checksum(tensors))
+
+
+async def publish(fleet, model, version):
+    await fleet.sink.load(snapshot_of(model, version), version)
+
+
+async def sampled_across(fleet, snapshot, version):
+    """A request that runs while a version is published."""
+    running = asyncio.create_task(fleet.generate(PROMPT, LONG, session="long"))
+    await until(lambda: any(pending.sent for pending in fleet.policy._pending))
+    await asyncio.sleep(0.2)
     await fleet.sink.load(snapshot, version)
+    return await running
 
 
 class Reference:
@@ -130,6 +143,19 @@ async def loaded(fleet):
     return [sorted(int(name.partition(".")[0]) for name in each) for each in names]
 
 
+async def expect_an_update_or_none(fleet, model):
+    """A version that arrived damaged is not served, and a server that restarts has those that were."""
+    damaged = LocalSnapshot(list(pack_buckets(learned(model, 9), 4_000)), 1)
+    with pytest.raises(EngineError, match="held other adapters than were written"):
+        await fleet.sink.load(damaged, 9)
+    assert fleet.version == 8
+    assert await loaded(fleet) == [[7, 8]] * 2
+
+    send_signal(pids_at(fleet.processes[0].port), signal.SIGKILL)
+    await until(lambda: fleet.incidents, 120)
+    assert await loaded(fleet) == [[7, 8]] * 2
+
+
 async def test_each_version_is_an_adapter_and_an_episode_ends_under_its_own(tmp_path, model):
     reference = Reference(tmp_path, model)
     async with adapter_fleet(tmp_path, model, 2, is_pinned=True) as fleet:
@@ -154,18 +180,14 @@ async def test_each_version_is_an_adapter_and_an_episode_ends_under_its_own(tmp_
         assert set((await fleet.generate(PROMPT, GREEDY, session="3.0")).versions.tolist()) == {4}
 
         # One that runs meanwhile ends under its version, too.
-        long = Sampling(600, temperature=1.0)
-        running = asyncio.create_task(fleet.generate(PROMPT, long, session="long"))
-        await asyncio.sleep(0.7)
-        await publish(fleet, model, 5)
-        completion = await running
+        completion = await sampled_across(fleet, snapshot_of(model, 5), 5)
         assert set(completion.versions.tolist()) == {4}
         assert fleet.policy.counts["resumed"] >= 1
         reference.check(PROMPT, completion)
 
         # Some of these wait when they are aborted.
         running = [
-            asyncio.create_task(fleet.generate([*PROMPT, n], long, session=f"many {n}")) for n in range(20)
+            asyncio.create_task(fleet.generate([*PROMPT, n], LONG, session=f"many {n}")) for n in range(20)
         ]
         await asyncio.sleep(0.7)
         for version in (6, 7, 8):
@@ -174,15 +196,7 @@ async def test_each_version_is_an_adapter_and_an_episode_ends_under_its_own(tmp_
         await asyncio.gather(*running)
         assert await loaded(fleet) == [[7, 8]] * 2
 
-        damaged = LocalSnapshot(list(pack_buckets(learned(model, 9), 4_000)), 1)
-        with pytest.raises(EngineError, match="held other adapters than were written"):
-            await fleet.sink.load(damaged, 9)
-        assert fleet.version == 8
-        assert await loaded(fleet) == [[7, 8]] * 2
-
-        send_signal(pids_at(fleet.processes[0].port), signal.SIGKILL)
-        await until(lambda: fleet.incidents, 120)
-        assert await loaded(fleet) == [[7, 8]] * 2
+        await expect_an_update_or_none(fleet, model)
 
 
 async def test_without_the_setting_a_request_goes_on_under_the_newest(tmp_path, model):
@@ -190,11 +204,8 @@ async def test_without_the_setting_a_request_goes_on_under_the_newest(tmp_path, 
     async with adapter_fleet(tmp_path, model, 1, is_pinned=False) as fleet:
         await publish(fleet, model, 1)
         reference.note(1)
-        running = asyncio.create_task(fleet.generate(PROMPT, Sampling(600), session="long"))
-        await asyncio.sleep(0.7)
-        await publish(fleet, model, 2)
+        completion = await sampled_across(fleet, snapshot_of(model, 2), 2)
         reference.note(2)
-        completion = await running
         assert completion.versions[0] == 1
         assert completion.versions[-1] == 2
         assert sorted(set(completion.versions.tolist())) == [1, 2]
