@@ -196,7 +196,7 @@ async def test_the_stub_server_follows_the_protocol_and_is_stopped_at_the_end(tm
         httpx2.get(f"{url}/health", trust_env=False)
 
 
-async def test_only_sessions_that_keep_their_key_hit_the_cache(tmp_path, monkeypatch):
+async def test_sessions_that_keep_their_key_find_all_that_they_have_computed(tmp_path, monkeypatch):
     monkeypatch.setenv(CONTROL_KEY, KEY)
     async with recording_server() as (url, engine):
         (row,) = await turns.measured(url, [url], context(tmp_path))
@@ -207,7 +207,8 @@ async def test_only_sessions_that_keep_their_key_hit_the_cache(tmp_path, monkeyp
     # All but the new tokens and the last sampled one, which was no input of the model.
     expected = (9 + 19) / sum(lengths)
     assert cached["sticky"]["shares"] == pytest.approx([expected] * 2)
-    assert cached["a new key for every turn"]["shares"] == [0, 0]
+    # Others find what a slot has that nobody has taken since, if it is long enough.
+    assert all(share < expected for share in cached["a new key for every turn"]["shares"])
     assert len(row.figures["sides"]["sticky"]["turns_per_s"]) == 2
 
 

@@ -129,7 +129,12 @@ async def test_a_stream_is_the_reply_in_parts():
                     for part in chunk["choices"]
                     if part["index"] == choice["index"] and part["logprobs"]
                 ]
-                assert [token for part in parts for token in part] == choice["logprobs"]["content"]
+                sent = [token for part in parts for token in part]
+                logprobs = [token.pop("logprob") for token in sent]
+                content = choice["logprobs"]["content"]
+                # Kernels sum in another order where a part of the prompt is there already.
+                assert logprobs == pytest.approx([token.pop("logprob") for token in content], abs=1e-5)
+                assert sent == content
         assert engine.num_requests == 0
 
 

@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
