@@ -95,8 +95,8 @@ class TrainerConfig(Section):
     """Regular expressions of the parameters that learn, each searched for in their names
     (layers\\.1\\.,norm); left out, all learn (the torch trainer). A critic has the same for its trunk."""
     freeze_params_name_list: Patterns = ()
-    """Regular expressions of parameters that do not learn, such as embed_tokens: they get no gradient, and
-    the optimizer keeps nothing of them (the torch trainer)."""
+    """Regular expressions of parameters that do not learn (embed_tokens,norm): they get no gradient, and the
+    optimizer has no state of them (the torch trainer)."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); None = the weights.
     The reference, if there is one, is the network without them. Engines get the weights with the adapters

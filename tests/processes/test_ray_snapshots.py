@@ -54,6 +54,9 @@ class Versions:
     def manifest(self):
         return manifest_of(checkpoint(1))
 
+    def adapters(self):
+        return ()
+
     def weights(self, manifest, bucket_bytes):
         tensors = checkpoint(next(self.versions))
         if self.breaks:
