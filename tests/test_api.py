@@ -54,9 +54,12 @@ def test_every_name_of_the_reference_can_be_imported():
         assert name in dir(agentrl)
 
 
-@pytest.mark.parametrize("name", ["train", "sft", "evaluate", "check_env"])
-def test_every_call_that_runs_an_event_loop_has_a_twin_with_the_same_arguments(name):
-    call, twin = getattr(agentrl, name), getattr(agentrl, f"{name}_async")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(agentrl, "train"), (agentrl, "sft"), (agentrl, "evaluate"), (agentrl.envs.check, "check_env")],
+)
+def test_every_call_that_runs_an_event_loop_has_a_twin_with_the_same_arguments(module, name):
+    call, twin = getattr(module, name), getattr(module, f"{name}_async")
     assert inspect.iscoroutinefunction(twin)
     assert not inspect.iscoroutinefunction(call)
     assert inspect.signature(call) == inspect.signature(twin)

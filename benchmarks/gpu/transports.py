@@ -36,10 +36,10 @@ class Target(NamedTuple):
 
 
 def names() -> list[str]:
-    """The transports that a run may choose."""
+    """The transports of whole weights that a run may choose; `lora` sends adapters, to servers of its own."""
     annotation = EngineConfig.model_fields["update_weights_transport"].annotation
     choices = [get_args(choice) for choice in get_args(annotation)]
-    return [str(name) for name in itertools.chain.from_iterable(choices)]
+    return [str(name) for name in itertools.chain.from_iterable(choices) if name != "lora"]
 
 
 async def run(bench: Bench) -> None:

@@ -63,6 +63,19 @@ QWEN25_0_5B = QWEN25_3B | {
     "intermediate_size": 4864,
     "num_attention_heads": 14,
 }
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
 QWEN3_4B = COMMON | {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -120,6 +133,8 @@ def prepare(folder: Path) -> None:
     """What the run files need, by the paths in their first lines."""
     write_model(folder / "models" / "Qwen3-4B", QWEN3_4B)
     write_model(folder / "models" / "Qwen2.5-3B", QWEN25_3B)
+    # Its own template is of this form, too.
+    write_model(folder / "models" / "smollm2", SMOLLM2, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-1.5B-Instruct", QWEN25_1_5B, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-0.5B-Instruct", QWEN25_0_5B, template("qwen2_5"))
     for split in ("train", "test"):

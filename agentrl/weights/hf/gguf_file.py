@@ -10,10 +10,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
+from agentrl.runtime.temporary import temporary_folder
 
 _ENDING = ".gguf"
 _MAX_VALUES = 1 << 21
@@ -42,8 +42,8 @@ def located(source: Path) -> Iterator[Path]:
         found = sorted(source.rglob(f"*{_ENDING}"))
         yield _only(source, found)
     elif source.suffix in (".whl", ".zip"):
-        with TemporaryDirectory() as folder:
-            yield _unpacked(source, Path(folder))
+        with temporary_folder("gguf") as folder:
+            yield _unpacked(source, folder)
     elif source.is_file():
         yield source
     else:
