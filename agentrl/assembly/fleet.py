@@ -19,6 +19,7 @@ from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cluster import fleet_of_model, title_of
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.places import ProcessPlaces
+from agentrl.assembly.rollout import staleness_policy
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
@@ -78,7 +79,8 @@ class ServedAdapters(NamedTuple):
             return None
         chosen = [name.strip() for name in trainer.lora_target_modules.split(",")]
         targets = ["all"] if chosen == ["all-linear"] else chosen
-        keep = config.rollout.max_staleness + 1
+        # An episode that began under the oldest of these may still be in flight.
+        keep = staleness_policy(config.rollout).bound + 1
         return cls(trainer.lora_rank, trainer.lora_scale, targets, keep, engine.pin_policy_version)
 
     def arguments(self, *, on_gpu: bool) -> dict[str, Value]:

@@ -145,8 +145,9 @@ class EngineConfig(Section):
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None = None
     """Transport of new weights to the servers: memory of this machine (tensor), which is that of the card
     where rank 0 of the trainer has one; a process group (distributed); a directory with complete checkpoints,
-    or one with deltas; or, with lora_rank, adapters alone (lora), of which the servers keep the last
-    max_staleness + 1. Left out, tensor, or a process group where a server is on another machine."""
+    or one with deltas; or, with lora_rank, adapters alone (lora), of which the servers keep those that
+    episodes in flight may have begun with. Left out, tensor, or a process group where a server is on another
+    machine."""
 
     pin_policy_version: bool = False
     """Sample a whole episode under the version of the policy that it began with, as long as the servers have

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.assembly.cluster import POLICY, fleet_of_model
-from agentrl.assembly.fleet import FleetPlan
+from agentrl.assembly.fleet import FleetPlan, ServedAdapters
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers
 from agentrl.assembly.trainer import check_device
@@ -216,3 +216,22 @@ def test_no_header_of_a_run_file_is_forgotten():
     headers = {path: path.read_text().partition("\n\n")[0] for path in EXAMPLES.rglob("*.toml")}
     of_gpus = {str(path.relative_to(EXAMPLES)) for path, header in headers.items() if "GPU" in header}
     assert of_gpus == AS_THE_HEADER_SAYS.keys()
+
+
+@pytest.mark.parametrize(
+    ("late", "keep"),
+    [
+        ({}, 1),
+        ({"max_staleness": 1, "staleness_policy": "strict"}, 2),
+        # Another group may be taken before the one in flight: it is a version older, when it ends.
+        ({"max_staleness": 1}, 3),
+        ({"max_staleness": 2, "staleness_window": 1}, 3),
+    ],
+)
+def test_servers_keep_the_adapters_that_episodes_in_flight_may_have_begun_with(late, keep):
+    correction = {"correction": "tis"} if late else {}
+    config = load_config(
+        None,
+        {"engine": "sglang", "lora_rank": 2, "update_weights_transport": "lora", **late, **correction},
+    )
+    assert ServedAdapters.of(config).keep == keep

@@ -227,7 +227,8 @@ def versions_of(entry):
 @pytest.mark.parametrize("late", [{}, {"max_staleness": 1, "correction": "tis", "pin_policy_version": True}])
 def test_a_run_publishes_its_adapters_alone(tmp_path, begin, late):
     served = {"engine": "sglang", "sglang_python": str(sglang_python()), "update_weights_transport": "lora"}
-    adapters = {"lora_rank": 4, "lr": 1e-2, "num_rollout": 4, "eval_interval": 1000}
+    # With a larger rate it may come to say always the same, which has no gradient and makes no version.
+    adapters = {"lora_rank": 4, "lr": 1e-3, "num_rollout": 4, "eval_interval": 1000}
     run = train(
         "Talkative", tmp_path, "x", hf_checkpoint=str(begin), inline=False, **served, **adapters, **late
     )
@@ -235,7 +236,9 @@ def test_a_run_publishes_its_adapters_alone(tmp_path, begin, late):
     rows = [row for row in metrics_of(run.folder) if "rollout/raw_reward" in row]
     versions = [versions_of(entry) for entry in journal_of(run.folder, "step_*")]
     assert all(len(each) == 1 for each in versions), "each episode has one policy"
-    assert set.union(*versions) >= set(range(len(rows) - bool(late)))
+    num_updates = sum(row["train/optimizer_steps"] > 0 for row in rows[: len(rows) - 1 - bool(late)])
+    assert num_updates
+    assert set.union(*versions) >= set(range(num_updates + 1))
     if not late:
         assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in rows)
     files = {path.name for path in (run.folder / "checkpoint").iterdir()}
