@@ -40,9 +40,9 @@ class TorchNetwork:
     """A causal language model, and how the sequences of a row go through it.
 
     Packed, they go end to end, and attend within themselves; what several begin with, as siblings with their
-    prompt, is computed once. Folded, each batch of neighbours of like length
-    goes by itself, padded at its end, where a causal model sees nothing of it; that is exact for any causal
-    model, and a little slower. Which of them holds is found out with short sequences.
+    prompt, is computed once. Folded, each batch of neighbours of like length goes by itself, padded at its
+    end, where a causal model sees nothing of it; that is exact for any causal model, and a little slower.
+    Which of them holds is found out with short sequences.
 
     Args:
         model: a causal language model in fp32 or better; it is put into evaluation mode.
