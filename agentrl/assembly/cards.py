@@ -15,7 +15,8 @@ starts nor a restart in the middle of the run changes the cache.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ from agentrl.assembly.memory import (
     MemoryNeed,
     Networks,
     RunSizes,
+    TorchRank,
     megatron_memory,
-    torch_memory,
 )
 from agentrl.assembly.places import local_places
 from agentrl.assembly.rollout import most_in_flight
@@ -49,7 +50,7 @@ _GRAPH_BYTES = 2 * 2**20
 """A CUDA graph of one more request of a batch, as SGLang itself reckons."""
 _PREFILL_TOKENS = 8192
 _MOST_GRAPHS = 512
-_SPARE = 0.05
+SPARE = 0.05
 """Of a GPU: what allocators round up, and pieces that are free but too small."""
 _LIMITS = ("mem_fraction_static", "max_total_tokens")
 _DIGITS = 1000
@@ -158,12 +159,22 @@ def networks_of(config: RunConfig, policy: PreTrainedConfig) -> Networks:
     return Networks(policy, algorithm.critic is not None, frozen)
 
 
-def trainer_memory(config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None) -> MemoryNeed:
-    """One rank of the run's trainer. max_tokens: of an episode; None = there is no limit."""
-    networks, tokens = networks_of(config, policy), max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
+def trainer_memory(
+    config: RunConfig, policy: PreTrainedConfig, gpu_bytes: int | None = None
+) -> Callable[[int], MemoryNeed]:
+    """One rank of the run's trainer, by the tokens of its longest row.
+
+    gpu_bytes: of the GPU that it has; None = it has none.
+    """
+    networks = networks_of(config, policy)
     if config.trainer.trainer == "megatron":
-        return megatron_memory(networks, config.layout, config.trainer, tokens)
-    return torch_memory(networks, config.trainer, tokens, config.fsdp_size)
+        return partial(megatron_memory, networks, config.layout, config.trainer)
+    return TorchRank(networks, config.trainer, config.fsdp_size, gpu_bytes).at
+
+
+def longest_row(config: RunConfig, max_tokens: int | None) -> int:
+    """The tokens of the run's longest row. max_tokens: of an episode; None = there is no limit."""
+    return max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
 
 
 def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> MemoryNeed:
@@ -174,7 +185,7 @@ def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: i
     return MemoryNeed(
         weights=BF16 * num_parameters(policy) // gpus,
         activations=BF16 * _PREFILL_TOKENS * layer,
-        kv_cache=tokens * _cache_bytes(policy, gpus),
+        kv_cache=tokens * cache_bytes(policy, gpus),
         # Logits, probabilities, and one copy that is sorted or drawn from.
         logits=3 * FP32 * in_flight * sizes.vocab,
         runtime=CONTEXT_BYTES + _GRAPH_BYTES * batch,
@@ -201,13 +212,13 @@ def shared_card(
     if not total:
         return None
     takes_turns = _takes_turns(config)
-    rank = rank_on_card(config, policy, max_tokens, total)
+    rank = rank_on_card(config, policy, total)(longest_row(config, max_tokens))
     gpus = max(config.engine.gpus_of(config.engine.groups[0]), 1)
     server = server_memory(policy, gpus, in_flight, 0)
-    each, chosen = _cache_bytes(policy, gpus), _chosen(config)
+    each, chosen = cache_bytes(policy, gpus), _chosen(config)
     resting = rank.runtime if takes_turns else rank.total
     # Weights and cache: what SGLang calls static.
-    static = int(total * (1 - _SPARE)) - resting - (server.total - server.weights)
+    static = int(total * (1 - SPARE)) - resting - (server.total - server.weights)
     if chosen:
         fraction = chosen.get("mem_fraction_static", 1.0)
         tokens = int((fraction * (total - CONTEXT_BYTES) - server.weights) // each)
@@ -224,21 +235,29 @@ def shared_card(
     return card
 
 
-def rank_on_card(
-    config: RunConfig, policy: PreTrainedConfig, max_tokens: int | None, total: int
-) -> MemoryNeed:
-    """A rank of Megatron on a GPU of so many bytes: the chunks of its head are larger than on a CPU."""
-    memory, sizes = trainer_memory(config, policy, max_tokens), RunSizes.of(policy)
-    tokens, ranks = max(config.trainer.max_tokens_per_gpu, max_tokens or 0), config.layout
-    rows = -(-sizes.vocab // ranks.tensor_model_parallel_size)
-    number = BF16 if config.trainer.bf16 else FP32
-    is_kept = config.engine.update_weights_transport in (None, "tensor") and not _takes_turns(config)
+def rank_on_card(config: RunConfig, policy: PreTrainedConfig, total: int) -> Callable[[int], MemoryNeed]:
+    """A rank on a GPU of so many bytes, by the tokens of its longest row.
+
+    The chunks of its head are larger than on a CPU.
+    """
+    at, sizes, layout = trainer_memory(config, policy, total), RunSizes.of(policy), config.layout
+    number = BF16 if config.trainer.published_dtype == "bfloat16" else FP32
+    by_memory = config.engine.engine == "sglang" and config.engine.update_weights_transport in (None, "tensor")
+    is_kept = by_memory and not _takes_turns(config)
     # The version that is served, for servers that restart, and the one that is being sent.
     published = 2 * number * num_parameters(policy) if is_kept else 0
-    chunk = min(-(-tokens // ranks.context_parallel_size) * rows, max_logits_on(total))
-    # Logits and their gradient; and the head's own gradient: a sum in fp32, a share of it, and the result.
-    head = 2 * number * chunk + (FP32 + 2 * number) * rows * sizes.hidden
-    return memory._replace(logits=head, published=published, runtime=CONTEXT_BYTES)
+    rows = -(-sizes.vocab // layout.tensor_model_parallel_size)
+    computed = BF16 if config.trainer.bf16 else FP32
+
+    def on_card(tokens: int) -> MemoryNeed:
+        memory = at(tokens)._replace(published=published, runtime=CONTEXT_BYTES)
+        if config.trainer.trainer == "torch":
+            return memory
+        chunk = min(-(-tokens // layout.context_parallel_size) * rows, max_logits_on(total))
+        # Logits and their gradient; the head's own gradient: a sum in fp32, a share of it, and the result.
+        return memory._replace(logits=2 * computed * chunk + (FP32 + 2 * computed) * rows * sizes.hidden)
+
+    return on_card
 
 
 def _check(card: Card, least_tokens: int) -> None:
@@ -269,7 +288,7 @@ def _chosen(config: RunConfig) -> dict[str, float]:
     return {name: float(str(values[name])) for name in _LIMITS if name in values}
 
 
-def _cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
+def cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
     """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head."""
     fields = policy.get_text_config().to_dict()
     heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])

@@ -2,15 +2,19 @@
 
     weights, gradients, optimizer    what the trainers allocate, to the byte (torch), or to the padding of a
                                      shard (several ranks of it) or of Megatron's buffers
-    activations                      an estimate: what one row keeps for its backward pass (`_layer_bytes`),
-                                     and the layers that are gathered for it
-    logits                           an estimate: those of a chunk, and the gradient of the head
+    activations                      what one row holds at once beside them: counted over its operations
+                                     (torch, see `RowMemory`), or an estimate of what it keeps for its
+                                     backward pass (`_layer_bytes`); and the layers that are gathered for it
+    logits                           an estimate: those of a chunk, and the gradient of the head, where
+                                     they do not count as activations
     runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
     kv_cache                         what the embedded engine allocates
     published                        versions of the weights that servers have, or are sent
 
 For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
-(4 P for Muon's matrices), all divided by the ranks that share a replica. With bf16 Megatron takes 2 P, 4 P
+(4 P for Muon's matrices), all divided by the ranks that share a replica; gradients are those of one network.
+With bf16, matrices below adapters, and of networks that do not learn, take 2 P, if they come in bfloat16 and
+no ranks share them. With bf16 Megatron takes 2 P, 4 P
 and 12 P. The last, weights in fp32 and two means, is divided by the ranks that share it (arXiv:1910.02054).
 """
 
@@ -22,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
@@ -31,8 +35,9 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
-from agentrl.trainer.torch.frozen import freeze
+from agentrl.trainer.torch.frozen import freeze, frozen_matrices
 from agentrl.trainer.torch.learner import hidden_matrices
+from agentrl.trainer.torch.peak import RowJob, RowMemory
 from agentrl.trainer.torch.sharding import layers_of
 from agentrl.view.scores import size_text
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
@@ -129,21 +134,101 @@ class RunSizes(NamedTuple):
         return self.layers * 2 * self.key * number_bytes
 
 
-def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int, shards: int = 1) -> MemoryNeed:
-    """A rank of the torch trainer. tokens: of its longest row. shards: ranks that share a replica (count)."""
-    policy = _learning(networks.policy, trainer)
-    memory = _learned(policy, trainer, shards)
-    if networks.has_critic:
-        memory = memory.plus(_learned(critic_over(policy), trainer, shards))
-    frozen = sum(FP32 * -(-num_parameters(config) // shards) for config in networks.frozen)
-    sizes = RunSizes.of(networks.policy)
-    outer, inner = _layer_bytes(sizes, half=False)
-    row = tokens * (sizes.layers * (outer + inner) + outer // 2)
-    if trainer.gradient_checkpointing:
-        # The input of each layer, and all of one.
-        row = tokens * (sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2)
-    row += 0 if shards == 1 else _gathered_bytes(policy)
-    return memory.plus(MemoryNeed(weights=frozen, activations=row, logits=_head_bytes(sizes, tokens, 1)))
+def torch_memory(
+    networks: Networks,
+    trainer: TrainerConfig,
+    tokens: int,
+    shards: int = 1,
+    gpu_bytes: int | None = None,
+) -> MemoryNeed:
+    """A rank of the torch trainer, see `TorchRank`. tokens: of its longest row."""
+    return TorchRank(networks, trainer, shards, gpu_bytes).at(tokens)
+
+
+class TorchRank:
+    """A rank of the torch trainer.
+
+    shards: ranks that share a replica (count). gpu_bytes: of its GPU; None = it is on a CPU.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        trainer: TrainerConfig,
+        shards: int = 1,
+        gpu_bytes: int | None = None,
+    ) -> None:
+        self._trainer, self._shards = trainer, shards
+        policy = _learning_model(networks.policy, trainer, shards)
+        memory, self._gathered = _learned(policy, trainer, shards), 0
+        models = [policy]
+        if networks.has_critic:
+            models.append(critic_over(policy))
+            critic = _learned(models[-1], trainer, shards)
+            # The critic's are gone when the policy's come.
+            memory = memory.plus(critic)._replace(gradients=max(memory.gradients, critic.gradients))
+        if shards > 1:
+            self._gathered = _gathered_bytes(policy)
+        frozen = sum(_judge_bytes(config, trainer, shards) for config in networks.frozen)
+        self.fixed = memory.plus(MemoryNeed(weights=frozen))
+        self._sizes = RunSizes.of(networks.policy)
+        jobs = (
+            RowJob(trainer.bf16, trainer.gradient_checkpointing, model is not policy, gpu_bytes)
+            for model in models
+        )
+        self._rows = [RowMemory(model, job) for model, job in zip(models, jobs, strict=True)]
+
+    def at(self, tokens: int) -> MemoryNeed:
+        """With a longest row of so many tokens."""
+        counted = [row.peak(tokens) for row in self._rows]
+        peaks = [peak for peak in counted if peak is not None]
+        row = MemoryNeed(activations=max(peaks, default=0))
+        if len(peaks) < len(counted):
+            row = self._estimated(tokens)
+        return self.fixed.plus(row._replace(activations=row.activations + self._gathered))
+
+    def _estimated(self, tokens: int) -> MemoryNeed:
+        """A row, where it cannot be counted."""
+        sizes = self._sizes
+        outer, inner = _layer_bytes(sizes, half=False)
+        row = sizes.layers * (outer + inner) + outer // 2
+        if self._trainer.gradient_checkpointing:
+            # The input of each layer, and all of one.
+            row = sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2
+        return MemoryNeed(activations=tokens * row, logits=_head_bytes(sizes, tokens, 1))
+
+
+def _learning_model(config: PreTrainedConfig, trainer: TrainerConfig, shards: int) -> PreTrainedModel:
+    """The policy without memory: what learns of it requires a gradient, and the rest is as in the trainer.
+
+    Raises:
+        ConfigError: see `freeze`.
+    """
+    model = meta_model(config)
+    freeze(model, trainer)
+    if shards == 1 and trainer.lora_rank:
+        _compact(model, config, trainer, learns=True)
+    return model
+
+
+def _compact(
+    model: PreTrainedModel, config: PreTrainedConfig, trainer: TrainerConfig, *, learns: bool
+) -> None:
+    """What `compact` does to weights that come in bfloat16."""
+    if trainer.bf16 and getattr(config, "dtype", None) == torch.bfloat16:
+        for matrix in frozen_matrices(model, learns=learns):
+            matrix.data = matrix.data.to(torch.bfloat16)
+
+
+def _judge_bytes(config: PreTrainedConfig, trainer: TrainerConfig, shards: int) -> int:
+    """The weights of a network that does not learn."""
+    model = meta_model(config)
+    if shards == 1:
+        _compact(model, config, trainer, learns=False)
+    return _weights(model, shards)
 
 
 def _gathered_bytes(model: PreTrainedModel) -> int:
@@ -182,12 +267,12 @@ def published_memory(config: PreTrainedConfig, *, bf16: bool) -> MemoryNeed:
 
 
 def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig, shards: int = 1) -> MemoryNeed:
-    """The policy in a rank of the torch trainer, without its activations; see `torch_memory`.
+    """The policy in a rank of the torch trainer, without its activations; see `TorchRank`.
 
     Raises:
         ConfigError: see `freeze`.
     """
-    return _learned(_learning(config, trainer), trainer, shards)
+    return _learned(_learning_model(config, trainer, shards), trainer, shards)
 
 
 def machine_memory() -> int:
@@ -211,36 +296,22 @@ def check_machine(what: str, memory: MemoryNeed, remedy: str) -> None:
     raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
-def _learning(config: PreTrainedConfig, trainer: TrainerConfig) -> PreTrainedModel:
-    """The policy, without memory.
-
-    Raises:
-        ConfigError: see `freeze`.
-    """
-    model = meta_model(config)
-    if not trainer.lora_rank:
-        freeze(model, trainer)
-    return model
-
-
 def _learned(model: PreTrainedModel, trainer: TrainerConfig, shards: int) -> MemoryNeed:
     """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
-    # Rank 0 has the first rows of each, and as many as any other.
-    sizes_by_id = {id(p): -(-len(p) // shards) * p[0].numel() for p in model.parameters()}
-    total = sum(sizes_by_id.values())
-    if trainer.lora_rank:
-        from agentrl.trainer.torch.adapters import adapter_sizes
+    matrices = set(hidden_matrices(model)) if trainer.optimizer == "muon" else set()
+    learning = {p: _own_numel(p, shards) for p in model.parameters() if p.requires_grad}
+    optimizer = sum(FP32 * size if p in matrices else 2 * FP32 * size + FP32 for p, size in learning.items())
+    return MemoryNeed(_weights(model, shards), FP32 * sum(learning.values()), optimizer)
 
-        sizes = [-(-size // shards) for size in adapter_sizes(model, trainer)]
-        moments = 1 if trainer.optimizer == "muon" else 2
-        optimizer = sum(FP32 * (moments * size + (moments == 2)) for size in sizes)
-        return MemoryNeed(FP32 * (total + sum(sizes)), FP32 * sum(sizes), optimizer)
-    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
-    learning = [(id(p), sizes_by_id[id(p)]) for p in model.parameters() if p.requires_grad]
-    optimizer = sum(
-        FP32 * size if number in matrices else 2 * FP32 * size + FP32 for number, size in learning
-    )
-    return MemoryNeed(FP32 * total, FP32 * sum(size for _, size in learning), optimizer)
+
+def _weights(model: PreTrainedModel, shards: int) -> int:
+    """A rank's part of a network's weights (bytes)."""
+    return sum(p.itemsize * _own_numel(p, shards) for p in model.parameters())
+
+
+def _own_numel(parameter: Tensor, shards: int) -> int:
+    """Rank 0 has the first rows, and as many as any other."""
+    return -(-len(parameter) // shards) * parameter[0].numel()
 
 
 def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:

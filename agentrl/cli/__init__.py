@@ -59,6 +59,10 @@ cli.offer(
         "envs": Offer(
             "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
         ),
+        "fit": Offer(
+            "agentrl.cli.fit:fit_command",
+            "Tell what of a model fits on GPUs: memory by part, the longest row, and the episodes served at once.",
+        ),
         "from-gguf": Offer(
             "agentrl.cli.from_gguf:from_gguf_command",
             "Turn a GGUF file, such as llama.cpp runs, into a Hugging Face model directory.",

@@ -17,15 +17,22 @@ from statistics import median
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import networks_of, serving_of
-from agentrl.assembly.cluster import check_machines, cluster_facts
+from agentrl.assembly.cards import SPARE, Serving, networks_of, serving_of
+from agentrl.assembly.cluster import check_machines, cluster_facts, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
+from agentrl.assembly.fit import longest_row_that_fits
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import torch_memory
+from agentrl.assembly.memory import TorchRank
 from agentrl.assembly.model import model_source
-from agentrl.assembly.places import LocalPlaces, card_facts, is_for_gpus, planned_gpus, with_devices
+from agentrl.assembly.places import (
+    LocalPlaces,
+    card_facts,
+    is_for_gpus,
+    planned_gpus,
+    with_devices,
+)
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.rewards import misfits
 from agentrl.assembly.servers import ServerCheck, check_servers
@@ -153,7 +160,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "shared_gpus": {} if serving.card is None else serving.card.facts(),
         "servers": dict(servers.commands),
         "cluster": cluster_facts(config),
-        "gpus": _gpu_facts(config, servers),
+        "gpus": {**_gpu_facts(config, servers), **_longest_row(config, source.config, serving)},
         "cards": card_facts(config),
         "disk": _disk_facts(config, folder, source.config),
     }
@@ -333,6 +340,18 @@ def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
     return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
 
 
+def _longest_row(config: RunConfig, model: PreTrainedConfig, serving: Serving) -> dict[str, JSON]:
+    """How long a row of tokens may be, where the GPUs of the ranks are known."""
+    sizes = [gpu.memory for gpu in present_gpus() if gpu.memory]
+    if is_elsewhere(config) or not sizes or not (ranks_have_gpus(config) or config.trainer.device == "cuda"):
+        return {}
+    total, others, card = min(sizes), 0, serving.card
+    if card is not None:
+        others = card.server.runtime if card.takes_turns else card.server.total
+    available = int(total * (1 - SPARE)) - others
+    return {"longest_row_tokens": longest_row_that_fits(config, model, available, total)}
+
+
 def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
     if is_elsewhere(config):
         return
@@ -376,7 +395,7 @@ def _disk_facts(config: RunConfig, folder: RunFolder, model: PreTrainedConfig) -
     networks = 1 + (config.algorithm.critic is not None)
     optimizer = networks * parameters * (16 - 2 * number)
     if not megatron:
-        optimizer = torch_memory(networks_of(config, model), config.trainer, 0).optimizer
+        optimizer = TorchRank(networks_of(config, model), config.trainer).fixed.optimizer
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.
     num_checkpoints = section.save_total_limit + 1 + (config.best_metric is not None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import trainer_memory
+from agentrl.assembly.cards import longest_row, trainer_memory
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
@@ -22,6 +22,8 @@ from agentrl.processes.ray.session import cluster_address
 from agentrl.types import JSON
 from agentrl.weights.codec import torch_dtype
 
+_A_GPU = 80 * 2**30
+"""Where the run is for a machine elsewhere; it bounds the logits that are held at once."""
 PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in the run's process"
 
 
@@ -32,7 +34,7 @@ def memory_by_process(
     engine = config.engine
     ranks, is_torch = config.layout.world_size, config.trainer.trainer == "torch"
     name, memory = f"trainer, each of {ranks} ranks", {}
-    of_rank = trainer_memory(config, model, max_tokens)
+    of_rank = trainer_memory(config, model, _gpu_of_a_rank(config))(longest_row(config, max_tokens))
     if is_torch and (ranks == 1 or config.trainer.device == "cpu"):
         # Those on CPUs share the memory of this machine.
         name, of_rank = "trainer" if ranks == 1 else f"trainer, {ranks} processes", of_rank.times(ranks)
@@ -45,6 +47,13 @@ def memory_by_process(
         if config.has_eval_engine:
             memory["engine of evaluations"] = memory["embedded engine"]
     return memory | _published(config, model)
+
+
+def _gpu_of_a_rank(config: RunConfig) -> int | None:
+    """The memory of the GPU of a torch trainer's rank (bytes); None = it has none."""
+    if config.trainer.device == "cpu":
+        return None
+    return min((gpu.memory for gpu in present_gpus() if gpu.memory), default=_A_GPU)
 
 
 def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, MemoryNeed]:

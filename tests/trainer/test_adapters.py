@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over, worker
-from agentrl.trainer.torch.adapters import adapt, adapter_sizes, merged_weights
+from agentrl.trainer.torch.adapters import adapt, merged_weights
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import named_weights, unpack
@@ -63,8 +63,6 @@ def test_what_is_published_is_the_model_that_is_trained(name):
     learning = [key for key, p in model.named_parameters() if p.requires_grad]
     assert learning
     assert all(".lora_" in key for key in learning)
-    sizes = sorted(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sorted(adapter_sizes(family(name), settings(**LORA))) == sizes
 
 
 async def test_the_gradient_is_that_of_the_formula():

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.torch.frozen import is_read_by_a_kernel
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.adapters import adapter_names
 
@@ -57,7 +58,7 @@ def _targets(model: PreTrainedModel, chosen: str) -> list[str]:
     linear = {
         name: name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head and not _is_fused(model, name)
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and not is_read_by_a_kernel(model, name)
     }
     if has_experts:
         # peft takes these names for the experts, which are one tensor and stay as they are.
@@ -70,19 +71,6 @@ def _targets(model: PreTrainedModel, chosen: str) -> list[str]:
             f"adapt; choose among {', '.join(sorted(set(linear.values())))}, or all-linear."
         )
     return targets
-
-
-def _is_fused(model: PreTrainedModel, name: str) -> bool:
-    """Whether a kernel of a recurrent layer takes the matrix itself, and would pass its adapter by."""
-    parent, _, last = name.rpartition(".")
-    return last == "out_proj" and hasattr(model.get_submodule(parent), "conv1d")
-
-
-def adapter_sizes(model: PreTrainedModel, config: TrainerConfig) -> list[int]:
-    """The numbers of each matrix that the adapters of a model would have (counts)."""
-    modules = dict(model.named_modules())
-    targets = [modules[name] for name in _targets(model, config.lora_target_modules)]
-    return [(config.lora_rank or 0) * side for target in targets for side in target.weight.shape]
 
 
 @contextmanager
@@ -128,8 +116,10 @@ def _own(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _merged(adapted: Mapping[str, Linear], name: str, tensor: Tensor) -> Tensor:
+    # What does not learn may be in bfloat16, see `compact`.
+    whole = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     layer = adapted.get(name)
     if layer is None:
-        return tensor
+        return whole
     delta: Tensor = layer.get_delta_weight(_NAME)
-    return tensor + delta.to(tensor.dtype)
+    return whole + delta.to(whole.dtype)

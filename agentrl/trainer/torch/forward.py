@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import SHORTEST, Beginnings, Ends, Fold, Sides, fastest, folds_of
+from agentrl.trainer.attention import SHORTEST, Attend, Beginnings, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.types import NO_VERSION, Author, BoolArray, RolloutId, Sample
@@ -32,7 +32,7 @@ _PROBES = ((9, 0), (9, 4), (5, 3))
 T = TypeVar("T")
 
 
-class _UnpackableError(Exception):
+class UnpackableError(Exception):
     """A layer attends in a way that `segment_attention` does not compute."""
 
 
@@ -72,7 +72,7 @@ class TorchNetwork:
         row = _probe_row(model)
         with acting(), torch.no_grad():
             separate = self.computed(lambda: _separate(model, row))
-        self.is_packed = _attends_everywhere(model) and self._gives(row, separate, is_packed=True)
+        self.is_packed = attends_everywhere(model) and self._gives(row, separate, is_packed=True)
         if not self.is_packed and not self._gives(row, separate, is_packed=False):
             raise ModelLoadError(
                 f"{type(model).__name__} gives a sequence other states when another one is beside it, so it "
@@ -156,13 +156,13 @@ class TorchNetwork:
         except torch.OutOfMemoryError:
             raise
         # Whatever a model makes of arguments that it does not know, or of an attention of another shape.
-        except (TypeError, RuntimeError, _UnpackableError):
+        except (TypeError, RuntimeError, UnpackableError):
             return False
         scale = float(expected_TD.abs().max())
         return torch.allclose(states_TD, expected_TD, rtol=0, atol=_TOLERANCE * max(scale, 1.0))
 
 
-def _attends_everywhere(model: PreTrainedModel) -> bool:
+def attends_everywhere(model: PreTrainedModel) -> bool:
     """Whether each layer says that it attends to all tokens before, wherever the row's longest one ends."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not long_ropes(model.config)
@@ -212,13 +212,13 @@ def segment_attention(model: PreTrainedModel) -> Iterator[None]:
     """Make `model` attend within sequences; it must be called with `ends=`. Restored afterwards.
 
     Raises:
-        _UnpackableError: the architecture does not support the attention registry.
+        UnpackableError: the architecture does not support the attention registry.
     """
     before = model.config._attn_implementation
     model.set_attn_implementation(_NAME)
     try:
         if model.config._attn_implementation != _NAME:
-            raise _UnpackableError
+            raise UnpackableError
         yield
     finally:
         model.set_attn_implementation(before)
@@ -232,26 +232,29 @@ def _attend(
     *_mask: Tensor | None,
     ends: Ends,
     shared: Beginnings | None = None,
+    attention: Attend | None = None,
     scaling: float | None = None,
     **variants: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature.
 
-    Where sequences share tokens, all is of these; each sequence attends to all of its own.
+    Where sequences share tokens, all is of these; each sequence attends to all of its own. attention: in
+    place of the fastest that runs here.
 
     Raises:
-        _UnpackableError: the layer has a window, a cap on its scores, or sinks; or its values have another
+        UnpackableError: the layer has a window, a cap on its scores, or sinks; or its values have another
             width than its keys, which not every kernel takes.
     """
     if value.shape[-1] != key.shape[-1] or any(
         variants.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")
     ):
-        raise _UnpackableError
+        raise UnpackableError
     # Under autocast norms and rotations give queries and keys in fp32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if shared is not None:
         q, k, v = (x.index_select(0, shared.places) for x in (q, k, v))
-    out = _kernel(value.device, value.dtype).attend(q, k, v, Sides(ends, ends), scaling)
+    attend = attention or _kernel(value.device, value.dtype).attend
+    out = attend(q, k, v, Sides(ends, ends), scaling)
     return (out if shared is None else out.index_select(0, shared.firsts))[None], None
 
 

@@ -26,7 +26,7 @@ from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_toke
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
-from agentrl.trainer.torch.frozen import freeze
+from agentrl.trainer.torch.frozen import compact, freeze
 from agentrl.trainer.torch.learner import Learner, SavedNetworks, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.sharding import ShardedRanks, sharing
@@ -90,11 +90,23 @@ class TorchWorker(Recorder, DeviceStore):
         self._policy = Learner(network, forward, policy)
         self._auxiliary, self._ranks = auxiliary, ranks
         self._networks = _networks_of(network, base, auxiliary, ranks)
+        if policy.config.bf16 and ranks is None:
+            self._compact()
         self._step = 0
         self._pool: BufferPool | None = None
         self._memory = _memory_of(self._networks, self._learners())
         moving = auxiliary.ref if auxiliary.moves_reference else None
         self._saved = SavedNetworks(self._learners(), moving, self._memory, ranks)
+
+    def _compact(self) -> None:
+        """Take less memory for networks that do not learn, or whose adapters do."""
+        auxiliary = self._auxiliary
+        # A reference may be the policy without its adapters.
+        learning = {learner.network.model for learner in self._learners().values()}
+        for model in {network.model for network in self._networks.values()}:
+            is_moved = auxiliary.moves_reference and model is auxiliary.ref
+            if not is_moved and (self._config.lora_rank or model not in learning):
+                compact(model, learns=model in learning)
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from textwrap import shorten
 from types import TracebackType
@@ -167,8 +168,9 @@ def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
         ModelLoadError: there is no model of such sizes.
     """
     with config_errors(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
+        # The dtype of a config is that of its files; it would become fp32.
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
+            deepcopy(config), dtype=torch.float32, trust_remote_code=False
         )
     return model
 

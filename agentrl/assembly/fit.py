@@ -1,0 +1,188 @@
+"""What fits on GPUs: the ways to train a model there, the memory of each by part, and its longest row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedConfig
+
+from agentrl.assembly.cards import SPARE, cache_bytes, rank_on_card, server_memory
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.load import load_run
+from agentrl.assembly.memory import MemoryNeed
+from agentrl.assembly.places import with_devices
+from agentrl.errors import ConfigError
+from agentrl.trainer.config import ON_GPUS
+from agentrl.trainer.megatron.model.shape import check_layout, shape_of
+from agentrl.types import JSON
+from agentrl.weights.hf.folders import has_config
+from agentrl.weights.hf.source import open_config
+
+_MOST_TOKENS = 2**24
+_STEP = 256
+_CLOSE = 0.01
+_CONCURRENT = 256
+"""Requests at once that a server has room for, beside its cache."""
+_RUN_OF_A_MODEL: Mapping[str, JSON] = {
+    "engine": "sglang",
+    "rollout_num_gpus_per_engine": 1,
+    "colocate": True,
+    "warm_start_steps": 0,
+}
+
+
+class Cards(NamedTuple):
+    """GPUs of one kind. memory: of each (bytes)."""
+
+    number: int
+    memory: int
+
+
+class Way(NamedTuple):
+    """A way to train. settings: that differ from the other ways. memory: of each GPU's rank, by part.
+
+    longest: tokens of the longest row that fits; 0 = not even one of 256.
+    """
+
+    settings: Mapping[str, JSON]
+    memory: MemoryNeed
+    longest: int
+
+
+class Serving(NamedTuple):
+    """A server that has a GPU in its own turn. memory: by part. tokens: of its cache."""
+
+    memory: MemoryNeed
+    tokens: int
+
+
+class Fit(NamedTuple):
+    """A model on GPUs.
+
+    tokens: of the row that the ways' memory is for. available: of a GPU, for a rank in its turn (bytes).
+    context: the most tokens of a sequence, by the model's config; None = it does not say.
+    """
+
+    cards: Cards
+    tokens: int
+    available: int
+    context: int | None
+    ways: Sequence[Way]
+    serving: Serving
+
+
+def fit(
+    what: Path,
+    cards: Cards,
+    settings: Mapping[str, JSON],
+    tokens: int,
+    working: Callable[[Sequence[Mapping[str, JSON]]], Iterator[Mapping[str, JSON]]] = iter,
+) -> Fit:
+    """Find out what fits, with engine and trainer in turns.
+
+    Args:
+        what: a model directory, of which config.json is enough, or a run file, whose settings hold.
+        cards: what there is.
+        settings: those that hold for every way; `trainer` decides which ways there are.
+        tokens: of the longest sequence.
+        working: passes the ways on, as they are tried.
+
+    Raises:
+        ConfigError: there is no model, or a setting is wrong.
+        ModelLoadError: its config makes no sense.
+    """
+    run, fixed = (None, {"hf_checkpoint": str(what)}) if what.is_dir() else (what, {})
+    every = {**(_RUN_OF_A_MODEL if run is None else {}), **fixed, **settings}
+    config = load_run(run, every)
+    if config.engine.engine == "sglang":
+        every["colocate"] = True
+    if config.model.hf_checkpoint is None or not has_config(Path(config.model.hf_checkpoint)):
+        raise ConfigError(
+            f"{what}: there is no model to fit; name a model directory (its config.json is enough), or a run "
+            "file with hf_checkpoint."
+        )
+    policy = open_config(Path(config.model.hf_checkpoint))
+    serving = _serving(policy, cards)
+    available = int(cards.memory * (1 - SPARE)) - serving.memory.runtime
+    ways = []
+    for changes in working(list(_ways(config, policy, cards.number))):
+        at = rank_on_card(_with(run, {**every, **changes}), policy, cards.memory)
+        memory = at(tokens)
+        ways.append(Way(changes, memory, _longest(at, available, tokens, memory)))
+    context = getattr(policy.get_text_config(), "max_position_embeddings", None)
+    return Fit(cards, tokens, available, context, ways, serving)
+
+
+def longest_row_that_fits(config: RunConfig, policy: PreTrainedConfig, available: int, total: int) -> int:
+    """The tokens of the longest row of a run's rank on a GPU; 0 = not even one of 256.
+
+    available: what servers leave of the GPU; total: all of it (bytes).
+    """
+    at = rank_on_card(config, policy, total)
+    return _longest(at, available, config.trainer.max_tokens_per_gpu, at(config.trainer.max_tokens_per_gpu))
+
+
+def _with(run: Path | None, settings: Mapping[str, JSON]) -> RunConfig:
+    return with_devices(load_run(run, settings), ON_GPUS)
+
+
+def _ways(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[Mapping[str, JSON]]:
+    """The settings of each way."""
+    if config.trainer.trainer == "torch":
+        rank = config.trainer.lora_rank or 16
+        for lora, again in product((None, rank), (False, True)):
+            yield {"device": "cuda", **_ranks(gpus), "lora_rank": lora, "gradient_checkpointing": again}
+        return
+    shape = shape_of(policy)
+    for tensor, pipeline, again in product(_powers(gpus), _powers(gpus), (None, "full")):
+        if gpus % (tensor * pipeline):
+            continue
+        sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+        recompute: dict[str, JSON] = {} if again is None else {"recompute_granularity": again}
+        changes = {**_ranks(gpus), **sizes, **recompute, "sequence_parallel": tensor > 1}
+        try:
+            check_layout(shape, config.layout.model_copy(update=changes))
+        except ConfigError:
+            # Its heads or layers cannot be divided so.
+            continue
+        yield changes
+
+
+def _ranks(gpus: int) -> dict[str, JSON]:
+    return {"actor_num_gpus_per_node": gpus} if gpus > 1 else {}
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memory: MemoryNeed) -> int:
+    """The tokens of the longest row that takes no more than is available; 0 = there is none.
+
+    memory: of a row of `tokens`.
+    """
+    known = {0: memory._replace(activations=0, logits=0).total, tokens: memory.total}
+    while True:
+        fits = max((tokens for tokens, size in known.items() if size <= available), default=0)
+        above = min((tokens for tokens, size in known.items() if size > available), default=_MOST_TOKENS)
+        # Memory is nearly linear in the tokens.
+        near = sorted(known, key=lambda tokens: abs(known[tokens] - available))[:2]
+        first, second = sorted(near)
+        slope = max((known[second] - known[first]) / (second - first), 1.0)
+        guess = first + int((available - known[first]) / slope)
+        step = max(_STEP, int(_CLOSE * fits))
+        if above - fits <= step or (fits in near[:1] and guess - fits < step):
+            return fits
+        guess = min(max(guess // _STEP * _STEP, fits + _STEP), above - 1)
+        known[guess] = at(guess).total
+
+
+def _serving(policy: PreTrainedConfig, cards: Cards) -> Serving:
+    """A server of SGLang, while the rank has given all but its context back."""
+    empty = server_memory(policy, 1, _CONCURRENT, 0)
+    room = int(cards.memory * (1 - SPARE)) - empty.total - (empty.runtime)
+    tokens = max(room, 0) // cache_bytes(policy, 1)
+    return Serving(server_memory(policy, 1, _CONCURRENT, tokens), tokens)

@@ -1,0 +1,180 @@
+"""`agentrl fit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.commands import Command
+from agentrl.errors import ConfigError
+from agentrl.processes.gpus import present_gpus
+from agentrl.runtime.extras import TRAINING, require
+from agentrl.types import JSON
+
+if TYPE_CHECKING:
+    from agentrl.assembly.fit import Fit, Way
+
+_GIB = 2**30
+_AGAIN = ", again"
+_Settings = Mapping[str, JSON]
+
+
+@click.command("fit", cls=Command)
+@click.argument("what", metavar="MODEL|RUN", type=click.Path(path_type=Path))
+@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Number of GPUs.")
+@click.option(
+    "--memory", type=click.FloatRange(min=1.0), metavar="GIB", help="Of each GPU; left out, this machine's."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    metavar="TOKENS",
+    help="Tokens of the longest episode.",
+)
+@click.option("--lora-rank", type=click.IntRange(min=1), help="Rank of the adapters; left out, the run's, or 16.")
+@click.option("--trainer", type=click.Choice(["torch", "megatron"]), help="Left out, the run's, or torch.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fit_command(
+    what: Path,
+    gpus: int,
+    memory: float | None,
+    context: int,
+    lora_rank: int | None,
+    trainer: str | None,
+    as_json: bool,
+) -> None:
+    """Tell what of a model fits on GPUs: memory by part, the longest row, and the episodes served at once.
+
+    MODEL is a model directory, of which config.json is enough; with a RUN, a TOML file, its critic, reference
+    and other settings count, too. Nothing is allocated, and no GPU is needed.
+
+        agentrl fit models/Qwen3-4B --memory 80
+
+    A row is one episode, or several short ones one after the other: the longest that fits bounds the context
+    of an episode and max_tokens_per_gpu alike. Trainer and server of SGLang take turns (colocate = true).
+    Of the torch trainer the operations of one step are counted; of Megatron activations are an estimate.
+    """
+    require("sizing a model", *TRAINING)
+    from agentrl.assembly.fit import Cards, fit
+
+    settings = {"lora_rank": lora_rank, "trainer": trainer}
+    given: dict[str, JSON] = {name: value for name, value in settings.items() if value is not None}
+    if trainer == "megatron" and lora_rank is not None:
+        raise ConfigError("--lora-rank is for --trainer torch; drop one of them.")
+    if not what.exists():
+        raise ConfigError(f"{what} does not exist; name a model directory or a run file.")
+    report = fit(what, Cards(gpus, _memory(memory)), given, context, _tried)
+    if as_json:
+        click.echo(json.dumps(_facts(report)))
+        return
+    _show(report, Console(highlight=False))
+
+
+def _memory(gib: float | None) -> int:
+    """The memory of a GPU (bytes).
+
+    Raises:
+        ConfigError: none is given, and there is none here.
+    """
+    if gib is not None:
+        return int(gib * _GIB)
+    sizes = [gpu.memory for gpu in present_gpus() if gpu.memory]
+    if not sizes:
+        raise ConfigError("this machine shows no GPU; say how large one is, such as --memory 80.")
+    return min(sizes)
+
+
+def _tried(ways: Sequence[_Settings]) -> Iterator[_Settings]:
+    # On stderr, since stdout has the report.
+    console = Console(stderr=True)
+    yield from track(ways, "counting", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _facts(report: Fit) -> dict[str, JSON]:
+    """The report as JSON; keys that end in `_bytes` are bytes."""
+    served = report.serving
+    return {
+        "gpus": report.cards.number,
+        "gpu_bytes": report.cards.memory,
+        "available_bytes": report.available,
+        "tokens": report.tokens,
+        "max_position_embeddings": report.context,
+        "ways": [
+            {
+                "settings": dict(way.settings),
+                **{f"{name}_bytes": size for name, size in way.memory._asdict().items() if size},
+                "total_bytes": way.memory.total,
+                "fits": way.memory.total <= report.available,
+                "longest_row_tokens": way.longest,
+            }
+            for way in report.ways
+        ],
+        "server": {
+            "cache_tokens": served.tokens,
+            "episodes_at_once": served.tokens // report.tokens,
+            "total_bytes": served.memory.total,
+        },
+    }
+
+
+def _show(report: Fit, console: Console) -> None:
+    cards = report.cards
+    number = "one GPU" if cards.number == 1 else f"each of {cards.number} GPUs"
+    title = f"{number} of {_gib(cards.memory)} GiB, and a row of {report.tokens:,} tokens (GiB)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("weights", "gradients", "optimizer", "rows", "total", "longest row"):
+        table.add_column(name, justify="right")
+    for way in report.ways:
+        part = way.memory
+        sizes = (part.weights, part.gradients, part.optimizer, part.activations + part.logits, part.total)
+        longest = f"{way.longest:,}" if way.longest else "none"
+        fits = part.total <= report.available
+        table.add_row(Text(_name(way)), *map(_gib, sizes), longest, style="" if fits else "dim")
+    console.print(table)
+    for line in _notes(report):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f}"
+
+
+def _name(way: Way) -> str:
+    settings = way.settings
+    tensor = settings.get("tensor_model_parallel_size")
+    if tensor is not None:
+        again = settings.get("recompute_granularity") is not None
+        return f"TP {tensor}, PP {settings['pipeline_model_parallel_size']}{_AGAIN * again}"
+    rank = settings.get("lora_rank")
+    return ("full" if rank is None else f"LoRA {rank}") + _AGAIN * bool(settings["gradient_checkpointing"])
+
+
+def _notes(report: Fit) -> Iterator[str]:
+    served, is_torch = report.serving, "gradient_checkpointing" in report.ways[0].settings
+    again = "gradient_checkpointing = true" if is_torch else "recompute_granularity = full"
+    yield f"again: layers are computed a second time ({again})."
+    yield (
+        f"The trainer has {_gib(report.available)} GiB of a GPU in its turn: a twentieth stays free, and the server "
+        f"keeps its context. Its own context ({_gib(report.ways[0].memory.runtime)} GiB) is in the total."
+    )
+    if served.tokens < report.tokens:
+        yield f"A server on one GPU has no room for an episode of {report.tokens:,} tokens; give it several."
+    else:
+        yield (
+            f"A server on one GPU has a cache of {served.tokens:,} tokens in its turn: "
+            f"{served.tokens // report.tokens:,} episodes of {report.tokens:,} tokens at once."
+        )
+    if report.context is not None and any(way.longest > report.context for way in report.ways):
+        yield f"The model itself reads at most {report.context:,} tokens; longer rows hold several episodes."
