@@ -242,7 +242,10 @@ def rank_on_card(config: RunConfig, policy: PreTrainedConfig, total: int) -> Cal
     """
     at, sizes, layout = trainer_memory(config, policy, total), RunSizes.of(policy), config.layout
     number = BF16 if config.trainer.published_dtype == "bfloat16" else FP32
-    by_memory = config.engine.engine == "sglang" and config.engine.update_weights_transport in (None, "tensor")
+    by_memory = config.engine.engine == "sglang" and config.engine.update_weights_transport in (
+        None,
+        "tensor",
+    )
     is_kept = by_memory and not _takes_turns(config)
     # The version that is served, for servers that restart, and the one that is being sent.
     published = 2 * number * num_parameters(policy) if is_kept else 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import SPARE, cache_bytes, rank_on_card, server_memory
+from agentrl.assembly.cards import CONTEXT_BYTES, SPARE, cache_bytes, rank_on_card, server_memory
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
 from agentrl.assembly.memory import MemoryNeed
@@ -26,12 +26,13 @@ _STEP = 256
 _CLOSE = 0.01
 _CONCURRENT = 256
 """Requests at once that a server has room for, beside its cache."""
-_RUN_OF_A_MODEL: Mapping[str, JSON] = {
-    "engine": "sglang",
-    "rollout_num_gpus_per_engine": 1,
-    "colocate": True,
-    "warm_start_steps": 0,
-}
+
+
+def _settings(**settings: JSON) -> dict[str, JSON]:
+    return settings
+
+
+_RUN_OF_A_MODEL = _settings(engine="sglang", rollout_num_gpus_per_engine=1, colocate=True, warm_start_steps=0)
 
 
 class Cards(NamedTuple):
@@ -48,22 +49,17 @@ class Way(NamedTuple):
     """
 
     settings: Mapping[str, JSON]
+    config: RunConfig
     memory: MemoryNeed
     longest: int
-
-
-class Serving(NamedTuple):
-    """A server that has a GPU in its own turn. memory: by part. tokens: of its cache."""
-
-    memory: MemoryNeed
-    tokens: int
 
 
 class Fit(NamedTuple):
     """A model on GPUs.
 
     tokens: of the row that the ways' memory is for. available: of a GPU, for a rank in its turn (bytes).
-    context: the most tokens of a sequence, by the model's config; None = it does not say.
+    context: the most tokens of a sequence, by the model's config; None = it does not say. server: one that
+    has a GPU in its own turn, by part; cached: the tokens of its cache.
     """
 
     cards: Cards
@@ -71,7 +67,8 @@ class Fit(NamedTuple):
     available: int
     context: int | None
     ways: Sequence[Way]
-    serving: Serving
+    server: MemoryNeed
+    cached: int
 
 
 def fit(
@@ -94,26 +91,33 @@ def fit(
         ConfigError: there is no model, or a setting is wrong.
         ModelLoadError: its config makes no sense.
     """
-    run, fixed = (None, {"hf_checkpoint": str(what)}) if what.is_dir() else (what, {})
-    every = {**(_RUN_OF_A_MODEL if run is None else {}), **fixed, **settings}
+    run, every = (None, _of_model(what, settings)) if what.is_dir() else (what, dict(settings))
     config = load_run(run, every)
-    if config.engine.engine == "sglang":
-        every["colocate"] = True
     if config.model.hf_checkpoint is None or not has_config(Path(config.model.hf_checkpoint)):
         raise ConfigError(
             f"{what}: there is no model to fit; name a model directory (its config.json is enough), or a run "
             "file with hf_checkpoint."
         )
+    if config.engine.engine == "sglang":
+        every["colocate"] = True
     policy = open_config(Path(config.model.hf_checkpoint))
-    serving = _serving(policy, cards)
-    available = int(cards.memory * (1 - SPARE)) - serving.memory.runtime
-    ways = []
+    usable, empty = int(cards.memory * (1 - SPARE)), server_memory(policy, 1, _CONCURRENT, 0)
+    # While one has its turn, the other has given all but its context back.
+    cached = max(usable - empty.total - CONTEXT_BYTES, 0) // cache_bytes(policy, 1)
+    available, ways = usable - empty.runtime, []
     for changes in working(list(_ways(config, policy, cards.number))):
-        at = rank_on_card(_with(run, {**every, **changes}), policy, cards.memory)
+        way = with_devices(load_run(run, {**every, **changes}), ON_GPUS)
+        at = rank_on_card(way, policy, cards.memory)
         memory = at(tokens)
-        ways.append(Way(changes, memory, _longest(at, available, tokens, memory)))
+        ways.append(Way(changes, way, memory, _longest(at, available, tokens, memory)))
     context = getattr(policy.get_text_config(), "max_position_embeddings", None)
-    return Fit(cards, tokens, available, context, ways, serving)
+    server = server_memory(policy, 1, _CONCURRENT, cached)
+    return Fit(cards, tokens, available, context, ways, server, cached)
+
+
+def _of_model(directory: Path, settings: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The settings of a run of a model."""
+    return {**_RUN_OF_A_MODEL, **_settings(hf_checkpoint=str(directory)), **settings}
 
 
 def longest_row_that_fits(config: RunConfig, policy: PreTrainedConfig, available: int, total: int) -> int:
@@ -125,38 +129,43 @@ def longest_row_that_fits(config: RunConfig, policy: PreTrainedConfig, available
     return _longest(at, available, config.trainer.max_tokens_per_gpu, at(config.trainer.max_tokens_per_gpu))
 
 
-def _with(run: Path | None, settings: Mapping[str, JSON]) -> RunConfig:
-    return with_devices(load_run(run, settings), ON_GPUS)
+def _ways(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[dict[str, JSON]]:
+    """The settings of each way.
 
-
-def _ways(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[Mapping[str, JSON]]:
-    """The settings of each way."""
-    if config.trainer.trainer == "torch":
-        rank = config.trainer.lora_rank or 16
-        for lora, again in product((None, rank), (False, True)):
-            yield {"device": "cuda", **_ranks(gpus), "lora_rank": lora, "gradient_checkpointing": again}
+    Raises:
+        ConfigError: Megatron is to have adapters.
+    """
+    rank = config.trainer.lora_rank
+    if config.trainer.trainer == "megatron":
+        if rank is not None:
+            raise ConfigError("trainer = megatron has no adapters: drop lora_rank, or choose torch.")
+        yield from _layouts(config, policy, gpus)
         return
-    shape = shape_of(policy)
-    for tensor, pipeline, again in product(_powers(gpus), _powers(gpus), (None, "full")):
+    for lora, again in product((None, rank or 16), (False, True)):
+        yield _settings(
+            device="cuda", actor_num_gpus_per_node=gpus, lora_rank=lora, gradient_checkpointing=again
+        )
+
+
+def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[dict[str, JSON]]:
+    """Those of Megatron that the model can have."""
+    shape, powers = shape_of(policy), [2**power for power in range(gpus.bit_length())]
+    for tensor, pipeline in product(powers, powers):
         if gpus % (tensor * pipeline):
             continue
-        sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
-        recompute: dict[str, JSON] = {} if again is None else {"recompute_granularity": again}
-        changes = {**_ranks(gpus), **sizes, **recompute, "sequence_parallel": tensor > 1}
+        layout = _settings(
+            actor_num_gpus_per_node=gpus,
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            sequence_parallel=tensor > 1,
+        )
         try:
-            check_layout(shape, config.layout.model_copy(update=changes))
+            check_layout(shape, config.layout.model_copy(update=layout))
         except ConfigError:
             # Its heads or layers cannot be divided so.
             continue
-        yield changes
-
-
-def _ranks(gpus: int) -> dict[str, JSON]:
-    return {"actor_num_gpus_per_node": gpus} if gpus > 1 else {}
-
-
-def _powers(most: int) -> list[int]:
-    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+        yield layout
+        yield _settings(**layout, recompute_granularity="full")
 
 
 def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memory: MemoryNeed) -> int:
@@ -178,11 +187,3 @@ def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memor
             return fits
         guess = min(max(guess // _STEP * _STEP, fits + _STEP), above - 1)
         known[guess] = at(guess).total
-
-
-def _serving(policy: PreTrainedConfig, cards: Cards) -> Serving:
-    """A server of SGLang, while the rank has given all but its context back."""
-    empty = server_memory(policy, 1, _CONCURRENT, 0)
-    room = int(cards.memory * (1 - SPARE)) - empty.total - (empty.runtime)
-    tokens = max(room, 0) // cache_bytes(policy, 1)
-    return Serving(server_memory(policy, 1, _CONCURRENT, tokens), tokens)

@@ -34,8 +34,9 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.torch.compact import frozen_matrices
 from agentrl.trainer.torch.critic import critic_over
-from agentrl.trainer.torch.frozen import freeze, frozen_matrices
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.trainer.torch.peak import RowJob, RowMemory
 from agentrl.trainer.torch.sharding import layers_of

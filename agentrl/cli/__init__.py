@@ -61,7 +61,7 @@ cli.offer(
         ),
         "fit": Offer(
             "agentrl.cli.fit:fit_command",
-            "Tell what of a model fits on GPUs: memory by part, the longest row, and the episodes served at once.",
+            "Tell what of a model fits on GPUs: memory by part, and the longest row.",
         ),
         "from-gguf": Offer(
             "agentrl.cli.from_gguf:from_gguf_command",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _AGAIN = ", again"
-_Settings = Mapping[str, JSON]
 
 
 @click.command("fit", cls=Command)
@@ -42,19 +41,21 @@ _Settings = Mapping[str, JSON]
     metavar="TOKENS",
     help="Tokens of the longest episode.",
 )
-@click.option("--lora-rank", type=click.IntRange(min=1), help="Rank of the adapters; left out, the run's, or 16.")
+@click.option(
+    "--lora-rank", type=click.IntRange(min=1), help="Rank of the adapters; left out, the run's, or 16."
+)
 @click.option("--trainer", type=click.Choice(["torch", "megatron"]), help="Left out, the run's, or torch.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fit_command(
     what: Path,
+    *,
     gpus: int,
     memory: float | None,
     context: int,
-    lora_rank: int | None,
-    trainer: str | None,
     as_json: bool,
+    **settings: str | int | None,
 ) -> None:
-    """Tell what of a model fits on GPUs: memory by part, the longest row, and the episodes served at once.
+    """Tell what of a model fits on GPUs: memory by part, and the longest row.
 
     MODEL is a model directory, of which config.json is enough; with a RUN, a TOML file, its critic, reference
     and other settings count, too. Nothing is allocated, and no GPU is needed.
@@ -62,16 +63,14 @@ def fit_command(
         agentrl fit models/Qwen3-4B --memory 80
 
     A row is one episode, or several short ones one after the other: the longest that fits bounds the context
-    of an episode and max_tokens_per_gpu alike. Trainer and server of SGLang take turns (colocate = true).
-    Of the torch trainer the operations of one step are counted; of Megatron activations are an estimate.
+    of an episode and max_tokens_per_gpu alike. How many episodes a server plays at once is told, too; trainer
+    and server take turns (colocate = true). The operations of a step are counted on tensors without numbers,
+    but for Megatron, whose activations are an estimate.
     """
     require("sizing a model", *TRAINING)
     from agentrl.assembly.fit import Cards, fit
 
-    settings = {"lora_rank": lora_rank, "trainer": trainer}
     given: dict[str, JSON] = {name: value for name, value in settings.items() if value is not None}
-    if trainer == "megatron" and lora_rank is not None:
-        raise ConfigError("--lora-rank is for --trainer torch; drop one of them.")
     if not what.exists():
         raise ConfigError(f"{what} does not exist; name a model directory or a run file.")
     report = fit(what, Cards(gpus, _memory(memory)), given, context, _tried)
@@ -95,7 +94,7 @@ def _memory(gib: float | None) -> int:
     return min(sizes)
 
 
-def _tried(ways: Sequence[_Settings]) -> Iterator[_Settings]:
+def _tried(ways: Sequence[Mapping[str, JSON]]) -> Iterator[Mapping[str, JSON]]:
     # On stderr, since stdout has the report.
     console = Console(stderr=True)
     yield from track(ways, "counting", console=console, transient=True, disable=not console.is_terminal)
@@ -103,7 +102,6 @@ def _tried(ways: Sequence[_Settings]) -> Iterator[_Settings]:
 
 def _facts(report: Fit) -> dict[str, JSON]:
     """The report as JSON; keys that end in `_bytes` are bytes."""
-    served = report.serving
     return {
         "gpus": report.cards.number,
         "gpu_bytes": report.cards.memory,
@@ -121,9 +119,9 @@ def _facts(report: Fit) -> dict[str, JSON]:
             for way in report.ways
         ],
         "server": {
-            "cache_tokens": served.tokens,
-            "episodes_at_once": served.tokens // report.tokens,
-            "total_bytes": served.memory.total,
+            "cache_tokens": report.cached,
+            "episodes_at_once": report.cached // report.tokens,
+            "total_bytes": report.server.total,
         },
     }
 
@@ -152,29 +150,32 @@ def _gib(size: int) -> str:
 
 
 def _name(way: Way) -> str:
-    settings = way.settings
-    tensor = settings.get("tensor_model_parallel_size")
-    if tensor is not None:
-        again = settings.get("recompute_granularity") is not None
-        return f"TP {tensor}, PP {settings['pipeline_model_parallel_size']}{_AGAIN * again}"
-    rank = settings.get("lora_rank")
-    return ("full" if rank is None else f"LoRA {rank}") + _AGAIN * bool(settings["gradient_checkpointing"])
+    trainer, layout = way.config.trainer, way.config.layout
+    if trainer.trainer == "megatron":
+        again, sizes = layout.recompute_granularity is not None, layout
+        name = f"TP {sizes.tensor_model_parallel_size}, PP {sizes.pipeline_model_parallel_size}"
+    else:
+        again, name = trainer.gradient_checkpointing, "full"
+        if trainer.lora_rank is not None:
+            name = f"LoRA {trainer.lora_rank}"
+    return name + _AGAIN * again
 
 
 def _notes(report: Fit) -> Iterator[str]:
-    served, is_torch = report.serving, "gradient_checkpointing" in report.ways[0].settings
+    is_torch = report.ways[0].config.trainer.trainer == "torch"
     again = "gradient_checkpointing = true" if is_torch else "recompute_granularity = full"
     yield f"again: layers are computed a second time ({again})."
+    own = _gib(report.ways[0].memory.runtime)
     yield (
-        f"The trainer has {_gib(report.available)} GiB of a GPU in its turn: a twentieth stays free, and the server "
-        f"keeps its context. Its own context ({_gib(report.ways[0].memory.runtime)} GiB) is in the total."
+        f"The trainer has {_gib(report.available)} GiB in its turn: a twentieth of a GPU stays free, and the "
+        f"server keeps its context. Its own context ({own} GiB) is in the total."
     )
-    if served.tokens < report.tokens:
+    if report.cached < report.tokens:
         yield f"A server on one GPU has no room for an episode of {report.tokens:,} tokens; give it several."
     else:
         yield (
-            f"A server on one GPU has a cache of {served.tokens:,} tokens in its turn: "
-            f"{served.tokens // report.tokens:,} episodes of {report.tokens:,} tokens at once."
+            f"A server on one GPU has a cache of {report.cached:,} tokens in its turn: "
+            f"{report.cached // report.tokens:,} episodes of {report.tokens:,} tokens at once."
         )
     if report.context is not None and any(way.longest > report.context for way in report.ways):
-        yield f"The model itself reads at most {report.context:,} tokens; longer rows hold several episodes."
+        yield f"The model reads at most {report.context:,} tokens; longer rows hold several episodes."

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.trainer.attention import Ends, folds_of
-from agentrl.trainer.torch.forward import segment_attention
+from agentrl.trainer.torch.forward import Packing, segment_attention
 from tests.trainer.tiny import VOCAB, llama, qwen3
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def packed_states(model, sequences: list[torch.Tensor]) -> torch.Tensor:
             input_ids=torch.cat(sequences)[None],
             position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
             use_cache=False,
-            ends=Ends.of(lengths, CPU),
+            packing=Packing(Ends.of(lengths, CPU)),
         ).last_hidden_state[0]
 
 
@@ -67,5 +67,5 @@ def test_the_model_gets_its_own_attention_back_even_after_an_error():
         assert model.config._attn_implementation != before
     assert model.config._attn_implementation == before
     with pytest.raises(AttributeError), segment_attention(model):
-        model.base_model(input_ids=ids(3, 0)[None], ends="no ends at all")
+        model.base_model(input_ids=ids(3, 0)[None], packing=Packing("no ends at all"))
     assert model.config._attn_implementation == before

@@ -9,7 +9,8 @@ from torch import nn
 from agentrl.losses import ValueLoss
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over, worker
-from agentrl.trainer.torch.frozen import compact, freeze
+from agentrl.trainer.torch.compact import compact
+from agentrl.trainer.torch.frozen import freeze
 from tests.trainer.families import family
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, qwen3, settings, trainer
@@ -26,7 +27,7 @@ def published_in_half(model):
 
 
 def every_role(name, own_ref=True, **options):
-    """A policy, a critic, a teacher, and a reference: a network of its own, or the policy without adapters."""
+    """A policy, a critic, a teacher, and a reference: a network, or the policy without adapters."""
     model, ref, teacher = (published_in_half(family(name, seed=seed)) for seed in (3, 4, 5))
     config = settings(**options)
     freeze(model, config)

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch.frozen import is_read_by_a_kernel
+from agentrl.trainer.torch.compact import is_read_by_a_kernel
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.adapters import adapter_names
 
@@ -58,7 +58,9 @@ def _targets(model: PreTrainedModel, chosen: str) -> list[str]:
     linear = {
         name: name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head and not is_read_by_a_kernel(model, name)
+        if isinstance(module, nn.Linear | Conv1D)
+        and module is not head
+        and not is_read_by_a_kernel(model, name)
     }
     if has_experts:
         # peft takes these names for the experts, which are one tensor and stay as they are.

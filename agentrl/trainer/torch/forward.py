@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,14 @@ _PROBES = ((9, 0), (9, 4), (5, 3))
 """The sequences that a model is tried with: their tokens, and how many of these the first one begins with."""
 
 T = TypeVar("T")
+
+
+class Packing(NamedTuple):
+    """Where the sequences of a row end, and what they share. attention: in place of the fastest there is."""
+
+    ends: Ends
+    shared: Beginnings | None = None
+    attention: Attend | None = None
 
 
 class UnpackableError(Exception):
@@ -123,8 +131,7 @@ class TorchNetwork:
                 input_ids=ids_T[None],
                 position_ids=positions_T[None],
                 use_cache=False,
-                ends=Ends.of(row.lengths, device),
-                shared=shared,
+                packing=Packing(Ends.of(row.lengths, device), shared),
             ).last_hidden_state[0]
             return packed_TD if shared is None else packed_TD.index_select(0, shared.places)
         return torch.cat([self._folded(ids_T, fold) for fold in self._folds(row.lengths)])
@@ -209,7 +216,7 @@ def _probe_sample(ids: Tensor) -> Sample:
 
 @contextmanager
 def segment_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Make `model` attend within sequences; it must be called with `ends=`. Restored afterwards.
+    """Make `model` attend within sequences; it must be called with `packing=`. Restored afterwards.
 
     Raises:
         UnpackableError: the architecture does not support the attention registry.
@@ -230,16 +237,13 @@ def _attend(
     key: Tensor,
     value: Tensor,
     *_mask: Tensor | None,
-    ends: Ends,
-    shared: Beginnings | None = None,
-    attention: Attend | None = None,
+    packing: Packing,
     scaling: float | None = None,
     **variants: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature.
 
-    Where sequences share tokens, all is of these; each sequence attends to all of its own. attention: in
-    place of the fastest that runs here.
+    Where sequences share tokens, all is of these; each sequence attends to all of its own.
 
     Raises:
         UnpackableError: the layer has a window, a cap on its scores, or sinks; or its values have another
@@ -251,6 +255,7 @@ def _attend(
         raise UnpackableError
     # Under autocast norms and rotations give queries and keys in fp32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    ends, shared, attention = packing
     if shared is not None:
         q, k, v = (x.index_select(0, shared.places) for x in (q, k, v))
     attend = attention or _kernel(value.device, value.dtype).attend

@@ -20,9 +20,14 @@ from transformers import PreTrainedModel
 from agentrl.losses import OutputHead, Targets, logprobs_and_entropy
 from agentrl.losses.tokens import max_logits_on
 from agentrl.trainer.attention import Ends, Sides
-from agentrl.trainer.torch.forward import UnpackableError, attends_everywhere, head_of, segment_attention
+from agentrl.trainer.torch.forward import (
+    Packing,
+    UnpackableError,
+    attends_everywhere,
+    head_of,
+    segment_attention,
+)
 from agentrl.trainer.torch.learner import recompute_layers
-
 
 _EXPERTS = ".experts."
 
@@ -83,7 +88,8 @@ class RowMemory:
     def _peak(self, tokens: int) -> int:
         held = [*self._model.parameters(), *self._model.buffers()]
         held += [p.grad for p in self._model.parameters() if p.grad is not None]
-        with self._fake, _Storages(held) as storages:
+        storages = _Storages(held)
+        with self._fake, storages:
             ids_T = torch.zeros(tokens, dtype=torch.int64)
             with torch.autocast("cpu", torch.bfloat16, enabled=self._job.bf16):
                 states_TD = self._states(ids_T)
@@ -95,8 +101,9 @@ class RowMemory:
         if self._is_packed:
             tokens = len(ids_T)
             arguments["position_ids"] = torch.arange(tokens)[None]
-            arguments["ends"] = Ends(torch.tensor([0, tokens], dtype=torch.int32), (tokens,))
-            arguments["attention"] = None if self._job.gpu_bytes is None else _flash
+            ends = Ends(torch.tensor([0, tokens], dtype=torch.int32), (tokens,))
+            has_flash = self._job.gpu_bytes is not None and self._job.bf16
+            arguments["packing"] = Packing(ends, None, _flash if has_flash else None)
         states_TD: Tensor = self._model.base_model(**arguments).last_hidden_state[0]
         return states_TD
 
@@ -119,7 +126,7 @@ class _Storages(TorchDispatchMode):
     """Counts the bytes of the storages that operations make. held: tensors that do not count."""
 
     def __init__(self, held: Iterable[Tensor]) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._known = {tensor.untyped_storage()._cdata for tensor in held}
         self._bytes = self.peak = 0
 
@@ -180,7 +187,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _HeadOfAGpu(torch.autograd.Function):
-    """The scores of tokens by what a GPU's compiled kernels hold: the logits of a chunk, and their gradient."""
+    """Scores of tokens by what a GPU's compiled kernels hold: the logits of a chunk, and their gradient."""
 
     @staticmethod
     def forward(ctx: _Kept, states_TD: Tensor, weight_VD: Tensor, chunk: int) -> Tensor:

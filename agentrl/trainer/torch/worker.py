@@ -24,9 +24,10 @@ from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
+from agentrl.trainer.torch.compact import compact
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
-from agentrl.trainer.torch.frozen import compact, freeze
+from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.learner import Learner, SavedNetworks, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.sharding import ShardedRanks, sharing
