@@ -42,6 +42,8 @@ SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 # verifiers asks for another version of MCP's SDK, and starts its harness with uv.
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
+TRL_VENV := .venv-trl
+TRL_INSTALLED := $(TRL_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
@@ -84,7 +86,7 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds)
 	$(BIN)/python -m tests.docs.reference
 
-bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
+bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
@@ -92,6 +94,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
+	$(BIN)/python -m benchmarks trainer --json --trl-python $(TRL_VENV)/bin/python
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python
 	$(BIN)/python -m benchmarks quickstart --json
@@ -104,7 +107,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -129,6 +132,11 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLE
 $(SGLANG_INSTALLED): sglang-cpu.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r $< $(PIP_ARGS)
+	touch $@
+
+$(TRL_INSTALLED): constraints.txt
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install $(PIP_FLAGS) "trl==1.16.0" --constraint constraints.txt $(PIP_ARGS)
 	touch $@
 
 $(VERIFIERS_INSTALLED):

@@ -32,7 +32,7 @@ def _only(help: str) -> Callable[[_Command], _Command]:
 def _interpreter(package: str, of: str, default: str | None) -> Callable[[_Command], _Command]:
     """The flag that names another interpreter. of: what it is, in words. default: None = no such package."""
     variable = f"AGENTRL_{package.upper()}_PYTHON"
-    otherwise = "no SGLang" if default is None else "the running one"
+    otherwise = f"no {package}" if default is None else "the running one"
     return click.option(
         f"--{package}-python",
         "python",
@@ -194,6 +194,28 @@ def megatron_command(as_json: bool, only: str) -> None:
     from benchmarks.megatron.everything import bench_megatron
 
     _print(bench_megatron(only=words_of(only), on_event=_TELL), as_json)
+
+
+@cli.command("trainer")
+@_JSON
+@_only("Sections to run, e.g. packed,bare")
+@_interpreter("trl", "of TRL 1.16", None)
+def trainer_command(as_json: bool, only: str, python: str | None) -> None:
+    """The torch trainer beside TRL, padded batches and a bare loop: tokens a second; memory of scores.
+
+    \b
+    memory   scores of 32k tokens x 150k ids: in chunks, against all logits
+    packed   long-tailed samples: rows, against batches that are padded
+    bare     samples of one length: a whole step, against the passes and the optimizer
+    step     a whole step with sampling, against TRL's
+    ragged   an update of the same long-tailed rows, against TRL's
+
+    The last two need TRL, in an environment of its own.
+    """
+    from benchmarks.trainer.everything import bench_trainer
+
+    path = None if python is None else Path(python).absolute()
+    _print(bench_trainer(path, only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("gpu")

@@ -108,13 +108,17 @@ class Side:
         """
         with _sampled_peak(self._process.pid) as peak:
             cpu_s, began = tree_cpu_time(self._process.pid), time.perf_counter()
-            self._requests.write(b"play\n")
-            reply = await self.next_line(_ROUND_S)
+            reply = await self.ask("play")
             wall_s, cpu_s = time.perf_counter() - began, tree_cpu_time(self._process.pid) - cpu_s
         expected = {"episodes": episodes, "solved": episodes, "turns": episodes * turns, "error": None}
         if {"error": None, **reply} != expected:
             raise UserError(f"{self.name} played {reply} in place of {expected}; {self._log_tail()}")
         return Round(episodes, wall_s, cpu_s, peak.num_bytes)
+
+    async def ask(self, request: str) -> dict[str, JSON]:
+        """Send a line, and wait for what is printed then; see `next_line`."""
+        self._requests.write(f"{request}\n".encode())
+        return await self.next_line(_ROUND_S)
 
     async def next_line(self, within_s: float) -> dict[str, JSON]:
         """The next object that the process prints.

@@ -88,7 +88,7 @@ class RowMemory:
     def _peak(self, tokens: int) -> int:
         held = [*self._model.parameters(), *self._model.buffers()]
         held += [p.grad for p in self._model.parameters() if p.grad is not None]
-        storages = _Storages(held)
+        storages = Storages(held)
         with self._fake, storages:
             ids_T = torch.zeros(tokens, dtype=torch.int64)
             with torch.autocast("cpu", torch.bfloat16, enabled=self._job.bf16):
@@ -122,7 +122,7 @@ class RowMemory:
         return logprobs_and_entropy(states_TD.to(dtype), OutputHead(weight_VD), targets).logp_N
 
 
-class _Storages(TorchDispatchMode):
+class Storages(TorchDispatchMode):
     """Counts the bytes of the storages that operations make. held: tensors that do not count."""
 
     def __init__(self, held: Iterable[Tensor]) -> None:
