@@ -67,7 +67,7 @@ def _rows_of(path: Path) -> Callable[[object, object], _Json]:
     return rollout
 
 
-def _variety(completions: list[str], **_: object) -> list[float]:
+def _variety(completions: list[str], **_: object) -> list[float | None]:
     return [float(len(set(text))) for text in completions]
 
 
