@@ -149,7 +149,8 @@ def torch_memory(
 class TorchRank:
     """A rank of the torch trainer.
 
-    shards: ranks that share a replica (count). gpu_bytes: of its GPU; None = it is on a CPU.
+    shards: ranks that share a replica (count). gpu_bytes: of its GPU; None = it is on a CPU. fixed: without
+    rows. learned: numbers that learn, of all networks, in all ranks (count).
 
     Raises:
         ConfigError: see `freeze`.
@@ -173,6 +174,7 @@ class TorchRank:
             memory = memory.plus(critic)._replace(gradients=max(memory.gradients, critic.gradients))
         if shards > 1:
             self._gathered = _gathered_bytes(policy)
+        self.learned = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad)
         frozen = sum(_judge_bytes(config, trainer, shards) for config in networks.frozen)
         self.fixed = memory.plus(MemoryNeed(weights=frozen))
         self._sizes = RunSizes.of(networks.policy)

@@ -24,7 +24,7 @@ from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.fit import longest_row_that_fits
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import TorchRank
+from agentrl.assembly.memory import BF16, FP32, TorchRank
 from agentrl.assembly.model import model_source
 from agentrl.assembly.places import (
     LocalPlaces,
@@ -378,6 +378,19 @@ def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
         )
 
 
+def _written(config: RunConfig, model: PreTrainedConfig) -> tuple[int, int]:
+    """The bytes of a checkpoint, and of a model that is saved, which may be adapters."""
+    parameters, is_half = num_parameters(model), config.trainer.trainer == "megatron" and config.trainer.bf16
+    if config.trainer.trainer == "torch":
+        rank = TorchRank(networks_of(config, model), config.trainer)
+        own = rank.learned if config.trainer.lora_rank else parameters
+        return FP32 * rank.learned + rank.fixed.optimizer, FP32 * own
+    number = BF16 if is_half else FP32
+    networks = 1 + (config.algorithm.critic is not None)
+    # Weights, two means, and with bf16 weights in fp32 as well.
+    return networks * parameters * (16 - number), parameters * number
+
+
 def _disk_facts(config: RunConfig, folder: RunFolder, model: PreTrainedConfig) -> dict[str, JSON]:
     """The checkpoints and models of the run, and the free space; the journal is not counted.
 
@@ -389,18 +402,11 @@ def _disk_facts(config: RunConfig, folder: RunFolder, model: PreTrainedConfig) -
         raise ConfigError(
             f"output_dir = {config.run.output_dir!r}: {place} cannot be written; choose another --output-dir."
         )
-    section, megatron = config.checkpoint, config.trainer.trainer == "megatron"
-    number = 2 if megatron and config.trainer.bf16 else 4
-    parameters = num_parameters(model)
-    networks = 1 + (config.algorithm.critic is not None)
-    optimizer = networks * parameters * (16 - 2 * number)
-    if not megatron:
-        optimizer = TorchRank(networks_of(config, model), config.trainer).fixed.optimizer
-    checkpoint = networks * parameters * number + optimizer
+    section, checkpoint, model_bytes = config.checkpoint, *_written(config, model)
     # One more while it is written, and the best one.
     num_checkpoints = section.save_total_limit + 1 + (config.best_metric is not None)
     models = 1 + config.warm_starts + (config.model.hf_checkpoint is None)
-    needed = num_checkpoints * checkpoint + models * parameters * number
+    needed = num_checkpoints * checkpoint + models * model_bytes
     free = shutil.disk_usage(place).free
     return {
         "folder": str(place),

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.losses import PolicyLoss, ValueLoss
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over, worker
@@ -158,6 +158,48 @@ async def test_a_saved_state_goes_on_bit_for_bit(tmp_path):
     for learner in (first, second):
         await learner.update(train_batch)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), halves.parameters(), strict=True))
+
+
+async def saved(model, folder, **changes):
+    """The state of a trainer after a step, as torch reads it."""
+    learner = trainer(model, lr=1e-2, **changes)
+    await learner.update(batch())
+    await (await learner.save_state(str(folder)))
+    return torch.load(folder / "policy" / "state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [LORA, {**LORA, "bf16": True}, {"freeze_params_name_list": ["embed_tokens", "mlp"]}], ids=str
+)
+async def test_a_state_holds_what_learns_alone(changes, tmp_path):
+    state = await saved(model := qwen3(torch.float32), tmp_path, **changes)
+    assert set(state["network"]) == {name for name, p in model.named_parameters() if p.requires_grad}
+    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(tensor.numel() for tensor in state["network"].values()) == learning
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state["network"].items())
+
+
+async def test_a_state_of_another_base_model_is_refused(tmp_path):
+    await saved(qwen3(torch.float32), tmp_path, **LORA)
+    other = qwen3(torch.float32)
+    with torch.no_grad():
+        next(other.parameters())[3, 2] += 1e-3
+    with pytest.raises(ModelLoadError, match="its adapters are for another base model; put that one back"):
+        await trainer(other, **LORA).load_state(str(tmp_path))
+
+
+async def test_a_state_knows_its_base_model_in_whatever_memory_it_is(tmp_path):
+    """In bfloat16, or in fp32."""
+    model = qwen3(torch.float32).to(torch.bfloat16).float()
+    await saved(model, tmp_path, **LORA, bf16=True)
+    whole = qwen3(torch.float32).to(torch.bfloat16).float()
+    await trainer(whole, **LORA).load_state(str(tmp_path))
+    learned, loaded = (adapter_tensors(each) for each in (model, whole))
+    assert all(map(torch.equal, learned, loaded))
+
+
+def adapter_tensors(model):
+    return [tensor for name, tensor in model.state_dict().items() if ".lora_" in name]
 
 
 async def test_a_critic_of_an_adapted_policy_learns_its_head_and_its_adapters():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
 
@@ -29,6 +29,7 @@ from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.forward import TorchNetwork
 from agentrl.trainer.torch.sharding import (
     ShardedRanks,
+    frozen_names,
     layers_of,
     load_weights,
     only_gathered,
@@ -36,6 +37,7 @@ from agentrl.trainer.torch.sharding import (
     step_sharded,
 )
 from agentrl.types import ScoreRole, TrainBatch
+from agentrl.weights.checksum import checksum
 
 _STATE = "state.pt"
 
@@ -98,9 +100,14 @@ Forward = Callable[[TorchNetwork, MicroBatch], TokenOutputs]
 
 
 class LearnerState(TypedDict):
-    """A network that learns, as `torch.save` writes it."""
+    """A network that learns, as `torch.save` writes it.
+
+    network: what learns of it, and its buffers. frozen: a checksum of the rest, which the directory has that
+    the network is loaded from; None = there is none.
+    """
 
     network: dict[str, Tensor]
+    frozen: int | None
     optimizers: list[dict[str, object]]
 
 
@@ -149,9 +156,12 @@ class Learner:
         return StepSums(sums, step, inputs.logprobs(), is_left_out)
 
     def state(self) -> LearnerState:
-        """Weights and optimizers, for `torch.save`."""
+        """What learns, and the optimizers, for `torch.save`; every rank calls it."""
+        model = self.network.model
+        frozen = frozen_names(model)
         return {
-            "network": self.network.model.state_dict(),
+            "network": {name: t for name, t in model.state_dict().items() if name not in frozen},
+            "frozen": self._frozen,
             "optimizers": [part.state_dict() for part in self._optimizer.parts],
         }
 
@@ -165,12 +175,23 @@ class Learner:
         """Restore a state. done: the optimizer's steps until then.
 
         Raises:
-            KeyError, RuntimeError, ValueError: the state is of another network or other optimizers.
+            KeyError, RuntimeError, ValueError: the state is of another network or other optimizers, or what
+                does not learn is not what it was.
         """
+        if state["frozen"] != self._frozen:
+            raise ValueError("its adapters are for another base model; put that one back")
         load_weights(self.network.model, state["network"])
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
             part.load_state_dict(optimizer_shards(saved, part))
         self.done = done
+
+    @cached_property
+    def _frozen(self) -> int | None:
+        """The checksum of what does not learn, in fp32, however it is kept."""
+        parts = [(name, p) for name, p in self.network.model.named_parameters() if not p.requires_grad]
+        if not parts:
+            return None
+        return checksum((name, whole(p.detach()).to("cpu", torch.float32)) for name, p in parts)
 
     def _clipped(self) -> float:
         """Scale a gradient down that is longer than it may be; its norm before, over all ranks."""
@@ -259,7 +280,7 @@ class SavedNetworks:
                 copies[FOLDERS[role]] = copied(learner.state(), self._copy_of(role))
         if self._ref is not None:
             with self._memory["ref"].onloaded():
-                state: LearnerState = {"network": self._ref.state_dict(), "optimizers": []}
+                state: LearnerState = {"network": self._ref.state_dict(), "frozen": None, "optimizers": []}
                 copies[FOLDERS["ref"]] = copied(state, self._copy_of("ref"))
 
         def write() -> None:

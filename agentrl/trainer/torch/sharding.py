@@ -137,13 +137,21 @@ def shard_like(whole: Tensor, own: object) -> Tensor:
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Fill a network with whole tensors, of which a rank takes its parts.
+    """Fill what learns of a network, and its buffers, with whole tensors, of which a rank takes its parts.
 
     Raises:
         RuntimeError, ValueError: they are of another network.
     """
-    own = model.state_dict()
-    model.load_state_dict({name: shard_like(tensor, own.get(name)) for name, tensor in weights.items()})
+    own, frozen = model.state_dict(), frozen_names(model)
+    parts = {name: shard_like(tensor, own.get(name)) for name, tensor in weights.items()}
+    others = model.load_state_dict(parts, strict=False)
+    if strange := [*others.unexpected_keys, *(name for name in others.missing_keys if name not in frozen)]:
+        raise RuntimeError(f"{strange[0]} is only in one of the state and {type(model).__name__}")
+
+
+def frozen_names(model: nn.Module) -> set[str]:
+    """The parameters that do not learn, by all their names."""
+    return {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def optimizer_shards(saved: Mapping[str, object], optimizer: torch.optim.Optimizer) -> dict[str, object]:
