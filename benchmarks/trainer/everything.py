@@ -12,11 +12,11 @@ import torch
 from agentrl.types import JSON
 from benchmarks.machine import interpreter_versions, machine
 from benchmarks.sections import ResultRow, chosen, reported
+from benchmarks.trainer.beside_trl import bench_ragged, bench_step
 from benchmarks.trainer.context import TrainerContext
 from benchmarks.trainer.memory import bench_memory
 from benchmarks.trainer.rows import bench_bare, bench_packed
 from benchmarks.trainer.settings import TrainerBench
-from benchmarks.trainer.trl import bench_ragged, bench_step
 
 SECTIONS: Mapping[str, Callable[[TrainerContext], Awaitable[list[ResultRow]]]] = {
     "memory": bench_memory,

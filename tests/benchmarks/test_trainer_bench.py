@@ -12,7 +12,8 @@ import torch
 from agentrl.errors import UserError
 from benchmarks.batches import batch_of
 from benchmarks.models import tiny_model
-from benchmarks.trainer import memory, rows, trl
+from benchmarks.trainer import beside_trl as trl
+from benchmarks.trainer import memory, rows
 from benchmarks.trainer.context import TrainerContext
 from benchmarks.trainer.everything import bench_trainer
 from benchmarks.trainer.settings import TrainerBench, long_tailed
@@ -118,5 +119,9 @@ async def test_steps_of_trl_are_asked_for_in_turns(tmp_path, monkeypatch):
     context = TrainerContext(tmp_path, TINY, Path(sys.executable), lambda line: None)
     (ragged,) = await trl.bench_ragged(context)
     assert [*ragged.figures["sides"]] == ["agentrl", "trl"]
+    seen = []
+    monkeypatch.setattr(trl, "_drawn", lambda group, drawn=trl._drawn: seen.append(drawn(group)) or seen[-1])
     (step,) = await trl.bench_step(context)
+    rewards = [[verdict.total for verdict in group.verdicts] for group in seen]
+    assert any(len(set(each)) > 1 for each in rewards)
     assert all(len(side["tokens_per_s"]) == 2 for side in step.figures["sides"].values())

@@ -352,14 +352,17 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
     with sharing(place, world_size, plan.shard_size, device) as ranks:
         report_phase("loading weights")
 
-        def opened(directory: str) -> PreTrainedModel:
-            model = open_directory(directory, torch.float32)
+        def placed(model: PreTrainedModel) -> PreTrainedModel:
             if ranks is None:
                 # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
                 nn.Module.to(model, device)
             return model
 
-        model = opened(plan.models["old"])
+        # Below adapters there is half as much to send to a device, once `TorchWorker` has seen it.
+        is_halved = bool(plan.config.lora_rank) and plan.config.bf16
+        model = open_directory(plan.models["old"], torch.float32)
+        if not is_halved:
+            placed(model)
         # The critic is a copy, with adapters or frozen parameters, too.
         freeze(model, plan.config)
         critic = None
@@ -367,11 +370,14 @@ def worker(plan: TorchPlan, place: RankPlace) -> Iterator[TorchWorker]:
             critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup, ranks=ranks)
         judges: dict[ScoreRole, PreTrainedModel] = {}
         for role in sorted(plan.opened - {"old"}):
-            judges[role] = opened(plan.models[role])
+            judges[role] = placed(open_directory(plan.models[role], torch.float32))
             if ranks is not None:
                 ranks.shard(judges[role])
         auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
-        yield TorchWorker(model, plan.policy, auxiliary, ranks)
+        trained = TorchWorker(model, plan.policy, auxiliary, ranks)
+        for learning in (model, *(() if critic is None else (critic.network,))):
+            placed(learning)
+        yield trained
 
 
 def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[tuple[TensorSpec, ...]]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import agentrl
 from agentrl.assembly.keywords import TrainSettings
 from agentrl.errors import UserError
-from agentrl.types import JSON, Task, TrainBatch
+from agentrl.types import JSON, Group, Task, TrainBatch
 from benchmarks.batches import batch_of
 from benchmarks.compare import Side as Step
 from benchmarks.compare import rates
@@ -35,10 +37,10 @@ async def bench_step(context: TrainerContext) -> list[ResultRow]:
     bench = context.bench
     program, settings = _trl(context), _run_settings(context)
     async with AsyncExitStack() as stack:
-        run = await stack.enter_async_context(agentrl.open_run(None, **settings))
+        run = await stack.enter_async_context(agentrl.open_run(None, quiet=True, **settings))
 
         async def step() -> None:
-            batch = await run.credit(await run.play())
+            batch = await run.credit([_drawn(group) for group in await run.play()])
             await run.update(batch)
             await run.publish()
 
@@ -85,6 +87,7 @@ def _trl(context: TrainerContext, **more: JSON) -> Program:
     settings: dict[str, JSON] = {name: getattr(bench, name) for name in names}
     settings |= {"model": str(context.saved()), "folder": str(context.folder / "trl"), **more}
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(bench.threads)}
+    environment.pop("PYTHONPATH", None)
     log = context.folder / "trl.log"
     return Program("trl", [str(context.trl), str(_PROGRAM)], settings, environment, log)
 
@@ -115,7 +118,7 @@ def _run_settings(context: TrainerContext) -> TrainSettings:
         env="SingleTurn-v0",
         prompt_data=str(prompts),
         input_key="input",
-        reward="benchmarks.trainer.trl:variety",
+        reward="benchmarks.trainer.beside_trl:nothing",
         warm_start_steps=0,
         num_rollout=_STEPS,
         rollout_batch_size=bench.prompts,
@@ -127,6 +130,12 @@ def _run_settings(context: TrainerContext) -> TrainSettings:
     )
 
 
-def variety(_task: Task, answer: str) -> float:
-    """The reward on both sides: something that differs among siblings."""
-    return float(len(set(answer)))
+def nothing(_task: Task, _answer: str) -> float:
+    """The reward of the run, whose answers are all cut off; `_drawn` replaces it."""
+    return 0.0
+
+
+def _drawn(group: Group) -> Group:
+    """As on the other side, as good as random: siblings differ, and none is left out of the update."""
+    scored = (replace(v, total=float(crc32(v.episode_id.encode()) % 5)) for v in group.verdicts)
+    return replace(group, verdicts=tuple(scored))
