@@ -25,6 +25,7 @@ ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
     ".venv/bin/pip install -e .[train]": "likewise",
     ".venv/bin/pip install -e .[train,megatron,sglang]": "likewise; test_wheel.py runs the resolver",
+    ".venv/bin/pip install -e .[train,lora,data,math,sglang]": "likewise",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
     "pip install .[train,ray]": "the Makefile installs the extra",
