@@ -76,8 +76,10 @@ def main() -> None:
     """Train until nobody asks for a step."""
     settings = json.loads(sys.argv[-1])
     torch.set_num_threads(settings["threads"])
-    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(
+        settings["model"], dtype=torch.float32, trust_remote_code=False
+    )
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left", trust_remote_code=False)
     tokenizer.pad_token, tokenizer.eos_token = "t0", "t1"
     samples = settings["prompts"] * settings["siblings"]
     words = [
