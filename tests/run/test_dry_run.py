@@ -274,6 +274,21 @@ def test_a_run_for_gpus_is_validated_without_any(model):
     assert ranks["optimizer_bytes"] == pytest.approx(3 * parameters, rel=0.2)
 
 
+def test_it_says_how_long_a_row_the_card_has_room_for(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 1, mib=2048))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    own = {name: value for name, value in BANDIT.items() if name not in SHAPE}
+    settings = {**own, "hf_checkpoint": str(model), "warm_start_steps": 0, "device": "cuda"}
+    facts = [
+        dry_run(None, {**settings, **more}).sections["gpus"]
+        for more in ({}, {"gradient_checkpointing": True})
+    ]
+    kept, again = (each["longest_row_tokens"] for each in facts)
+    assert 1000 < kept < again
+    assert "longest_row_tokens" not in dry_run(None, BANDIT).sections["gpus"]
+
+
 def test_it_says_who_has_the_only_card(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", with_cards(tmp_path / "bin", 1))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
