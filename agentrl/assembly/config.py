@@ -22,7 +22,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
 from agentrl.processes.config import ClusterConfig
 from agentrl.records.config import ObserveConfig
-from agentrl.rendering.config import RenderingConfig
+from agentrl.rendering.config import RenderingConfig, StopChoice
 from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import COLOCATION, EVERY_VERSION, RanksConfig, TrainerConfig
@@ -249,6 +249,7 @@ def _playing(config: RunConfig) -> set[str]:
     # The length of an episode divides its loss, and arguments of the environment name models.
     names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
     names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields, *_OF_PLAYING}
+    names |= set(StopChoice.model_fields)
     is_fresh = config.model.hf_checkpoint is None
     if not (is_fresh and config.data.gives_prompts):
         # No tokenizer is trained on the prompts.
@@ -328,7 +329,7 @@ _WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")
 SFT_SETTINGS = frozenset(
     {
         *(*RunSection.model_fields, *ModelSection.model_fields),
-        *(*SftSection.model_fields, *RenderingConfig.model_fields),
+        *(*SftSection.model_fields, *(RenderingConfig.model_fields.keys() - StopChoice.model_fields)),
         *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
         *(ClusterConfig.model_fields.keys() - _OF_PLAYING),
         *("env", *_WITH_ENV, "rollout_max_context_len"),

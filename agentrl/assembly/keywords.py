@@ -78,6 +78,8 @@ class TrainSettings(TypedDict, total=False):
     warm_start_lr: float
     warm_start_split: Name
     num_demonstrations: int | None
+    rollout_stop: Sequence[Name]
+    rollout_stop_token_ids: Sequence[int]
     dialect: Literal["own", "inline", "chat"]
     chat_format: Name
     num_rollout: int
@@ -367,6 +369,8 @@ class EvalSettings(TypedDict, total=False):
     metadata_key: Name | None
     tool_key: Name | None
     prompt_data: Data | None
+    rollout_stop: Sequence[Name]
+    rollout_stop_token_ids: Sequence[int]
     dialect: Literal["own", "inline", "chat"]
     chat_format: Name
     engine: Literal["embedded", "sglang"]

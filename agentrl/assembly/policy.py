@@ -23,14 +23,14 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.launch import Launcher, Value
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
-from agentrl.types.seams import Agent, Engine, Policy, Renderer
+from agentrl.types.seams import Agent, Engine, Policy, Renderer, Stops
 from agentrl.weights.codec import torch_dtype
 from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights
 from agentrl.weights.hf.source import ModelSource
@@ -179,9 +179,19 @@ def build_renderer(source: ModelSource, dialect: Dialect, config: RenderingConfi
     Raises:
         UserError: the model's tokenizer does not support the configured chat format.
     """
+    renderer: TokenRenderer
     if isinstance(dialect, Tags):
-        return InlineRenderer(source.tokenizer, dialect)
-    return chat_renderer(source.tokenizer, config.chat_format)
+        renderer = InlineRenderer(source.tokenizer, dialect)
+    else:
+        renderer = chat_renderer(source.tokenizer, config.chat_format)
+    unknown = [number for number in config.rollout_stop_token_ids if number >= len(source.tokenizer)]
+    if unknown:
+        raise ConfigError(
+            f"rollout_stop_token_ids has {unknown[0]}, and the tokenizer has {len(source.tokenizer)} tokens; "
+            "name ids of its own."
+        )
+    renderer.more_stops = Stops(config.rollout_stop, config.rollout_stop_token_ids)
+    return renderer
 
 
 def agent_factory(policy: Policy, renderer: Renderer, sampling: SamplingSettings) -> Callable[[], Agent]:

@@ -60,6 +60,8 @@ class TokenRenderer(ABC):
 
     has_linear_parser = True
     """Whether its parser takes linear time, whatever the text says."""
+    more_stops: Stops = Stops((), ())
+    """What ends a turn beside what its dialect ends it with."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -67,9 +69,17 @@ class TokenRenderer(ABC):
         self._tools: tuple[ToolSchema, ...] = ()
         self._escaped_tools: tuple[ToolSchema, ...] = ()
 
-    @abstractmethod
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """See `Renderer`, as of all methods."""
+        own, more = self.ends(tools), self.more_stops
+        if not any(more):
+            return own
+        strings = dict.fromkeys((*own.strings, *more.strings))
+        return Stops(tuple(strings), tuple(sorted({*own.token_ids, *more.token_ids})))
+
+    @abstractmethod
+    def ends(self, tools: Sequence[ToolSchema]) -> Stops:
+        """What ends a turn in the dialect itself."""
 
     @abstractmethod
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
@@ -95,6 +105,24 @@ class TokenRenderer(ABC):
         """Whether `extend` renders the whole conversation for an observation of these roles."""
         del observation
         return False
+
+    def rendered_on(
+        self, seen: Seen, observation: Observation, otherwise: Restart = Restart.REWRITTEN
+    ) -> list[int] | Restart:
+        """What follows a prefix in the whole conversation, where that begins with it, token for token.
+
+        For a turn that a stop of the run has ended, in a dialect that cannot tell how it would be closed. A
+        conversation that would take long to render begins a new prefix. otherwise: why.
+        """
+        messages, prefix = (*seen.messages, *observation), [*seen.prompt_ids, *seen.completion_ids]
+        is_closed = seen.completion_ids[-1:] and seen.completion_ids[-1] in self.ends(seen.tools).token_ids
+        if is_closed or not any(self.more_stops) or _num_characters(messages) > _PLAIN_CHARS:
+            return otherwise
+        try:
+            rendered = self.render(messages, seen.tools)
+        except RenderingError:
+            return otherwise
+        return rendered[len(prefix) :] if rendered[: len(prefix)] == prefix else otherwise
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

@@ -129,7 +129,7 @@ class FamilyRenderer(TokenRenderer):
         except ValueError as error:
             raise RenderingError(str(error)) from error
 
-    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+    def ends(self, tools: Sequence[ToolSchema]) -> Stops:
         """The tokens that end a turn in this family."""
         del tools
         return Stops((), tuple(sorted(set(self._family.get_stop_token_ids()))))
@@ -168,9 +168,10 @@ class FamilyRenderer(TokenRenderer):
             # every question of others, though their templates drop thoughts.
             text = self.decode(prefix)
             if not holds or shows_thought(seen, text, self._escape):
-                return self._rendered_anew(seen, observation, text)
+                anew = self._rendered_anew(seen, observation, text)
+                return self.rendered_on(seen, observation, anew) if isinstance(anew, Restart) else anew
         if bridge is None or not holds:
-            return Restart.REWRITTEN
+            return self.rendered_on(seen, observation)
         return bridge.token_ids[len(prefix) :]
 
     def looks_back(self, observation: Observation) -> bool:
@@ -181,7 +182,7 @@ class FamilyRenderer(TokenRenderer):
         """What follows the prefix in the whole conversation, rendered; or why that changes the prefix."""
         stripped = any(message.reasoning for message in seen.messages) or THINK_END in prefix
         reason = Restart.REASONING_STRIPPED if stripped else Restart.REWRITTEN
-        stops = self.stops(seen.tools).token_ids
+        stops = self.ends(seen.tools).token_ids
         try:
             rendered = self.render((*seen.messages, *observation), seen.tools)
         except RenderingError:
@@ -199,7 +200,7 @@ class FamilyRenderer(TokenRenderer):
     ) -> Message:
         """Reasoning, content and calls of a sampled turn."""
         if self._name == _BARE_CALLS:
-            ends = self.stops(tools).token_ids
+            ends = self.ends(tools).token_ids
             text = self.decode(ids[:-1] if ids and ids[-1] in ends else ids)
             content, bare = read_bare_calls(text, "name", "parameters")
             return Message("assistant", content.strip(), tool_calls=tuple(one_call_a_turn(bare)))
@@ -236,7 +237,7 @@ class FamilyRenderer(TokenRenderer):
                 "this chat format begins an answer otherwise than its prompt ends, so no demonstration can "
                 "be written in it; leave the warm start out, or use another dialect."
             )
-        stops = self.stops(tools).token_ids
+        stops = self.ends(tools).token_ids
         ends = [index for index, token in enumerate(ids) if token in stops and index >= len(prompt)]
         if ends:
             return ids[len(prompt) : ends[-1] + 1]

@@ -8,12 +8,13 @@ import re
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
+from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.chat import FamilyRenderer, families, family_of
 from agentrl.rendering.messages import as_chat, tools_as_chat, verbatim
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.rendering.template_facts import ChatTemplate
 from agentrl.types import JSON, Message, Observation, ToolCall
-from agentrl.types.seams import Renderer, ToolSchema
+from agentrl.types.seams import ToolSchema
 
 AUTO, TEMPLATE = "auto", "template"
 
@@ -48,7 +49,7 @@ _PROBES: tuple[Observation, ...] = (
 )
 
 
-def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -> Renderer:
+def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -> TokenRenderer:
     """The renderer of a chat format.
 
     `auto` takes the first format of the library that renders some small conversations exactly as the

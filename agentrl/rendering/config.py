@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
 
 from agentrl.config import Section, Spelling, chosen
 
 
-class RenderingConfig(Section):
+def _listed(value: object) -> object:
+    """The strings in the text of a flag: a list in JSON, or one string."""
+    if not isinstance(value, str):
+        return value
+    if not value.startswith("["):
+        return (value,)
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{value} is no list in JSON ({error}); write one, or one string.") from None
+
+
+def _numbers(value: object) -> object:
+    """The numbers in the text of a flag, with commas between them."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+class StopChoice(Section):
+    """What ends a turn of the model, beside what its dialect ends it with."""
+
+    rollout_stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
+    """Strings that end a turn, too, and stay part of it: ["</search>", "</answer>"] (a flag: JSON, or one
+    string). In evaluations as well."""
+    rollout_stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_numbers)] = ()
+    """Token ids that end a turn, too, and stay part of it (a flag: with commas between them)."""
+
+
+class RenderingConfig(StopChoice):
     """The form of turns."""
 
     dialect: Literal["own", "inline", "chat"] = "own"

@@ -47,7 +47,7 @@ class InlineRenderer(TokenRenderer):
         """The arguments for pickles."""
         return InlineRenderer, (self._tokenizer, self._tags)
 
-    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+    def ends(self, tools: Sequence[ToolSchema]) -> Stops:
         """The closing tags of the tools and of the answer, and the end-of-text token."""
         return self._stops(tuple(tool.name for tool in tools))
 

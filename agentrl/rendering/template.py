@@ -54,7 +54,7 @@ class TemplateRenderer(TokenRenderer):
         """The arguments for pickles."""
         return TemplateRenderer, (self._tokenizer,)
 
-    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+    def ends(self, tools: Sequence[ToolSchema]) -> Stops:
         """The tokens that end a turn, and the end-of-text token."""
         del tools
         ends = set(self._ends)
@@ -73,7 +73,8 @@ class TemplateRenderer(TokenRenderer):
         """The tokens of an observation and of the next turn's opening; or why the prefix does not hold."""
         if tuple(tools) != tuple(seen.tools):
             return Restart.TOOLS_CHANGED
-        if not seen.completion_ids or seen.completion_ids[-1] not in self._ends:
+        last = seen.completion_ids[-1:]
+        if not len(last) or last[0] == self._tokenizer.eos_token_id not in self._ends:
             return Restart.REWRITTEN
         if self.looks_back(observation) and self._drops_thought(seen, observation):
             return Restart.REASONING_STRIPPED
@@ -85,8 +86,11 @@ class TemplateRenderer(TokenRenderer):
             # Every call of the probe turn holds the mark once.
             after = after.partition(MARK)[2]
         _, close, added = after.partition(self._facts.call_close if calls else self._facts.close)
-        # Some templates end the last turn of a conversation with another token than earlier ones.
-        return list(self._encode(added)) if close else Restart.REWRITTEN
+        if not close:
+            # Some templates end the last turn of a conversation with another token than earlier ones.
+            return self.rendered_on(seen, observation)
+        # A turn that another stop has ended is closed here.
+        return list(self._encode(added if last[0] in self._ends else close + added))
 
     def looks_back(self, observation: Observation) -> bool:
         """Whether thoughts may be dropped, so that `extend` renders the whole conversation."""
@@ -96,7 +100,7 @@ class TemplateRenderer(TokenRenderer):
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
     ) -> Message:
         """Reasoning, content and calls of a sampled turn."""
-        ends = self.stops(tools).token_ids
+        ends = self.ends(tools).token_ids
         last = len(ids) - 1 if ids and ids[-1] in ends else len(ids)
         text = self.decode(ids[:last])
         prefilled = self.decode(prompt_ids[-8:]).rstrip().endswith(THINK)

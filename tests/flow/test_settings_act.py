@@ -94,6 +94,8 @@ CHANGES = {
     "hf_checkpoint": Change("nowhere"),
     "warm_start_steps": Change(1),
     "dialect": Change("chat"),
+    "rollout_stop": Change(["a"]),
+    "rollout_stop_token_ids": Change([5]),
     "num_rollout": Change(1),
     "rollout_batch_size": Change(3),
     "n_samples_per_prompt": Change(3),

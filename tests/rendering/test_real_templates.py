@@ -15,13 +15,13 @@ import pytest
 
 from agentrl import Message, ToolCall
 from agentrl.envs import Tags
-from agentrl.errors import RenderingError
+from agentrl.errors import RenderingError, UserError
 from agentrl.rendering.chat import FamilyRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
-from agentrl.types.seams import Seen, ToolSchema
+from agentrl.types.seams import Seen, Stops, ToolSchema
 from tests.rendering.real_templates import FAMILIES, IN_PARTS, NAMES, THINKING, real_tokenizer
 
 NUMBER = {"type": "integer", "description": "A number"}
@@ -280,3 +280,31 @@ def test_the_template_form_does_the_same_as_the_family(name, case):
     if name in ONE_CALL and case == "two calls in a turn":
         return
     play(name, (ANSWERS | CALLS)[case], TemplateRenderer(real_tokenizer(name)), TOOLS)
+
+
+@pytest.mark.parametrize("form", [automatic, lambda name: TemplateRenderer(real_tokenizer(name))])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_that_a_stop_of_the_run_has_ended_is_closed_as_the_template_closes_it(name, form):
+    """The environment reads a tag, and the model has not ended its turn."""
+    if name == "glm4moe" and form is not automatic:
+        with pytest.raises(UserError, match="ends a turn with no special token"):
+            form(name)
+        return
+    renderer = copy.copy(form(name))
+    renderer.more_stops = Stops(("</search>",), ())
+    before, after = (user("Where?"),), (user("Found."),)
+    turn = said("<search>Tirak</search>")
+    prompt, text = whole(name, before, ()), whole(name, (*before, turn), (), prompt=False)
+    if not text.startswith(prompt):
+        pytest.skip("its prompt opens a thought")
+    written, tag, _ = text[len(prompt) :].partition("</search>")
+    prefix, action = ids_of(name, prompt), ids_of(name, written + tag)
+    parsed = renderer.parse(action, (), prompt_ids=prefix)
+    assert parsed.content == turn.content
+    added = renderer.extend(Seen((*before, parsed), (), prefix, action), after, ())
+    expected, sofar = ids_of(name, whole(name, (*before, turn, *after), ())), [*prefix, *action]
+    holds = expected[: len(sofar)] == sofar
+    assert not (holds and isinstance(added, Restart)), added
+    if not isinstance(added, Restart):
+        assert squeezed(renderer.decode([*sofar, *added])) == squeezed(renderer.decode(expected))
+        assert not holds or [*sofar, *added] == expected
