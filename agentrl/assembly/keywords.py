@@ -82,6 +82,7 @@ class TrainSettings(TypedDict, total=False):
     rollout_stop_token_ids: Sequence[int]
     dialect: Literal["own", "inline", "chat"]
     chat_format: Name
+    apply_chat_template_kwargs: Mapping[str, JSON]
     num_rollout: int
     rollout_batch_size: int | None
     n_samples_per_prompt: int
@@ -373,6 +374,7 @@ class EvalSettings(TypedDict, total=False):
     rollout_stop_token_ids: Sequence[int]
     dialect: Literal["own", "inline", "chat"]
     chat_format: Name
+    apply_chat_template_kwargs: Mapping[str, JSON]
     engine: Literal["embedded", "sglang"]
     max_slots: int
     adaptive_concurrency: bool

@@ -28,6 +28,7 @@ from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
+from agentrl.rendering.template_facts import with_arguments
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
 from agentrl.types.seams import Agent, Engine, Policy, Renderer, Stops
@@ -178,12 +179,14 @@ def build_renderer(source: ModelSource, dialect: Dialect, config: RenderingConfi
 
     Raises:
         UserError: the model's tokenizer does not support the configured chat format.
+        ConfigError: it has no such token, or no template for the arguments.
     """
     renderer: TokenRenderer
+    tokenizer = with_arguments(source.tokenizer, config.apply_chat_template_kwargs)
     if isinstance(dialect, Tags):
-        renderer = InlineRenderer(source.tokenizer, dialect)
+        renderer = InlineRenderer(tokenizer, dialect)
     else:
-        renderer = chat_renderer(source.tokenizer, config.chat_format)
+        renderer = chat_renderer(tokenizer, config.chat_format)
     unknown = [number for number in config.rollout_stop_token_ids if number >= len(source.tokenizer)]
     if unknown:
         raise ConfigError(

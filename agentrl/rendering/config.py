@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from agentrl.config import Section, Spelling, chosen
+from agentrl.types import JSON
 
 
 def _listed(value: object) -> object:
@@ -47,6 +48,9 @@ class RenderingConfig(StopChoice):
     chat_format: str = "auto"
     """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = detected from the tokenizer;
     template = the tokenizer's own chat template."""
+
+    apply_chat_template_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    """Arguments of the tokenizer's chat template: {enable_thinking = false} (a flag: JSON)."""
 
     spellings: ClassVar[Mapping[str, Spelling]] = {"apply_chat_template": chosen("dialect", "chat", "own")}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -11,9 +12,11 @@ from typing import cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.types import JSON
 
+_OURS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""What a template gets from whoever renders a conversation."""
 MARK = "zqmarkqz"
 """A string that does not occur in conversations."""
 
@@ -55,6 +58,38 @@ class TemplateFacts:
     thought: tuple[str, str]
     calls: CallFormat | None = None
     several: bool = False
+
+
+def with_arguments(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, JSON]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, whose template has these arguments as well, such as `enable_thinking`.
+
+    Raises:
+        ConfigError: it has no template, or an argument is none of a template's own.
+    """
+    if not arguments:
+        return tokenizer
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "apply_chat_template_kwargs has no effect: the tokenizer has no chat template; drop it."
+        )
+    for name in arguments:
+        if not name.isidentifier() or name in _OURS:
+            raise ConfigError(
+                f"apply_chat_template_kwargs has {name!r}, which no chat template takes from its caller; "
+                "name variables of the template, such as enable_thinking."
+            )
+    # Jinja reads Python's literals.
+    settings = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in arguments.items())
+    changed = copy(tokenizer)
+    templates = tokenizer.chat_template
+    changed.chat_template = (
+        {name: settings + text for name, text in templates.items()}
+        if isinstance(templates, dict)
+        else settings + templates
+    )
+    return changed
 
 
 class ChatTemplate:

@@ -94,6 +94,8 @@ CHANGES = {
     "hf_checkpoint": Change("nowhere"),
     "warm_start_steps": Change(1),
     "dialect": Change("chat"),
+    # An argument that is refused.
+    "apply_chat_template_kwargs": Change({"messages": []}),
     "rollout_stop": Change(["a"]),
     "rollout_stop_token_ids": Change([5]),
     "num_rollout": Change(1),

@@ -52,6 +52,8 @@ CHANGES = {
     "eval_sft_data": Change("other.jsonl"),
     "dialect": Change("chat"),
     "chat_format": Change("qwen3", {"dialect": "chat"}),
+    # An argument that is refused.
+    "apply_chat_template_kwargs": Change({"messages": []}),
     "rollout_max_context_len": Change(12),
     "trainer": Change("megatron"),
     # A choice that is refused without a GPU.
