@@ -85,6 +85,6 @@ def test_smollm2_learns_to_use_a_calculator(tmp_path):
     # The same start, and rewards that have nothing to do with what was done.
     start_again = {"hf_checkpoint": str(run.folder / "checkpoint-warm-start"), "warm_start_steps": 0}
     control = agentrl.train(
-        RUN, name="control", shuffle_rewards=True, num_rollout=20, **{**fixed, **start_again}
+        RUN, name="control", shuffle_rewards=True, num_rollout=12, **{**fixed, **start_again}
     )
     assert control.reports["after RL"]["sampled"].mean < start + 0.15
