@@ -50,7 +50,7 @@ class RenderingConfig(StopChoice):
     template = the tokenizer's own chat template."""
 
     apply_chat_template_kwargs: dict[str, JSON] = Field(default_factory=dict)
-    """Arguments of the tokenizer's chat template: {enable_thinking = false} (a flag: JSON)."""
+    """Arguments of the tokenizer's chat template, such as {"enable_thinking": false} (a flag: JSON)."""
 
     spellings: ClassVar[Mapping[str, Spelling]] = {"apply_chat_template": chosen("dialect", "chat", "own")}
 

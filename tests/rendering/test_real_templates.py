@@ -282,8 +282,15 @@ def test_the_template_form_does_the_same_as_the_family(name, case):
     play(name, (ANSWERS | CALLS)[case], TemplateRenderer(real_tokenizer(name)), TOOLS)
 
 
+OPEN_A_THOUGHT = {
+    *("deepseek_r1_distill", "deepseekv3", "nemotron_3_5_lightning"),
+    *("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+}
+"""By their prompt, and they write a turn without one otherwise than it begins."""
+
+
 @pytest.mark.parametrize("form", [automatic, lambda name: TemplateRenderer(real_tokenizer(name))])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - OPEN_A_THOUGHT))
 def test_a_turn_that_a_stop_of_the_run_has_ended_is_closed_as_the_template_closes_it(name, form):
     """The environment reads a tag, and the model has not ended its turn."""
     if name == "glm4moe" and form is not automatic:
@@ -295,8 +302,7 @@ def test_a_turn_that_a_stop_of_the_run_has_ended_is_closed_as_the_template_close
     before, after = (user("Where?"),), (user("Found."),)
     turn = said("<search>Tirak</search>")
     prompt, text = whole(name, before, ()), whole(name, (*before, turn), (), prompt=False)
-    if not text.startswith(prompt):
-        pytest.skip("its prompt opens a thought")
+    assert text.startswith(prompt)
     written, tag, _ = text[len(prompt) :].partition("</search>")
     prefix, action = ids_of(name, prompt), ids_of(name, written + tag)
     parsed = renderer.parse(action, (), prompt_ids=prefix)
