@@ -184,7 +184,7 @@ async def test_a_state_of_another_base_model_is_refused(tmp_path):
     other = qwen3(torch.float32)
     with torch.no_grad():
         next(other.parameters())[3, 2] += 1e-3
-    with pytest.raises(ModelLoadError, match="its adapters are for another base model; put that one back"):
+    with pytest.raises(ModelLoadError, match="what does not learn is of another model; put that one back"):
         await trainer(other, **LORA).load_state(str(tmp_path))
 
 

@@ -179,7 +179,7 @@ class Learner:
                 does not learn is not what it was.
         """
         if state["frozen"] != self._frozen:
-            raise ValueError("its adapters are for another base model; put that one back")
+            raise ValueError("what does not learn is of another model; put that one back")
         load_weights(self.network.model, state["network"])
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
             part.load_state_dict(optimizer_shards(saved, part))
