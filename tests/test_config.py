@@ -15,6 +15,7 @@ from agentrl.config import (
     Section,
     by_section,
     effective_values,
+    import_path,
     leaves,
     merge,
     parse,
@@ -25,6 +26,32 @@ from agentrl.config.keys import plain, words_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.types import JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("package.module:name", "package.module:name"),
+        ("package.module.name", "package.module:name"),
+        ("module.name", "module:name"),
+        ("deep/er/file.py:name", "deep.er.file:name"),
+        ("./file.py:Class", "file:Class"),
+        ("module:make.<locals>.inner", "module:make.<locals>.inner"),
+        ("exact_match", "exact_match"),
+        ("3.5", "3.5"),
+    ],
+)
+def test_paths_of_functions_have_three_forms(text, path):
+    assert import_path(text) == path
+
+
+def test_a_file_is_named_from_anywhere_below_the_folder_that_the_command_starts_in(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert import_path(f"{tmp_path}/here/own/file.py:name") == "own.file:name"
+    for outside in (f"{tmp_path}/file.py:name", "../file.py:name", "my-file.py:name"):
+        with pytest.raises(ValueError, match="below the folder that the command starts in"):
+            import_path(outside)
 
 
 class Oven(Section):

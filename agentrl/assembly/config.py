@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -17,7 +18,8 @@ from agentrl.assembly.sections import (
     WarmStartSection,
 )
 from agentrl.config import Section, leaves
-from agentrl.data.config import COLUMNS, DataConfig, sets_of
+from agentrl.data.config import COLUMNS, DataConfig
+from agentrl.data.eval_sets import EvalSet, sets_of
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
 from agentrl.processes.config import ClusterConfig
@@ -36,6 +38,7 @@ class RunConfig(Section):
 
     command: ClassVar[Command] = "train"
     """The command whose run this is."""
+    others: ClassVar[Path | None] = Path(__file__).with_name("other_settings.toml")
 
     run: RunSection = RunSection()
     env: EnvSection = EnvSection()
@@ -61,6 +64,12 @@ class RunConfig(Section):
             return self.run.name
         safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.env)
         return f"{safe}-seed{self.run.seed}"
+
+    def of_set(self, own: EvalSet) -> RunConfig:
+        """These settings as a set of held-out prompts is played that has some of its own."""
+        found = {"eval_episodes": own.num_prompts, "eval_temperature": own.temperature}
+        chosen = {name: value for name, value in found.items() if value is not None}
+        return self.model_copy(update={"eval": self.eval.model_copy(update={**chosen, **own.sampling})})
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -403,6 +412,7 @@ class OpenRunConfig(RunConfig):
 
 _CALLED = (
     ("eval_interval", "evaluate"),
+    ("skip_eval_before_train", "evaluate"),
     ("async_eval", "evaluate"),
     ("save_interval", "save"),
     ("max_restarts", "open_run"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
 from agentrl.assembly.config import RunConfig
 from agentrl.data import (
     Bounded,
+    Columns,
     DataSource,
     FileSource,
     Mixture,
@@ -16,17 +18,30 @@ from agentrl.data import (
     TaskSource,
     check_data_source,
 )
-from agentrl.data.config import ColumnChoice, Paths, sets_of, weights_of
+from agentrl.data.config import ColumnChoice
+from agentrl.data.eval_sets import NO_SETTINGS, EvalSet, sets_of
+from agentrl.data.paths import Paths, weights_of
 from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
 from agentrl.envs.base import corpus_of
 from agentrl.errors import ConfigError
 from agentrl.tools.names import Names
-from agentrl.types import Task
+from agentrl.types import Message, Task
 from agentrl.types.seams import Renderer
 
 NOTHING_HELD_OUT = "Nothing is held out, so nothing is evaluated: eval_prompt_data names prompts for that."
 _SOURCES = Names("source of prompts", "package.module:name", ConfigError)
 _CORPUS = 10_000
+
+
+class HeldOutSet(NamedTuple):
+    """Held-out prompts, and what is set for them alone. tasks: the first ones."""
+
+    tasks: Sequence[Task]
+    own: EvalSet = NO_SETTINGS
+
+    def num_prompts(self, name: str, n: int) -> int:
+        """How many prompts are played: all `n`, starting over at the end; of a named set, each once."""
+        return min(n, len(self.tasks)) if name else n
 
 
 class RunData(NamedTuple):
@@ -38,7 +53,7 @@ class RunData(NamedTuple):
     """
 
     source: DataSource | None
-    held_out: Mapping[str, Sequence[Task]] | None
+    held_out: Mapping[str, HeldOutSet] | None
     gives_prompts: bool
 
     @classmethod
@@ -66,8 +81,8 @@ class RunData(NamedTuple):
     def first_task(self) -> Task | None:
         """The first task of RL, else of evaluations: functions are tried out on it; None = none."""
         tasks = first_tasks(self.source, 1) if self.source is not None else []
-        held_out = next(iter((self.held_out or {}).values()), ())
-        return next(iter([*tasks, *held_out[:1]]), None)
+        held_out = next(iter((self.held_out or {}).values()), HeldOutSet(()))
+        return next(iter([*tasks, *held_out.tasks[:1]]), None)
 
     def corpus(self, env: AnyEnv) -> Iterator[str]:
         """Text to train a fresh model's tokenizer: of the environment, and the first prompts of the data."""
@@ -91,7 +106,7 @@ def training_source(config: RunConfig, env: AnyEnv) -> DataSource:
         tasks = tasks_of(env, config.env.train_split)
         return TaskSource(tasks, seed=seed, shuffle=section.rollout_shuffle)
     shuffle, split = section.rollout_shuffle, config.env.train_split
-    return file_source(section.prompt_data, section, seed=seed, shuffle=shuffle, split=split)
+    return file_source(section.prompt_data, section.columns, seed=seed, shuffle=shuffle, split=split)
 
 
 def bounded(source: DataSource, config: RunConfig, env: AnyEnv, renderer: Renderer) -> DataSource:
@@ -113,7 +128,7 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 
 
 def file_source(
-    paths: Paths, choice: ColumnChoice, *, seed: int = 0, shuffle: bool = False, split: str
+    paths: Paths, columns: Columns, *, seed: int = 0, shuffle: bool = False, split: str
 ) -> DataSource:
     """A source over files of prompts; several files are mixed by their weights.
 
@@ -121,7 +136,7 @@ def file_source(
         UserError: a file cannot be read.
     """
     assert paths is not None
-    open_file = partial(FileSource, columns=choice.columns, seed=seed, shuffle=shuffle, split=split)
+    open_file = partial(FileSource, columns=columns, seed=seed, shuffle=shuffle, split=split)
     weights = weights_of(paths)
     if not weights:
         raise ConfigError("prompt_data names no file; name one, or leave it out.")
@@ -154,28 +169,33 @@ def first_tasks(source: DataSource, n: int) -> list[Task]:
 
 
 def eval_sets(
-    paths: str | tuple[str, ...] | dict[str, str] | dict[str, float],
+    paths: str | tuple[str, ...] | dict[str, str | EvalSet] | dict[str, float],
     choice: ColumnChoice,
     *,
     split: str,
     n: int,
-) -> dict[str, list[Task]]:
-    """The first `n` tasks of each set of prompts by its name, "" for a single one without a name.
+) -> dict[str, HeldOutSet]:
+    """Each set of prompts by its name, "" for a single one without a name. n: of a set that sets none.
 
     Raises:
         UserError: a file cannot be read.
     """
-    sources = {name: file_source(path, choice, split=split) for name, path in sets_of(paths).items()}
-    return {name: first_tasks(source, n) for name, source in sources.items()}
+    sets = {}
+    for name, own in sets_of(paths).items():
+        source = file_source(own.path, own.columns(choice.columns), split=split)
+        tasks = first_tasks(source, own.num_prompts or n)
+        sets[name] = HeldOutSet([_led_by(own.system_prompt, task) for task in tasks], own)
+    return sets
 
 
-def num_prompts(name: str, tasks: Sequence[Task], n: int) -> int:
-    """How many prompts of a set are played: all `n`, starting over at the end; of a named set, each once."""
-    return min(n, len(tasks)) if name else n
+def _led_by(system_prompt: str | None, task: Task) -> Task:
+    if system_prompt is None:
+        return task
+    return replace(task, prompt=(Message("system", system_prompt), *task.prompt))
 
 
-def held_out_tasks(config: RunConfig, env: AnyEnv) -> Mapping[str, Sequence[Task]] | None:
-    """The tasks of evaluations by set; None where a run with its own prompts has no held-out tasks.
+def held_out_tasks(config: RunConfig, env: AnyEnv) -> Mapping[str, HeldOutSet] | None:
+    """The sets of evaluations by name; None where a run with its own prompts has no held-out tasks.
 
     Raises:
         UserError: there is no such split or file, or a row is no prompt.
@@ -187,4 +207,4 @@ def held_out_tasks(config: RunConfig, env: AnyEnv) -> Mapping[str, Sequence[Task
         )
     if config.data.gives_prompts and not env.splits:
         return None
-    return {"": tasks_of(env, section.eval_split)}
+    return {"": HeldOutSet(tasks_of(env, section.eval_split))}

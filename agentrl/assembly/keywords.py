@@ -287,12 +287,14 @@ class TrainSettings(TypedDict, total=False):
     rollout_health_check_first_wait: float
     n_samples_per_eval_prompt: int
     eval_top_p: float | None
+    eval_top_k: int | None
     eval_max_response_len: int | None
     eval_interval: int
     eval_prompt_data: Data | None
     eval_split: Name
     eval_episodes: int
     eval_temperature: float
+    skip_eval_before_train: bool
     async_eval: bool | None
     eval_engine: Literal["shared", "own"]
     save_interval: int
@@ -340,6 +342,7 @@ class EvalSettings(TypedDict, total=False):
 
     n_samples_per_eval_prompt: int
     eval_top_p: float | None
+    eval_top_k: int | None
     eval_max_response_len: int | None
     reset_timeout_s: float | None
     tool_timeout_s: float | None

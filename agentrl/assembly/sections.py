@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from agentrl.config import Changes, Count, Section
-from agentrl.data.config import PathList
+from agentrl.data.paths import PathList
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rollout.config import check_episodes
 from agentrl.tools.config import ToolChoice

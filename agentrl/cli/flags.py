@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
 from agentrl.cli.sections import SettingsCommand, flag_of
-from agentrl.config import Section, Spelling, leaves, sections_of, spellings
-from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
+from agentrl.config import Section, Spelling, leaves, others_of, sections_of, spellings
+from agentrl.engine.sglang.launch.arguments import Value, from_flags
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -46,6 +46,7 @@ def config_flags(
             sections.setdefault(section, []).append(name)
         if isinstance(command, SettingsCommand):
             command.sections = sections
+            command.others = others_of(tree)
             owners = [item for kind in sections_of(tree).values() for item in kind.keys().owners().items()]
             command.variants = {
                 name: f"{field} = {variants[0]}" for name, (field, variants) in owners if len(variants) == 1
@@ -80,34 +81,67 @@ _SETS = "--eval-prompt-data"
 _PATH = re.compile(r".*[/\\].*|.*@\[.*|[\[{].*|.*\.(?:jsonl|json|parquet|arrow|toml)", re.DOTALL)
 
 
+_SGLANG = "sglang"
+_PREFIXES = {"--sglang-": _SGLANG, "--megatron-": "megatron_config"}
+"""Flags of a package's own arguments: the setting whose table they are passed on in."""
+
+
 class EngineFlags(SettingsCommand):
-    """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each.
+    """A command that takes the own arguments of SGLang and Megatron, too: --sglang-NAME WORD, --megatron-NAME
+    WORD, one flag for each.
 
     --eval-prompt-data takes NAME PATH pairs, several at once or one after each flag, as well as one path.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove SGLang's flags, and pass them on as the table `sglang`; make a table of NAME PATH pairs."""
-        options = {option for parameter in self.params for option in parameter.opts}
-        own_args, sglang_args = _split_args(_with_sets(args), options)
+        """Remove the flags of packages, and pass them on as tables; make a table of NAME PATH pairs."""
+        options = {
+            option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        prefixes = {
+            prefix: name for prefix, name in _PREFIXES.items() if any(own.name == name for own in self.params)
+        }
+        own_args, of_packages = _split_args(
+            _with_sets(args), {*options, *map(flag_of, self.others)}, prefixes
+        )
         rest = super().parse_args(ctx, own_args)
-        if sglang_args:
-            table = read_json_object("--sglang", ctx.params["sglang"] or "{}")
-            ctx.params["sglang"] = json.dumps({**table, **from_flags(sglang_args)})
+        for prefix, given in of_packages.items():
+            name = prefixes[prefix]
+            table = read_json_object(flag_of(name), ctx.params[name] or "{}")
+            values = from_flags(given, prefix)
+            # SGLang's own parser reads the words.
+            typed = values if name == _SGLANG else {key: _typed(value) for key, value in values.items()}
+            ctx.params[name] = json.dumps({**table, **typed})
         return rest
 
 
-def _split_args(args: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """Arguments of this command, and SGLang's flags with the arguments that follow them."""
+def _split_args(
+    args: Sequence[str], options: Collection[str], prefixes: Collection[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Arguments of this command, and by their prefix the flags of packages with the arguments after them."""
     own_args: list[str] = []
-    sglang_args: list[str] = []
+    of_packages: dict[str, list[str]] = {}
     target = own_args
     for arg in args:
         if arg.startswith("--"):
             name = arg.partition("=")[0]
-            target = sglang_args if name.startswith(FLAG) and name not in options else own_args
+            prefix = next((each for each in prefixes if name.startswith(each) and name not in options), None)
+            target = own_args if prefix is None else of_packages.setdefault(prefix, [])
         target.append(arg)
-    return own_args, sglang_args
+    return own_args, of_packages
+
+
+def _typed(value: Value | JSON) -> JSON:
+    """The value of a flag as JSON has it: a number or a truth value where the word is one."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_typed(word) for word in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        read: JSON = json.loads(value.lower())
+    except ValueError:
+        return value
+    return value if isinstance(read, dict | list) else read
 
 
 def _with_sets(args: Sequence[str]) -> list[str]:

@@ -27,18 +27,21 @@ class SettingsCommand(Command):
     """A command whose settings are flags, in sections: --help, --help SECTION and --help all.
 
     sections: the names of the settings by section. variants: of those that one variant alone has, that one
-    (`correction = tis`), under which they are shown. `config_flags` fills both.
+    (`correction = tis`), under which they are shown. others: settings of other tools, each with what to do in
+    place of it. `config_flags` fills all three.
     """
 
     sections: Mapping[str, Sequence[str]] = {}
     variants: Mapping[str, str] = {}
+    others: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the arguments; a word after --help is a section.
 
         Raises:
-            ConfigError: there is no such section.
+            ConfigError: there is no such section, or a flag is one of another tool.
         """
+        self._refuse_others(args)
         place = next((index for index, word in enumerate(args) if word in _HELP), None)
         if place is None or ctx.resilient_parsing:
             self._shown({name for names in self.sections.values() for name in names})
@@ -46,6 +49,18 @@ class SettingsCommand(Command):
         section = next(iter(args[place + 1 : place + 2]), "")
         self._show("" if section.startswith("-") else section)
         return super().parse_args(ctx, ["--help"])
+
+    def _refuse_others(self, args: Sequence[str]) -> None:
+        """Answer all flags of other tools at once: whoever brings a script has many of them."""
+        own = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        given = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        by_flag = {flag_of(name): text for name, text in self.others.items()}
+        foreign = [flag for flag in dict.fromkeys(given) if flag not in own and flag in by_flag]
+        if len(foreign) == 1:
+            raise ConfigError(f"{foreign[0]} is a flag of other tools: {by_flag[foreign[0]]}")
+        if foreign:
+            lines = "".join(f"\n  {flag}: {by_flag[flag]}" for flag in foreign)
+            raise ConfigError(f"{len(foreign)} flags are of other tools; in place of each:{lines}")
 
     def _show(self, section: str) -> None:
         """Choose what --help shows. section: "" = the most used settings."""

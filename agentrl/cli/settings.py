@@ -12,9 +12,11 @@ from rich.text import Text
 
 from agentrl.assembly.config import RunConfig
 from agentrl.cli.commands import Command
-from agentrl.config import leaves, spellings
+from agentrl.config import leaves, others_of, spellings
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
+
+OTHERS = "of other tools"
 
 
 class Setting(NamedTuple):
@@ -33,9 +35,10 @@ def settings_command(words: tuple[str, ...], as_json: bool) -> None:
     """List the settings of runs whose name, section or description has all of WORDS; without any, all.
 
     A setting is a key in its section's table of a run file, a flag (--n-samples-per-prompt) and a keyword in
-    Python.
+    Python. Where none is found, settings of other tools are, each with what to do in place of it.
     """
     found = [setting for setting in all_settings() if _has(setting, words)]
+    found = found or [setting for setting in other_settings() if _has(setting, words)]
     if not found:
         raise ConfigError(f"no setting has {' and '.join(words)} in its name or description; try one word.")
     if as_json:
@@ -46,7 +49,8 @@ def settings_command(words: tuple[str, ...], as_json: bool) -> None:
         if setting.section != section:
             section = setting.section
             console.print(Text(f"[{section}]", style="bold"))
-        head = Text.assemble((setting.name, "cyan"), f" = {_default_text(setting.default)}")
+        value = "" if setting.section == OTHERS else f" = {_default_text(setting.default)}"
+        head = Text.assemble((setting.name, "cyan"), value)
         console.print(Padding(head, (0, 0, 0, 2)))
         console.print(Padding(Text(setting.text), (0, 0, 0, 6)))
 
@@ -69,6 +73,11 @@ def all_settings() -> list[Setting]:
     ]
     order = {section: number for number, section in enumerate(dict.fromkeys(s.section for s in found))}
     return sorted(found, key=lambda setting: order[setting.section])
+
+
+def other_settings() -> list[Setting]:
+    """The settings of other tools, each with what to do in place of it."""
+    return [Setting(name, OTHERS, None, text) for name, text in others_of(RunConfig).items()]
 
 
 def _has(setting: Setting, words: tuple[str, ...]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from agentrl.config.keys import NAME, Implied, Keys, keys_of
 from agentrl.types import JSON
@@ -16,8 +19,36 @@ Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 ShareAboveZero = Annotated[float, Field(gt=0.0, le=1.0)]
-ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+
+
+def import_path(text: str) -> str:
+    """The path `package.module:name` of a path as `file.py:name` or `package.module.name`; others unchanged.
+
+    Raises:
+        ValueError: the file is not below the folder that the command starts in, from which modules are
+            imported, or its path has a word that no module can be called.
+    """
+    file, colon, name = text.rpartition(":")
+    if not colon:
+        module, dot, name = text.rpartition(".")
+        return f"{module}:{name}" if dot and _DOTTED.fullmatch(text) else text
+    if not file.endswith(".py"):
+        return text
+    path = Path(os.path.relpath(file)).with_suffix("")
+    if path.parts[0] == os.pardir or not all(part.isidentifier() for part in path.parts):
+        raise ValueError(
+            f"{file} cannot be imported: modules are files below the folder that the command starts in, with "
+            "names of letters, digits and `_`; start it there, or move the file."
+        )
+    return f"{'.'.join(path.parts)}:{name}"
+
+
+_AS_PATH = BeforeValidator(lambda value: import_path(value) if isinstance(value, str) else value)
+ImportPath = Annotated[str, _AS_PATH, Field(pattern=r"^[\w.]+:[\w.<>()]+$")]
 """Where a function stands: package.module:name; <locals> in it are those of a function of this process."""
+NameOrPath = Annotated[str, _AS_PATH]
+"""A name that is registered, or where a function stands."""
 
 
 class Needs(NamedTuple):
@@ -75,13 +106,15 @@ class Section(BaseModel):
     tables (`[algorithm.tis]` clip, or `correction = {name = "tis", clip = 3}`).
 
     prefix: of the flat names of the keys that a class adds. all_change: what all keys of the section change.
-    spellings: aliases of the section's keys.
+    spellings: aliases of the section's keys. others: of a tree, a TOML file of settings that other tools have
+    and the tree has not, each with what to do in place of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     prefix: ClassVar[str] = ""
     all_change: ClassVar[Changes | None] = None
     spellings: ClassVar[Mapping[str, Spelling]] = {}
+    others: ClassVar[Path | None] = None
 
     @property
     def without_effect(self) -> Mapping[str, str]:

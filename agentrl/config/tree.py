@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,6 +70,16 @@ def spellings(tree: type[Section]) -> dict[str, tuple[str, Spelling]]:
     }
 
 
+def others_of(tree: type[Section]) -> Mapping[str, str]:
+    """The settings of other tools that a tree knows, each with what to do in place of it."""
+    return _others_in(tree.others) if tree.others else {}
+
+
+@cache
+def _others_in(path: Path) -> Mapping[str, str]:
+    return {name: str(text) for name, text in tomllib.loads(path.read_text("utf-8")).items()}
+
+
 def sections_of(tree: type[Section]) -> dict[str, type[Section]]:
     """The sections of a tree, by name.
 
@@ -116,7 +127,7 @@ def by_section(tree: type[Section], flat: Mapping[str, JSON]) -> Values:
     values: Values = {}
     for name, value in flat.items():
         if name not in sections:
-            raise ConfigError(f"unknown setting `{name}`.{did_you_mean(name, sections)}")
+            raise ConfigError(f"unknown setting `{name}`{_instead(tree, name)}")
         values.setdefault(sections[name], {})[name] = value
     return values
 
@@ -239,7 +250,7 @@ def _refuse_unknown_keys(tree: type[Section], values: Mapping[str, JSON], source
             raise ConfigError(f"{source}: [{section}] must be a table of settings, got {section_values!r}.")
         for path, name in _names(tree, section, section_values, source):
             if section_names.get(name) != section:
-                raise ConfigError(f"{source}: unknown key `{section}.{path}`.{_where(name, section_names)}")
+                raise ConfigError(f"{source}: unknown key `{section}.{path}`{_instead(tree, name)}")
 
 
 def _section_names(tree: type[Section]) -> dict[str, str]:
@@ -258,10 +269,12 @@ def _names(
         yield from ((path, flat) for path, flat, _ in keys.flat(name, value))
 
 
-def _where(name: str, section_names: Mapping[str, str]) -> str:
+def _instead(tree: type[Section], name: str) -> str:
+    """What to do in place of a setting that is not there, behind its name."""
+    section_names, others = _section_names(tree), others_of(tree)
     if name in section_names:
-        return f" It belongs in section [{section_names[name]}]."
-    return did_you_mean(name, section_names)
+        return f". It belongs in section [{section_names[name]}]."
+    return f": {others[name]}" if name in others else f".{did_you_mean(name, section_names)}"
 
 
 def _sentence(tree: type[Section], problems: Sequence[ErrorDetails], source: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from agentrl.config import ImportPath, Section, Spelling, renamed
+from agentrl.config import ImportPath, NameOrPath, Section, Spelling, renamed
 from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
@@ -48,13 +48,13 @@ class RewardChoice(Section):
         "rm_url": Spelling("Same as reward = remote, with this url.", _rm_url, is_switch=False),
     }
 
-    reward: str | None = None
+    reward: NameOrPath | None = None
     """Grader of an answer, for environments that take one (SingleTurn-v0), by name: exact_match, f1, number,
     choice, gpqa, dapo, math, deepscaler, ifeval, code, remote, judge (`agentrl graders list`); or
     package.module:function of a task and an answer; left out, the environment's own."""
     reward_kwargs: Annotated[dict[str, JSON], by_reference("reward_kwargs")] = Field(default_factory=dict)
     """Settings of the grader in reward, such as the url of remote and judge (a table; as a flag: JSON)."""
-    group_reward: str | None = None
+    group_reward: NameOrPath | None = None
     """Reward that compares siblings, in addition to the environment's own, by name: pairwise, diversity; or
     package.module:function from the episodes of a group to one number for each, or a GroupReward, which has a
     weight."""

@@ -9,12 +9,13 @@ from pydantic import Field, model_validator
 
 from agentrl.config import Changes, Count, Section
 from agentrl.data.config import COLUMNS, EvalData
+from agentrl.data.eval_sets import EvalSet
 from agentrl.engine.chat.config import EndpointConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.processes.config import ClusterConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.config import EvalSampling, check_episodes
+from agentrl.rollout.config import CUTS, EvalSampling, check_episodes
 from agentrl.tools.config import ToolChoice
 
 SCRIPTS = ("expert", "null", "random")
@@ -53,7 +54,7 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     def without_effect(self) -> Mapping[str, str]:
         """Those of the rewards; the cut of a distribution, where the likeliest token is taken."""
         greedy = "with temperature = 0, which takes the likeliest token; raise it"
-        return {**super().without_effect, **({"eval_top_p": greedy} if self.temperature == 0.0 else {})}
+        return {**super().without_effect, **(dict.fromkeys(CUTS, greedy) if self.temperature == 0.0 else {})}
 
     @model_validator(mode="after")
     def _is_kept(self) -> EvalSettings:
@@ -80,6 +81,13 @@ class EvalConfig(Section):
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
     openai: EndpointConfig = EndpointConfig()
+
+    def of_set(self, own: EvalSet) -> EvalConfig:
+        """These settings as a set of prompts is played that has some of its own."""
+        found = {"n": own.num_prompts, "temperature": own.temperature}
+        chosen = {name: value for name, value in found.items() if value is not None}
+        update = {**chosen, **own.sampling, **own.grading}
+        return self.model_copy(update={"eval": self.eval.model_copy(update=update)})
 
     @property
     def inactive(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.config import by_section, parse, refuse_inactive
 from agentrl.envs import find
@@ -34,7 +33,7 @@ from agentrl.evaluation.world import EvalWorld
 from agentrl.runtime.collector import rare_collections
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.tools import run
-from agentrl.types import JSON, Task
+from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ async def _evaluate(
 
 def _identity(env_id: str, directory: str | None, config: EvalConfig, world: EvalWorld) -> EvalIdentity:
     """What the result depends on. directory: of the model; None = an endpoint."""
-    tasks = [tasks[k] for tasks in world.sets.values() for k in range(min(config.eval.n, len(tasks)))]
+    tasks = [task for held in world.sets.values() for task in held.tasks[: config.of_set(held.own).eval.n]]
     code, data = code_version(find(env_id)), data_fingerprint(tasks)
     if directory is None:
         kind, model = "endpoint", config.openai.openai_model or ""
@@ -130,19 +129,21 @@ class _Playing:
             opened_opponents(config.eval.opponents, env, addresses, setup) as opponents,
             opening as players_of,
         ):
-            players = players_of(config, env)
-            agents_of = policy_agents(players.make_agent, opponents)
             with self._notice():
-                return {
-                    name: await self._play_set(name, tasks, agents_of, players.concurrency)
-                    for name, tasks in self.world.sets.items()
-                }
+                evaluations = {}
+                for name, held in self.world.sets.items():
+                    own = config.of_set(held.own)
+                    players = players_of(own, env)
+                    agents_of = policy_agents(players.make_agent, opponents)
+                    evaluations[name] = await self._play_set(name, own, agents_of, players.concurrency)
+                return evaluations
 
     async def _play_set(
-        self, name: str, tasks: Sequence[Task], agents_of: AgentsOf, concurrency: int
+        self, name: str, config: EvalConfig, agents_of: AgentsOf, concurrency: int
     ) -> Evaluation:
-        section = self.config.eval
-        n, samples = num_prompts(name, tasks, section.n), section.n_samples_per_eval_prompt
+        """Play a set. config: as it is played."""
+        section, held = config.eval, self.world.sets[name]
+        n, samples = held.num_prompts(name, section.n), section.n_samples_per_eval_prompt
         title = f"playing {self.env_id}, {name}" if name else f"playing {self.env_id}"
         with self.console.stage(title, n * samples) as bar:
 
@@ -151,19 +152,20 @@ class _Playing:
                 bar.advance(number)
 
             evaluator = self.world.evaluator(
-                agents_of, self.config, prompts=name, concurrency=concurrency, progress=progress
+                agents_of, config, prompts=name, concurrency=concurrency, progress=progress
             )
             record = self.folder.record(evaluator.setting.split)
             return await evaluator.run(
-                tasks, n, seed=section.seed, samples=samples, prompts=name, record=record
+                held.tasks, n, seed=section.seed, samples=samples, prompts=name, record=record
             )
 
     @contextmanager
     def _notice(self) -> Iterator[None]:
         """Print where the episodes are if the block ends before all have been played."""
-        section = self.config.eval
-        prompts = sum(num_prompts(name, tasks, section.n) for name, tasks in self.world.sets.items())
-        num_planned = prompts * section.n_samples_per_eval_prompt
+        num_planned = 0
+        for name, held in self.world.sets.items():
+            section = self.config.of_set(held.own).eval
+            num_planned += held.num_prompts(name, section.n) * section.n_samples_per_eval_prompt
         is_named = False
         try:
             yield

@@ -79,6 +79,7 @@ async def model_players(
             sampling = SamplingSettings(
                 temperature=section.temperature,
                 top_p=1.0 if section.eval_top_p is None else section.eval_top_p,
+                top_k=section.eval_top_k or 0,
                 max_response_len=section.eval_max_response_len,
             )
             return EvalPlayers(agent_factory(engine, renderer, sampling), _CONCURRENCY)
@@ -149,13 +150,14 @@ async def endpoint_players(config: EvalConfig, tools: Sequence[ToolSchema]) -> A
 def _chat_settings(config: EvalConfig) -> ChatSettings:
     section, sampling = config.openai, config.eval
     bounds = [n for n in (section.openai_max_tokens, sampling.eval_max_response_len) if n is not None]
-    top_p = {} if sampling.eval_top_p is None else {"top_p": sampling.eval_top_p}
+    cuts = {"top_p": sampling.eval_top_p, "top_k": sampling.eval_top_k}
+    chosen = {name: value for name, value in cuts.items() if value is not None}
     return ChatSettings(
         model=section.openai_model or "",
         temperature=sampling.temperature,
         max_tokens=min(bounds, default=None),
         reasoning=section.openai_reasoning,
-        body={**top_p, **section.openai_body},
+        body={**chosen, **section.openai_body},
         omit=section.openai_omit,
         prices=_prices(section),
     )

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.data import eval_sets
+from agentrl.assembly.data import HeldOutSet, eval_sets
 from agentrl.assembly.env import EnvFactory, env_factory
-from agentrl.assembly.rewards import build_scorer
+from agentrl.assembly.rewards import build_scorer, graded_as
 from agentrl.assembly.rollout import build_play
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, tasks_of
+from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import AgentsOf
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluator
 from agentrl.evaluation.report import EvalSetting
-from agentrl.types import Task
 
 
 @dataclass(frozen=True, slots=True)
 class EvalWorld:
     """An environment as an eval-only run plays it.
 
-    env: an instance that is read, never played. sets: tasks by the name of their set, "" for a single one.
+    env: an instance that is read, never played. sets: by name, "" for a single one. graded: of the sets with
+    a grader of their own, what makes their environments, and their scorer.
     """
 
     make_env: EnvFactory
     env: AnyEnv
-    sets: Mapping[str, Sequence[Task]]
+    sets: Mapping[str, HeldOutSet]
     scorer: Scorer
     play_episode: PlayEpisode
+    graded: Mapping[str, tuple[EnvFactory, Scorer]]
 
     @classmethod
     async def build(
@@ -44,22 +46,30 @@ class EvalWorld:
             UserError: the environment, its arguments, its prompts or a function by path are wrong.
         """
         section = config.eval
-        make_env = env_factory(
-            env_id,
-            section.env_kwargs,
-            limits=section.chosen(max_turns=section.max_turns, max_tokens=section.rollout_max_context_len),
-            tools=section,
-            addresses=addresses,
-            reward=section,
-        )
-        if not counts_tokens:
-            make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
+
+        def factory(reward: RewardChoice) -> EnvFactory:
+            make_env = env_factory(
+                env_id,
+                section.env_kwargs,
+                limits=section.chosen(
+                    max_turns=section.max_turns, max_tokens=section.rollout_max_context_len
+                ),
+                tools=section,
+                addresses=addresses,
+                reward=reward,
+            )
+            if counts_tokens:
+                return make_env
+            return with_limits(make_env, max_tokens=section.rollout_max_context_len)
+
+        make_env = factory(section)
         env = make_env()
         sets = _sets(config, env)
-        first = next((tasks[0] for tasks in sets.values() if tasks), None)
+        first = next((held.tasks[0] for held in sets.values() if held.tasks), None)
         scorer = await build_scorer(section, make_env, first, addresses)
         play_episode = await build_play(section.custom_generate_function_path, make_env, first)
-        return cls(make_env, env, sets, scorer, play_episode)
+        graded = await graded_as(section, factory, sets, addresses)
+        return cls(make_env, env, sets, scorer, play_episode, graded)
 
     def evaluator(
         self,
@@ -70,12 +80,16 @@ class EvalWorld:
         concurrency: int,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Evaluator:
-        """Plays the set `prompts` with these agents, at most `concurrency` episodes at once."""
+        """Plays the set `prompts` with these agents, at most `concurrency` episodes at once.
+
+        config: as that set is played, see `EvalConfig.of_set`.
+        """
         name = prompts or config.eval.split
+        make_env, scorer = self.graded.get(prompts, (self.make_env, self.scorer))
         return Evaluator(
-            make_env=self.make_env,
+            make_env=make_env,
             agents_of=agents_of,
-            scorer=self.scorer,
+            scorer=scorer,
             setting=EvalSetting(self.env.id, name, config.eval.temperature, self.env.breakdown),
             concurrency=concurrency,
             progress=progress,
@@ -83,11 +97,11 @@ class EvalWorld:
         )
 
 
-def _sets(config: EvalConfig, env: AnyEnv) -> Mapping[str, Sequence[Task]]:
+def _sets(config: EvalConfig, env: AnyEnv) -> Mapping[str, HeldOutSet]:
     """The first prompts of the data; without data, the environment's split."""
     section, paths = config.eval, config.data.prompt_data
     if paths is None:
-        return {"": tasks_of(env, section.split)}
+        return {"": HeldOutSet(tasks_of(env, section.split))}
     return eval_sets(paths, config.data, split=section.split, n=section.n)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from agentrl.config import Changes, Count, ImportPath, Needs, Section, Spelling, renamed
-from agentrl.data.config import EvalPaths
+from agentrl.data.eval_sets import EvalPaths
 
 MAX_EPISODES = 1_000_000
 """Of a batch or an evaluation: they stay in memory up to its end, some kilobytes each (count)."""
@@ -296,6 +296,10 @@ def check_episodes(what: str, number: int, settings: str) -> None:
         )
 
 
+CUTS = ("eval_top_p", "eval_top_k")
+"""The settings that cut the distribution which evaluations sample from."""
+
+
 class EvalSampling(Section):
     """How evaluations sample, in a run and in `agentrl eval`."""
 
@@ -303,6 +307,9 @@ class EvalSampling(Section):
     """Sampled episodes of each prompt (count); above 1, pass@k is measured, too."""
     eval_top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Nucleus sampling in evaluations (probability mass; 1 = off); left out, rollout_top_p in a run, or 1."""
+    eval_top_k: Annotated[int, Field(ge=0)] | None = None
+    """Sample among the k likeliest tokens in evaluations (count; 0 = off); left out, rollout_top_k in a run,
+    or 0."""
     eval_max_response_len: Count | None = None
     """Most tokens in one turn of the model in evaluations (tokens); left out, rollout_max_response_len in a
     run, else the episode's own limit."""
@@ -315,7 +322,8 @@ class EvalSection(EvalSampling):
     """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
     eval_prompt_data: EvalPaths = None
     """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data; or
-    several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH)."""
+    several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH), or
+    of name and the settings of that set, `path` among them."""
     eval_split: str = "test"
     """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
     eval_episodes: Annotated[Count, Changes.COURSE] = 256
@@ -323,6 +331,8 @@ class EvalSection(EvalSampling):
     n_samples_per_eval_prompt times sampled."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
+    skip_eval_before_train: bool = False
+    """Begin without the evaluation of the model as it is, before and after a warm start."""
     async_eval: Annotated[bool | None, Changes.COURSE] = None
     """Training goes on while an evaluation between two iterations plays. One that is due meanwhile begins
     when that one has ended, with the weights of then. Left out, on where groups go on across batches
@@ -336,7 +346,7 @@ class EvalSection(EvalSampling):
     def without_effect(self) -> Mapping[str, str]:
         """The cut of a distribution, where the likeliest token is taken."""
         greedy = "with eval_temperature = 0, which takes the likeliest token; raise it"
-        return {"eval_top_p": greedy} if self.eval_temperature == 0.0 else {}
+        return dict.fromkeys(CUTS, greedy) if self.eval_temperature == 0.0 else {}
 
     @model_validator(mode="after")
     def _is_kept(self) -> EvalSection:

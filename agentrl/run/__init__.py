@@ -143,14 +143,20 @@ async def _against_opponents(
             await run.close()
 
 
+async def _evaluate_first(run: TrainingRun, name: str) -> None:
+    """Score the model that RL begins with, where that is wanted."""
+    if not run.config.eval.skip_eval_before_train:
+        await run.evaluations.evaluate(name)
+
+
 async def _stages(run: TrainingRun) -> None:
     """The stages that the run has not been through, one after another."""
     rollout = run.config.rollout
     if run.records.origin is None:
-        await run.evaluations.evaluate("before")
+        await _evaluate_first(run, "before")
         if run.config.warm_starts:
             await run.warm_start()
-            await run.evaluations.evaluate("after warm start")
+            await _evaluate_first(run, "after warm start")
     if rollout.num_rollout and rollout.debug_rollout_only:
         await run.record()
     elif rollout.num_rollout:

@@ -17,12 +17,14 @@ from statistics import median
 
 from transformers import PreTrainedConfig
 
+from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.cards import SPARE, Serving, networks_of, serving_of
 from agentrl.assembly.cluster import check_machines, cluster_facts, ranks_have_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.fit import longest_row_that_fits
+from agentrl.assembly.functions import callback_at
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import BF16, FP32, TorchRank
 from agentrl.assembly.model import model_source
@@ -49,6 +51,7 @@ from agentrl.run import UNSERVED
 from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of, shortage_of
 from agentrl.run.dry_run_missing import missing_of
 from agentrl.run.folder import RunFolder
+from agentrl.run.held_out import graded_sets
 from agentrl.run.model_config import shape_facts
 from agentrl.run.parts import algorithm_of, filters_of, scoring_of
 from agentrl.run.pretraining import CriticData
@@ -131,9 +134,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     algorithm_of(config, env)
     filters_of(config.rollout)
     data = RunData.of(config, env, notes.append)
-    # A reward model or a judge may run on the other machine only.
-    task = None if config.env.reward in CALL_SERVERS else data.first_task
-    await scoring_of(config, make_env, task, addresses)
+    await _try_functions(config, make_env, data, addresses)
     notes += [] if config.rollout.replay is not None else await _misfits(config, env, data)
     with temporary_folder("dry-run") as place:
         source = model_source(
@@ -173,6 +174,24 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     return DryRun(sections, tuple(missing), (*notes, *_sharing(config, servers)))
 
 
+async def _try_functions(
+    config: RunConfig, make_env: EnvFactory, data: RunData, addresses: Addresses
+) -> None:
+    """Try out graders and functions by path.
+
+    Raises:
+        UserError: one of them cannot be made or imported, or fails.
+    """
+    # A reward model or a judge may run on the other machine only.
+    task = None if config.env.reward in CALL_SERVERS else data.first_task
+    await scoring_of(config, make_env, task, addresses)
+    sets = data.held_out or {}
+    here = {name: held for name, held in sets.items() if held.own.reward not in CALL_SERVERS}
+    await graded_sets(config, here, addresses)
+    if config.observe.callback is not None:
+        callback_at(config.observe.callback)
+
+
 async def _misfits(config: RunConfig, env: AnyEnv, data: RunData) -> list[str]:
     """Sentences about prompts of files whose labels the environment's own reward does not fit.
 
@@ -180,7 +199,7 @@ async def _misfits(config: RunConfig, env: AnyEnv, data: RunData) -> list[str]:
         ConfigError: the grader that is configured does not fit some of them.
     """
     held_out = (data.held_out or {}) if config.eval.eval_prompt_data is not None else {}
-    tasks = [task for tasks in held_out.values() for task in tasks[:_MEASURED]]
+    tasks = [task for held in held_out.values() if not held.own.reward for task in held.tasks[:_MEASURED]]
     if data.source is not None and data.gives_prompts:
         tasks = [*first_tasks(data.source, _MEASURED), *tasks]
     name = config.env.reward
@@ -234,7 +253,7 @@ def _environment_facts(config: RunConfig, env: AnyEnv, dialect: str) -> dict[str
 
 def _counts(data: RunData) -> dict[str, JSON]:
     """Prompts of RL and of evaluations (count)."""
-    held_out = None if data.held_out is None else sum(map(len, data.held_out.values()))
+    held_out = None if data.held_out is None else sum(len(held.tasks) for held in data.held_out.values())
     counts: dict[str, JSON] = {"held_out": held_out}
     if data.source is None:
         return counts
@@ -250,7 +269,7 @@ async def _prompts(
         ConfigError: an episode cannot begin, or no prompt leaves room for an answer.
     """
     tasks: Sequence[Task] = first_tasks(data.source, _MEASURED) if data.source is not None else ()
-    tasks = tasks or [task for held in (data.held_out or {}).values() for task in held[:_MEASURED]]
+    tasks = tasks or [task for held in (data.held_out or {}).values() for task in held.tasks[:_MEASURED]]
     rendered = [await _rendered(make_env(), task, renderer, config.run.seed) for task in tasks]
     if not rendered:
         return {}

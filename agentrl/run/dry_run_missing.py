@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.trainer import check_readable
-from agentrl.data.config import sets_of, weights_of
+from agentrl.data.eval_sets import sets_of
 from agentrl.data.files import SlicedPath
+from agentrl.data.paths import weights_of
 from agentrl.data.rows.opening import check_rows
 from agentrl.envs.registry import find
 from agentrl.errors import DataError, MissingExtraError, ModelLoadError
@@ -51,8 +52,8 @@ def _prompt_files(config: RunConfig) -> Iterator[str]:
     held_out = config.eval.eval_prompt_data if config.evaluates else None
     if config.data.prompt_data is not None and config.rollout.num_rollout:
         yield from weights_of(config.data.prompt_data)
-    for paths in sets_of(held_out).values() if held_out is not None else ():
-        yield from weights_of(paths)
+    for own in sets_of(held_out).values() if held_out is not None else ():
+        yield from weights_of(own.path)
 
 
 def _model_checks(config: RunConfig, directory: Path) -> Iterator[Callable[[], None]]:

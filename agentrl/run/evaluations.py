@@ -101,10 +101,10 @@ class Evaluations:
         """
         if self.held_out is None:
             return
-        number, step = self._num_prompts, self.progress.step
-        with self.records.watch.stage(EVALUATION, self.held_out.num_episodes(number)):
+        most, step = self._most_prompts, self.progress.step
+        with self.records.watch.stage(EVALUATION, self.held_out.num_episodes(most)):
             await self._send_weights()
-            evaluations = await self.held_out.evaluations(number)
+            evaluations = await self.held_out.evaluations(most)
             milestone = await _journalled(self.records, name, step, evaluations, in_table=in_table)
         due, self.waiting = tuple(self.waiting), []
         # It was not due itself, so that it is in the place of all that were.
@@ -140,7 +140,7 @@ class Evaluations:
         begins = bool(self.waiting) and self._started is None and has_version
         if begins:
             await self._send_weights()
-            task = asyncio.create_task(self.held_out.evaluations(self._num_prompts))
+            task = asyncio.create_task(self.held_out.evaluations(self._most_prompts))
             self._started, self.waiting = _Started(name, step, tuple(self.waiting), task), []
         return is_due or has_ended or begins
 
@@ -192,11 +192,10 @@ class Evaluations:
             self.progress.milestones.append(milestone)
 
     @property
-    def _num_prompts(self) -> int:
-        """Prompts of each set (count): few for a model that nothing has trained."""
-        number = self.config.eval.eval_episodes
+    def _most_prompts(self) -> int | None:
+        """Most prompts of each set (count): few for a model that nothing has trained."""
         is_untrained = self.progress.trainer is None and self.config.model.hf_checkpoint is None
-        return min(number, _UNTRAINED_EPISODES) if is_untrained else number
+        return _UNTRAINED_EPISODES if is_untrained else None
 
     async def _send_weights(self) -> None:
         """Send the trainer's weights to the engine of evaluations; without a trainer it has opened them."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.data import RunData, num_prompts
+from agentrl.assembly.data import HeldOutSet, RunData
+from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.policy import agent_factory
-from agentrl.envs import AnyEnv
+from agentrl.assembly.rewards import graded_as
+from agentrl.envs import AnyEnv, Scorer
+from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import policy_agents
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting, summarize
 from agentrl.records import read_journal
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.run.parts import World, sampling_of
-from agentrl.types import Task
 from agentrl.types.seams import Engine, Policy
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -24,50 +28,85 @@ MODES = (f"/{SAMPLED}", f"/{GREEDY}")
 """The ends of the metrics that are the mean score of an evaluation."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """The evaluation of a policy: each set of prompts in two modes, sampled and greedily (temperature 0).
+class PlayedSet(NamedTuple):
+    """A set of held-out prompts, and how it is played.
 
-    sets: tasks by the name of their set, "" for a single one. An evaluation is named by its mode, in a named
-    set by NAME/MODE. sampling: of the sampled half. samples: its episodes of each prompt (count).
+    number: prompts (count). sampling: of the sampled half. samples: its episodes of each prompt (count).
+    graded: what makes its environments, and its scorer, where it has a grader of its own.
     """
 
-    world: World
-    policy: Policy
-    sets: Mapping[str, Sequence[Task]]
-    split: str
+    held: HeldOutSet
+    number: int
     sampling: SamplingSettings
     samples: int
-    seed: int
+    graded: tuple[EnvFactory, Scorer] | None = None
 
     @classmethod
-    def of(cls, data: RunData, config: RunConfig, world: World, engine: Engine | None) -> HeldOut | None:
-        """The evaluations of a run; None = nothing is held out, or no engine plays."""
-        if data.held_out is None or engine is None:
-            return None
-        section = config.eval
+    def of(
+        cls, config: RunConfig, held: HeldOutSet, graded: tuple[EnvFactory, Scorer] | None = None
+    ) -> PlayedSet:
+        """The set as a run plays it."""
+        section = config.of_set(held.own).eval
         sampling = sampling_of(config.rollout, section.eval_temperature)
         sampling = replace(
             sampling,
             top_p=sampling.top_p if section.eval_top_p is None else section.eval_top_p,
+            top_k=sampling.top_k if section.eval_top_k is None else section.eval_top_k,
             max_response_len=section.eval_max_response_len or sampling.max_response_len,
         )
-        samples = section.n_samples_per_eval_prompt
-        return cls(world, engine, data.held_out, section.eval_split, sampling, samples, config.run.seed)
+        return cls(held, section.eval_episodes, sampling, section.n_samples_per_eval_prompt, graded)
 
-    def num_episodes(self, number: int) -> int:
-        """Episodes of one evaluation over `number` prompts (count)."""
-        prompts = sum(num_prompts(name, tasks, number) for name, tasks in self.sets.items())
-        return prompts * (self.samples + 1)
+    def num_prompts(self, name: str, most: int | None) -> int:
+        """How many prompts are played, at most `most`."""
+        return self.held.num_prompts(name, self.number if most is None else min(self.number, most))
 
-    async def evaluations(self, number: int) -> dict[str, Evaluation]:
-        """Play `number` prompts of each set in each mode."""
-        greedy = replace(self.sampling, temperature=0.0)
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The evaluation of a policy: each set of prompts in two modes, sampled and greedily (temperature 0).
+
+    sets: by name, "" for a single one. An evaluation is named by its mode, in a named set by NAME/MODE.
+    """
+
+    world: World
+    policy: Policy
+    sets: Mapping[str, PlayedSet]
+    split: str
+    seed: int
+
+    @classmethod
+    async def of(
+        cls, data: RunData, config: RunConfig, world: World, engine: Engine | None, addresses: Addresses
+    ) -> HeldOut | None:
+        """The evaluations of a run; None = nothing is held out, or no engine plays.
+
+        addresses: of models that are served, for graders of single sets.
+
+        Raises:
+            UserError: the grader of a set cannot be made, or fails.
+        """
+        if data.held_out is None or engine is None:
+            return None
+
+        graded = await graded_sets(config, data.held_out, addresses)
+        sets = {name: PlayedSet.of(config, held, graded.get(name)) for name, held in data.held_out.items()}
+        return cls(world, engine, sets, config.eval.eval_split, config.run.seed)
+
+    def num_episodes(self, most: int | None = None) -> int:
+        """Episodes of one evaluation (count). most: prompts of each set."""
+        return sum(
+            played.num_prompts(name, most) * (played.samples + 1) for name, played in self.sets.items()
+        )
+
+    async def evaluations(self, most: int | None = None) -> dict[str, Evaluation]:
+        """Play the prompts of each set, at most `most` of them, in each mode."""
         evaluations: dict[str, Evaluation] = {}
-        for name in self.sets:
+        for name, played in self.sets.items():
+            number, sampling = played.num_prompts(name, most), played.sampling
             evaluations[_named(name, SAMPLED)] = await self._evaluation(
-                name, self.sampling, number, self.samples
+                name, sampling, number, played.samples
             )
+            greedy = replace(sampling, temperature=0.0)
             evaluations[_named(name, GREEDY)] = await self._evaluation(name, greedy, number, 1)
         return evaluations
 
@@ -80,7 +119,7 @@ class HeldOut:
         evaluations: dict[str, Evaluation] = {}
         for key, path in journal.items():
             name, _, mode = key.rpartition("/")
-            temperature = self.sampling.temperature if mode == SAMPLED else 0.0
+            temperature = self.sets[name].sampling.temperature if mode == SAMPLED else 0.0
             setting = self._setting(self.world.make_env(), name, temperature)
             entries = list(read_journal(path))
             episodes = tuple(entry.episode for entry in entries)
@@ -95,17 +134,28 @@ class HeldOut:
     async def _evaluation(
         self, name: str, sampling: SamplingSettings, number: int, samples: int
     ) -> Evaluation:
-        env, world, tasks = self.world.make_env(), self.world, self.sets[name]
+        world, played = self.world, self.sets[name]
+        make_env, scorer = played.graded or (world.make_env, world.scorer)
         make_agent = agent_factory(self.policy, world.renderer, sampling)
         evaluator = Evaluator(
-            make_env=world.make_env,
+            make_env=make_env,
             agents_of=policy_agents(make_agent, world.opponents),
-            scorer=world.scorer,
-            setting=self._setting(env, name, sampling.temperature),
+            scorer=scorer,
+            setting=self._setting(make_env(), name, sampling.temperature),
             play_episode=world.play_episode,
         )
-        n = num_prompts(name, tasks, number)
-        return await evaluator.run(tasks, n, seed=self.seed, samples=samples, prompts=name)
+        return await evaluator.run(played.held.tasks, number, seed=self.seed, samples=samples, prompts=name)
+
+
+async def graded_sets(
+    config: RunConfig, sets: Mapping[str, HeldOutSet], addresses: Addresses
+) -> Mapping[str, tuple[EnvFactory, Scorer]]:
+    """For each set that has a grader of its own, what makes its environments, and its scorer."""
+
+    def factory(reward: RewardChoice) -> EnvFactory:
+        return run_env_factory(config.model_copy(update={"env": reward}), addresses)
+
+    return await graded_as(config.env, factory, sets, addresses)
 
 
 def _named(name: str, mode: str) -> str:

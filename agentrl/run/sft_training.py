@@ -16,7 +16,7 @@ from agentrl.assembly.env import env_factory
 from agentrl.assembly.model import drawn, model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.trainer import TrainerFactory, check_device, check_trainable
-from agentrl.data.config import paths_of
+from agentrl.data.paths import paths_of
 from agentrl.envs import AnyEnv, Chat
 from agentrl.envs.base import corpus_of
 from agentrl.envs.dialect import Dialect

@@ -76,7 +76,7 @@ async def built(
     renderer = build_renderer(source, dialect, config.rendering)
     world = World(make_env, scorer, renderer, play_episode=play)
     progress, engine = Progress(replace(source, seed=None)), engines[0]
-    held_out = HeldOut.of(data, config, world, engines[1] or engine)
+    held_out = await HeldOut.of(data, config, world, engines[1] or engine, addresses)
     run = TrainingRun(
         config=config,
         world=world,

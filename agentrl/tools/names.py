@@ -16,6 +16,7 @@ from types import TracebackType
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from agentrl.config import import_path
 from agentrl.errors import AgentRLError, UserError, did_you_mean
 from agentrl.runtime.authorship import place_of
 from agentrl.runtime.stage import summary_of
@@ -87,14 +88,17 @@ class Names:
         return loaded
 
     def imported(self, path: str) -> object:
-        """The object at a path `package.module:name`.
+        """The object at a path `package.module:name`, or in another form that `import_path` knows.
 
         Raises:
             UserError: of type `error`, there is no such module or no such name in it, or importing it fails.
         """
         if path in given:
             return given[path]
-        module, _, name = path.partition(":")
+        try:
+            module, _, name = import_path(path).partition(":")
+        except ValueError as error:
+            raise self.error(f"no {self.noun} `{path}`: {error}") from None
 
         def broken(error: BaseException) -> UserError:
             place, summary = place_of(error), summary_of(error)

@@ -1,4 +1,4 @@
-"""SGLang's own arguments as flags."""
+"""The own arguments of SGLang and of Megatron as flags."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def test_they_become_one_table():
     context = evaluate_command.make_context("eval", words)
     flags = {name: value for name, value in context.params.items() if name == "sglang"}
     assert flag_values(flags, EvalConfig) == {"sglang": {"dtype": "float32", **TABLE}}
+
+
+def test_those_of_megatron_become_a_table_of_typed_values():
+    words = ["--megatron-recompute-method", "uniform", "--megatron-recompute-num-layers", "2"]
+    words += ["--megatron-batch-p2p-sync=False", "--megatron-fp32-residual-connection"]
+    words += ["--megatron-recompute-modules", "mlp", "core_attn", "--sglang-page-size", "1", "--lr", "1"]
+    params = train_command.make_context("train", words).params
+    assert json.loads(params["megatron_config"]) == {
+        "recompute_method": "uniform",
+        "recompute_num_layers": 2,
+        "batch_p2p_sync": False,
+        "fp32_residual_connection": True,
+        "recompute_modules": ["mlp", "core_attn"],
+    }
+    assert (json.loads(params["sglang"]), params["lr"]) == ({"page_size": "1"}, "1")
 
 
 def test_flags_of_our_own_stay_what_they_are():

@@ -12,6 +12,7 @@ import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.cli import main
 from agentrl.config import parse, read_toml
+from agentrl.data.eval_sets import EvalSet
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from tests.flow.runs import SHAPE, journal_of, metrics_of, tokens_of
@@ -113,10 +114,101 @@ def test_sets_are_written_to_the_configuration_and_read_again(run):
     assert config.eval.eval_prompt_data == SETS
 
 
+OWN = {
+    "plain": f"{PROMPTS}@[:2]",
+    "own": {
+        "path": f"{PROMPTS}@[3:9]",
+        "input_key": "input",
+        "num_prompts": 4,
+        "n_samples_per_eval_prompt": 2,
+        "temperature": 0.0,
+        "max_response_len": 3,
+        "system_prompt": "Be brief.",
+        "reward": "tests.flow.test_eval_sets:brevity",
+    },
+}
+# A model that nothing has trained hardly ever ends its turn.
+STOPS = list(range(0, 256, 2))
+
+
+def brevity(_task, answer):
+    """The reward of one of the sets: never 0 or 1, so that no other grader gives it."""
+    return 0.5 / (1 + len(answer))
+
+
+def check_own(entries, plain):
+    """Check the episodes of the set that has settings of its own against what OWN says."""
+    # An eval-only run records each episode when it has ended.
+    entries = sorted(entries, key=lambda entry: entry["episode"]["id"])
+    assert len(entries) == 8, "num_prompts x n_samples_per_eval_prompt"
+    prompts = [entry["episode"]["task"]["prompt"] for entry in entries]
+    rows = [json.loads(line) for line in Path(PROMPTS).read_text().splitlines()[3:7]]
+    assert prompts == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": row["input"]}]
+        for row in rows
+        for _ in range(2)
+    ]
+    sampled = [tokens_of(entry) for entry in entries]
+    assert sampled[::2] == sampled[1::2], "temperature 0: both samples of a prompt are the likeliest tokens"
+    assert max(len(tokens[1]) for tokens in sampled) <= 3
+    # An answer that is cut off is not graded.
+    totals = {entry["verdicts"][0]["total"] for entry in entries if entry["episode"]["ending"] == "completed"}
+    assert totals
+    assert all(0.0 < total <= 0.5 for total in totals)
+    others = [entry["verdicts"][0]["total"] for entry in plain]
+    assert all(total in (0.0, 1.0) for total in others)
+    assert [entry["episode"]["task"]["prompt"][0]["role"] for entry in plain] == ["user"] * len(plain)
+
+
+def test_a_set_with_settings_of_its_own_is_played_by_them_in_a_run_and_alone(tmp_path):
+    run = agentrl.train(
+        **SHAPE,
+        **COMMON,
+        env="SingleTurn-v0",
+        prompt_data=PROMPTS,
+        eval_prompt_data=OWN,
+        rollout_stop_token_ids=STOPS,
+        eval_episodes=8,
+        num_rollout=1,
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        inline=True,
+        use_tensorboard=False,
+        quiet=True,
+        output_dir=str(tmp_path),
+        name="own",
+    )
+    plain = journal_of(run.folder, "eval_plain-sampled-after-RL*")
+    assert len(plain) == 2
+    check_own(journal_of(run.folder, "eval_own-sampled-after-RL*"), plain)
+    config = parse(RunConfig, read_toml(run.folder / "config.toml"), source="config.toml")
+    assert config.eval.eval_prompt_data == {"plain": OWN["plain"], "own": EvalSet(**OWN["own"])}
+
+    folder, checkpoint = tmp_path / "eval", str(run.folder / "checkpoint")
+    report = agentrl.evaluate(
+        "SingleTurn-v0",
+        checkpoint,
+        quiet=True,
+        prompt_data=OWN,
+        rollout_stop_token_ids=STOPS,
+        output_dir=str(folder),
+        **COMMON,
+    )
+    check_own(journal_of(folder, "eval_own*"), journal_of(folder, "eval_plain*"))
+    assert (report.sets["own"].temperature, report.sets["plain"].temperature) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
         ({"a": "x.jsonl", "b": 1.0}, "'b' has no path but 1.0"),
+        ({"a": {"input_key": "x"}}, "the set 'a' has no path; name its file"),
+        (
+            {"a": {"path": "x", "temprature": 1}},
+            "'a' has no setting `temprature`. Did you mean `temperature`?",
+        ),
+        ({"a": {"path": "x", "top_p": 0}}, "the set 'a': `top_p` = 0 does not fit: input should be greater"),
+        ({"a": {"path": "x", "reward_kwargs": {"a": 1}}}, "'a': reward_kwargs has no effect without reward"),
         ({"sampled": "x.jsonl"}, "cannot be called 'sampled'"),
         ({"a/b": "x.jsonl"}, "cannot be called 'a/b'"),
         ({"a_b": "x.jsonl", "a-b": "x.jsonl"}, "differ only in"),

@@ -182,6 +182,8 @@ CHANGES = {
         {"async_eval": True, "inline": False, "enable_deterministic_inference": True, "num_rollout": 1},
     ),
     "eval_top_p": Change(0.3),
+    "eval_top_k": Change(2),
+    "skip_eval_before_train": Change(True),
     "eval_max_response_len": Change(2),
     "save_interval": Change(1),
     "save_total_limit": Change(1, {"save_interval": 1, "num_rollout": 4}),

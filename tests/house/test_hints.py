@@ -14,7 +14,7 @@ import pytest
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.cli import cli
 from agentrl.cli.lazy import LazyGroup
-from agentrl.config import Section, by_section, changes_of, leaves, parse
+from agentrl.config import Section, by_section, changes_of, leaves, others_of, parse
 from agentrl.engine.config import ServedModel, ServerGroup
 from agentrl.errors import MissingExtraError
 from agentrl.evaluation.config import EvalConfig
@@ -40,6 +40,7 @@ OTHER_NAMES = {
     *("mem_fraction_static", "context_length", "dp_size", "chance_score", "step_loss_mask"),
     *("unprivileged_userns_clone", "apparmor_restrict_unprivileged_userns"),
 }
+OF_PACKAGES = ("--sglang-", "--megatron-")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 NAMED = (
     re.compile(r"\b([a-z0-9]+(?:_[a-z0-9]+)+) = [\w.]+"),
@@ -83,6 +84,7 @@ def texts() -> tuple[tuple[str, str], ...]:
     found += [
         (path, getattr(option, "help", None) or "") for path in COMMANDS for option in COMMANDS[path].params
     ]
+    found += [(f"in place of {name}", text) for name, text in others_of(RunConfig).items()]
     for path in python_files("agentrl", "agentrl_simulate"):
         nodes = list(ast.walk(tree_of(path)))
         inner = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -98,7 +100,7 @@ def texts() -> tuple[tuple[str, str], ...]:
 def test_every_command_and_flag_exists() -> None:
     every = OTHER_FLAGS.union(*OPTIONS.values())
     for place, text in texts():
-        wrong = {flag for flag in FLAG.findall(text) if not flag.startswith("--sglang-")} - every
+        wrong = {flag for flag in FLAG.findall(text) if not flag.startswith(OF_PACKAGES)} - every
         assert not wrong, (place, wrong)
         for line in re.findall(r"`(agentrl(?: [^`{][^`]*)?)`", text):
             path = max((path for path in COMMANDS if f"{line} ".startswith(f"{path} ")), key=len)

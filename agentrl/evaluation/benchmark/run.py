@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.envs import find
 from agentrl.envs.scoring import UNUSABLE
@@ -197,12 +196,13 @@ class _Run:
             return _Pair(env, policy, config, error=world)
         settings, code = settings_of(config), code_version(find(env.id))
         cells = []
-        for name, tasks in world.sets.items():
-            n, section = num_prompts(name, tasks, config.eval.n), config.eval
+        for name, held in world.sets.items():
+            section, tasks = config.of_set(held.own).eval, held.tasks
+            n = held.num_prompts(name, section.n)
             plan = planned(
                 tasks, n, samples=section.n_samples_per_eval_prompt, seed=section.seed, prompts=name
             )
-            data = data_fingerprint([tasks[index] for index in range(min(n, len(tasks)))])
+            data = data_fingerprint(tasks[:n])
             identity = EvalIdentity(env.id, name, policy.kind, settings, code, data, model)
             row = f"{env.name}/{name}" if name else env.name
             cell = Cell.of(row, policy.name, identity, plan, self.folder / "cells")
@@ -250,7 +250,8 @@ class _Run:
 
     async def _play_cell(self, pair: _Pair, cell: Cell, playing_of: PlayingOf) -> None:
         assert pair.world is not None, "a pair with cells has a world"
-        world, config, env = pair.world, pair.config, pair.world.env
+        world, env = pair.world, pair.world.env
+        config = pair.config.of_set(world.sets[cell.identity.prompts].own)
         opening = opened_opponents(config.eval.opponents, env, {}, OpponentSetup(config.rendering))
         try:
             # An error of an environment's own code is the row's sentence, too.
@@ -266,7 +267,7 @@ class _Run:
                     )
                     directory = pair.policy.target if pair.policy.kind == "directory" else None
                     with disk_errors(cell.path, _remedy(self.folder)):
-                        self._add(cell, await cell.play(evaluator, config, directory))
+                        self._add(cell, await cell.play(evaluator, pair.config, directory))
         except DiskError:
             # The other cells need the disk, too.
             raise
@@ -301,7 +302,7 @@ async def _built(env: EnvChoice, config: EvalConfig, *, counts_tokens: bool) -> 
     try:
         async with stage("build", None):
             world = await EvalWorld.build(env.id, config, {}, counts_tokens=counts_tokens)
-            empty = [name for name, tasks in world.sets.items() if not tasks]
+            empty = [name for name, held in world.sets.items() if not held.tasks]
     except (UserError, StageError) as error:
         return str(error)
     if empty:

@@ -43,6 +43,7 @@ from agentrl.envs import env_ids, find, matching
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.evaluation.config import SCRIPTS, EvalConfig
 from agentrl.processes.config import ClusterConfig
+from agentrl.rollout.config import CUTS
 from agentrl.runtime.ownership import write_signed
 from agentrl.types import JSON
 
@@ -56,7 +57,7 @@ NO_SETTINGS = frozenset(
     | {"sglang_models", *ClusterConfig.model_fields}
 )
 """Settings of `agentrl eval` that are no settings of a benchmark: it has its own words for them, or none."""
-_SCRIPT_UNUSED = frozenset({"temperature", "eval_top_p", "eval_max_response_len", "num_threads"})
+_SCRIPT_UNUSED = frozenset({"temperature", *CUTS, "eval_max_response_len", "num_threads"})
 _OF_MODELS = frozenset({"rendering", "engine", "openai"})
 _UNUSED: Mapping[Kind, frozenset[str]] = {
     "script": _OF_MODELS,

@@ -22,7 +22,6 @@ from agentrl.runtime.files import private_cache
 Value = bool | int | float | str | Sequence[int | float | str]
 """True: a switch that is on. False: one that is off. A sequence: several values."""
 
-FLAG = "--sglang-"
 _PROBE_S = 300.0
 _MAX_EXCERPT_CHARS = 200
 _NO_KEY = "servers on other machines get a key of the run's, and those that listen on 127.0.0.1 need none"
@@ -101,10 +100,11 @@ class Arguments(BaseModel):
         return argument
 
 
-def from_flags(arguments: Sequence[str]) -> dict[str, Value]:
+def from_flags(arguments: Sequence[str], prefix: str = "--sglang-") -> dict[str, Value]:
     """Flags as arguments: `--sglang-mem-fraction-static 0.3 --sglang-disable-cuda-graph`.
 
     A flag without a value is True, with several it is a list; `--sglang-NAME=VALUE` is one value.
+    prefix: of all of them, before the names.
 
     Raises:
         ConfigError: a value that belongs to no such flag.
@@ -112,14 +112,14 @@ def from_flags(arguments: Sequence[str]) -> dict[str, Value]:
     flags: dict[str, list[str]] = {}
     name = ""
     for argument in arguments:
-        if argument.startswith(FLAG):
+        if argument.startswith(prefix):
             flag, equals, value = argument.partition("=")
-            name = flag.removeprefix(FLAG).replace("-", "_")
+            name = flag.removeprefix(prefix).replace("-", "_")
             flags[name] = [value] if equals else []
         elif name:
             flags[name].append(argument)
         else:
-            raise ConfigError(f"{argument!r} belongs to no flag; write {FLAG}NAME before it.")
+            raise ConfigError(f"{argument!r} belongs to no flag; write {prefix}NAME before it.")
     return {name: _value(values) for name, values in flags.items()}
 
 
