@@ -330,6 +330,7 @@ class TrainSettings(TypedDict, total=False):
     calculate_per_token_loss: object
     grpo_std_normalization: object
     disable_grpo_std_normalization: object
+    eval_config: object
     record_memory_history: object
 
 
@@ -423,4 +424,5 @@ class EvalSettings(TypedDict, total=False):
     rm_url: object
     prompt_key: object
     eval_prompt_data: object
+    eval_config: object
     apply_chat_template: object

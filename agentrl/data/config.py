@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agentrl.config import Changes, NameOrPath, Section, Spelling, renamed
 from agentrl.data.columns import Columns
+from agentrl.data.eval_config import in_file_as
 from agentrl.data.eval_sets import EvalPaths
 from agentrl.data.paths import Paths
 
@@ -54,6 +55,7 @@ class EvalData(ColumnChoice):
     spellings: ClassVar[Mapping[str, Spelling]] = {
         **ColumnChoice.spellings,
         "eval_prompt_data": renamed("prompt_data"),
+        "eval_config": in_file_as("prompt_data"),
     }
 
 

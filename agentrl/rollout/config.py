@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from agentrl.config import Changes, Count, ImportPath, Needs, Section, Spelling, renamed
+from agentrl.data.eval_config import in_file_as
 from agentrl.data.eval_sets import EvalPaths
 
 MAX_EPISODES = 1_000_000
@@ -317,6 +318,8 @@ class EvalSampling(Section):
 
 class EvalSection(EvalSampling):
     """Held-out episodes before, during and after training."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {"eval_config": in_file_as("eval_prompt_data")}
 
     eval_interval: Annotated[Count, Changes.COURSE] = 10
     """RL iterations, or optimizer steps of SFT, between evaluations (count)."""

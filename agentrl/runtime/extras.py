@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
         "xxhash": "xxhash",
         "matplotlib": "matplotlib",
         "tensorboard": "tensorboard",
+        "yaml": "PyYAML",
     },
     "agentdojo": {"agentdojo": "agentdojo"},
     "data": {"pyarrow": "pyarrow"},

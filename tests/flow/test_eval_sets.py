@@ -198,6 +198,60 @@ def test_a_set_with_settings_of_its_own_is_played_by_them_in_a_run_and_alone(tmp
     assert (report.sets["own"].temperature, report.sets["plain"].temperature) == (0.0, 1.0)
 
 
+def test_a_file_of_slimes_names_the_same_sets(tmp_path):
+    file = tmp_path / "eval.yaml"
+    file.write_text(
+        """eval:
+  defaults: {temperature: 0.6, top_p: 0.7, n_samples_per_eval_prompt: 1}
+  datasets:
+    - {name: aime, path: "aime.jsonl@[:30]", rm_type: deepscaler, n_samples_per_eval_prompt: 16}
+    - name: own
+      path: own.jsonl
+      custom_rm_path: my_rewards.graded
+      input_key: question
+      max_response_len: 4096
+      temperature: 1.0
+"""
+    )
+    config = parse(RunConfig, {"eval": {"eval_config": str(file)}}, source="x")
+    all_ = {"temperature": 0.6, "top_p": 0.7}
+    assert config.eval.eval_prompt_data == {
+        "aime": EvalSet(path="aime.jsonl@[:30]", reward="deepscaler", n_samples_per_eval_prompt=16, **all_),
+        "own": EvalSet(
+            path="own.jsonl",
+            reward="my_rewards:graded",
+            input_key="question",
+            max_response_len=4096,
+            n_samples_per_eval_prompt=1,
+            **{**all_, "temperature": 1.0},
+        ),
+    }
+    alone = parse(EvalConfig, {"data": {"eval_config": str(file)}}, source="x")
+    assert alone.data.prompt_data == config.eval.eval_prompt_data
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("eval: [", "is not a YAML file"),
+        ("eval: {datasets: []}", "has no list `datasets` below `eval`"),
+        ("[]", "has no list `datasets` below `eval`"),
+        ("eval: {datasets: [{path: x}]}", "has no name; give every one a name"),
+        ("eval: {datasets: [{name: a}]}", "the set 'a' has no path"),
+        ("eval: {datasets: [{name: a, path: x, stop: y}]}", "has `stop`, which is no setting of single sets"),
+        ("!!python/object/apply:os.abort []", "is not a YAML file"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_names_none_is_one_sentence(tmp_path, text, sentence):
+    file = tmp_path / "eval.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        parse(RunConfig, {"eval": {"eval_config": str(file)}}, source="x")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
