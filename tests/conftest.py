@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
+from tests.slow import slow_tests
+
 settings.register_profile(
     "quick",
     deadline=None,
@@ -74,9 +76,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of manual tiers are not quick: `not full` deselects them."""
+    """Tests of manual tiers and slow ones are not quick: `not full` deselects them."""
+    slow = slow_tests()
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in MANUAL_TIERS):
+        if item.nodeid in slow or any(item.get_closest_marker(mark) for mark in MANUAL_TIERS):
             item.add_marker("full")
 
 

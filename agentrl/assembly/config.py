@@ -19,7 +19,7 @@ from agentrl.assembly.sections import (
 )
 from agentrl.config import Section, leaves
 from agentrl.data.config import COLUMNS, DataConfig
-from agentrl.data.eval_sets import EvalSet, sets_of
+from agentrl.data.eval_sets import sets_of
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, RewardChoice
 from agentrl.processes.config import ClusterConfig
@@ -64,12 +64,6 @@ class RunConfig(Section):
             return self.run.name
         safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.env)
         return f"{safe}-seed{self.run.seed}"
-
-    def of_set(self, own: EvalSet) -> RunConfig:
-        """These settings as a set of held-out prompts is played that has some of its own."""
-        found = {"eval_episodes": own.num_prompts, "eval_temperature": own.temperature}
-        chosen = {name: value for name, value in found.items() if value is not None}
-        return self.model_copy(update={"eval": self.eval.model_copy(update={**chosen, **own.sampling})})
 
     @property
     def warnings(self) -> tuple[str, ...]:

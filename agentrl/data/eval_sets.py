@@ -53,20 +53,17 @@ class EvalSet(Section):
     @property
     def sampling(self) -> dict[str, JSON]:
         """Its own settings among those of `EvalSampling`."""
-        own = {
-            "n_samples_per_eval_prompt": self.n_samples_per_eval_prompt,
-            "eval_top_p": self.top_p,
-            "eval_top_k": self.top_k,
-            "eval_max_response_len": self.max_response_len,
-        }
-        return {name: value for name, value in own.items() if value is not None}
+        return _set(
+            n_samples_per_eval_prompt=self.n_samples_per_eval_prompt,
+            eval_top_p=self.top_p,
+            eval_top_k=self.top_k,
+            eval_max_response_len=self.max_response_len,
+        )
 
     @property
     def grading(self) -> dict[str, JSON]:
         """Its own settings among those of `RewardChoice`."""
-        return (
-            {} if self.reward is None else {"reward": self.reward, "reward_kwargs": self.reward_kwargs or {}}
-        )
+        return {} if self.reward is None else _set(reward=self.reward, reward_kwargs=self.reward_kwargs or {})
 
     def columns(self, of_all: Columns) -> Columns:
         """The columns of its rows. of_all: those of all sets."""
@@ -74,6 +71,11 @@ class EvalSet(Section):
         all_ = (of_all.input, of_all.label, of_all.metadata, of_all.tools)
         found = [name or other for name, other in zip(own, all_, strict=True)]
         return Columns(found[0] or of_all.input, *found[1:])
+
+
+def _set(**settings: JSON) -> dict[str, JSON]:
+    """Those that are not left out."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _read_sets(value: object) -> object:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config import Changes, Count, ImportPath, Needs, Section, Spelling, renamed
 from agentrl.data.eval_config import in_file_as
-from agentrl.data.eval_sets import EvalPaths
+from agentrl.data.eval_sets import EvalPaths, EvalSet
 
 MAX_EPISODES = 1_000_000
 """Of a batch or an evaluation: they stay in memory up to its end, some kilobytes each (count)."""
@@ -344,6 +344,12 @@ class EvalSection(EvalSampling):
     """Engine that evaluations play on: that of training, whose weights may change meanwhile (metrics and
     reports have the share of each version); or a second one of the same kind, with as much memory and as many
     GPUs, which gets the weights of the evaluated version only."""
+
+    def of_set(self, own: EvalSet) -> EvalSection:
+        """These settings as a set of prompts is played that has some of its own."""
+        found = {"eval_episodes": own.num_prompts, "eval_temperature": own.temperature}
+        chosen = {name: value for name, value in found.items() if value is not None}
+        return self.model_copy(update={**chosen, **own.sampling})
 
     @property
     def without_effect(self) -> Mapping[str, str]:

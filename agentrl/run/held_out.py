@@ -46,7 +46,7 @@ class PlayedSet(NamedTuple):
         cls, config: RunConfig, held: HeldOutSet, graded: tuple[EnvFactory, Scorer] | None = None
     ) -> PlayedSet:
         """The set as a run plays it."""
-        section = config.of_set(held.own).eval
+        section = config.eval.of_set(held.own)
         sampling = sampling_of(config.rollout, section.eval_temperature)
         sampling = replace(
             sampling,
