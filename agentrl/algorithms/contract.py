@@ -18,6 +18,7 @@ from agentrl.algorithms.filters import (
     is_reason,
     removed_rollouts,
 )
+from agentrl.algorithms.post_process import RewardPostProcess, post_processed
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.types import (
@@ -144,6 +145,23 @@ def check_rollout_filter(rollout_filter: RolloutFilter) -> None:
     groups, _, _ = _parts(spread=1.0)
     removed_rollouts(rollout_filter, groups[:1])
     _check_repeats(lambda: removed_rollouts(rollout_filter, groups))
+
+
+def check_post_process(function: RewardPostProcess) -> None:
+    """Check that a reward post-processing satisfies its contract: use it in the tests of your own.
+
+    It is called with a batch of groups of different sizes, with equal and unequal rewards, and with a batch
+    of one group. It must return a mapping from rollouts of the batch to one finite number each, and the same
+    in a second call.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The function's own errors are not
+            caught.
+    """
+    groups, _, _ = _parts(spread=1.0)
+    post_processed(function, groups[:1])
+    post_processed(function, groups)
+    _check_repeats(lambda: dict(function(groups)))
 
 
 def _check_repeats(decide: Callable[[], object]) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
-from agentrl.algorithms.contract import check_buffer_filter, check_group_filter, check_rollout_filter
+from agentrl.algorithms.contract import (
+    check_buffer_filter,
+    check_group_filter,
+    check_post_process,
+    check_rollout_filter,
+)
 from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_context
 from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
+from agentrl.algorithms.post_process import RewardPostProcess
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.functions import Trying, checked, function_at
 from agentrl.data import Prompt
@@ -27,13 +33,14 @@ F = TypeVar("F")
 class Filters(NamedTuple):
     """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts.
 
-    privileged: what a teacher reads besides the prompts.
+    privileged: what a teacher reads besides the prompts. post_process: changes the scores of a batch.
     """
 
     drops: GroupFilter | None = None
     choose: BufferFilter | None = None
     removed: RolloutFilter | None = None
     privileged: PrivilegedContext | None = None
+    post_process: RewardPostProcess | None = None
 
 
 def build_filters(config: RolloutConfig) -> Filters:
@@ -47,6 +54,7 @@ def build_filters(config: RolloutConfig) -> Filters:
         _filter_at(config.buffer_filter_path, check_buffer_filter),
         _filter_at(config.rollout_sample_filter_path, check_rollout_filter),
         _filter_at(config.privileged_context_path, check_privileged_context, "privileged context"),
+        _filter_at(config.custom_reward_post_process_path, check_post_process, "reward post-processing"),
     )
 
 

@@ -27,6 +27,7 @@ _OF_PLAYING = (
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
     *("staleness_policy", "staleness_window", "async_buffer_size", "privileged_context_path"),
+    "custom_reward_post_process_path",
     "num_rollout_workers",
 )
 
@@ -122,6 +123,9 @@ class GroupSection(Section):
     rollout_sample_filter_path: ImportPath | None = None
     """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
     agentrl.algorithms.filters:truncated; they still count in the baselines."""
+    custom_reward_post_process_path: ImportPath | None = None
+    """Function that changes the scores of a whole batch before advantages are computed from them
+    (package.module:name); metrics and journal keep those before, too."""
     privileged_context_path: ImportPath | None = None
     """Function whose text the prompts of a teacher have and those of the policy have not
     (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
@@ -259,7 +263,8 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
             return {}
         is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
         split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
-        of_training = ("rollout_sample_filter_path", "max_idle_rollouts", "update_weights_interval")
+        of_training = ("rollout_sample_filter_path", "custom_reward_post_process_path")
+        of_training += ("max_idle_rollouts", "update_weights_interval")
         return dict.fromkeys((*split, *of_training), PLAYS_ONLY)
 
     @model_validator(mode="after")

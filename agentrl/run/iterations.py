@@ -13,7 +13,7 @@ from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Iteration, PlayLoop
-from agentrl.run.metrics import mean_score, skipped_metrics
+from agentrl.run.metrics import RAW_REWARD, skipped_metrics
 from agentrl.run.parts import Progress, Records
 from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.stages import LagMeter
@@ -133,7 +133,7 @@ class Iterations:
     async def _record(self, iteration: Iteration) -> None:
         records, step = self.records, iteration.step + 1
         self.progress.step = step
-        is_solved = records.diagnoses.facts.is_solved(mean_score(iteration.outcomes))
+        is_solved = records.diagnoses.facts.is_solved(iteration.metrics[RAW_REWARD])
         self.progress.idle_rollouts = 0 if iteration.trained or is_solved else self.progress.idle_rollouts + 1
         for warning in iteration.warnings:
             records.console.line(f"Warning: {warning}")

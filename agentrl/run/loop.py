@@ -17,6 +17,7 @@ from itertools import pairwise
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
+from agentrl.algorithms.post_process import RewardPostProcess, post_processed
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError
@@ -25,7 +26,7 @@ from agentrl.rollout.group import LEFT_OUT, GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
 from agentrl.run.credit import NO_CREDIT, Credited, Crediting
-from agentrl.run.metrics import rollout_metrics, staleness_metrics
+from agentrl.run.metrics import mean_score, rollout_metrics, staleness_metrics
 from agentrl.runtime.activity import TAKE, working
 from agentrl.runtime.stage import stage
 from agentrl.trainer.recording import Phase
@@ -86,7 +87,7 @@ class Loop:
     num_steps, num_epochs: most optimizer steps of a pass over a batch, and passes. in_progress: the current
     batch; empty between two iterations. watch: warns of a correction without effect.
     laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
-    takes rollouts out of the loss; None = there is none.
+    takes rollouts out of the loss; None = there is none. post_process: changes the scores of a batch.
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
     of engine and trainer, where they share devices. moving: the reference; None = it does not move.
@@ -104,6 +105,7 @@ class Loop:
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
     removed: RolloutFilter | None = None
+    post_process: RewardPostProcess | None = None
     publishing: Publishing = field(default_factory=Publishing)
     overlaps: bool = False
     colocation: Colocation = field(default_factory=Colocation)
@@ -136,7 +138,8 @@ class IterationTraining:
     """The training of the batch of one iteration, and what is known of it afterwards.
 
     groups: complete ones. removed: see `Iteration`. staleness: metrics, before the updates of the batch.
-    reports: of the optimizer steps that were not left out.
+    reports: of the optimizer steps that were not left out. unprocessed: the outcomes with the scores before
+    `post_process`; None = it was not called.
     """
 
     loop: Loop
@@ -145,6 +148,7 @@ class IterationTraining:
     groups: Sequence[Group] = ()
     staleness: dict[str, float] = field(default_factory=dict)
     reports: Sequence[StepReport] = ()
+    unprocessed: Sequence[GroupOutcome] | None = None
     batch: RolloutBatch = field(init=False)
     credited: Credited = NO_CREDIT
 
@@ -177,7 +181,10 @@ class IterationTraining:
         await self._check(groups)
 
     async def score(self) -> None:
-        """The credit, as far as it is known before the first update."""
+        """The credit, as far as it is known before the first update, of the scores that count."""
+        if self.loop.post_process is not None:
+            self.unprocessed = self.outcomes
+            await self.choose(await self._post_processed(self.loop.post_process))
         self.credited = await self._crediting.before(self.batch)
 
     async def update(self) -> None:
@@ -207,7 +214,10 @@ class IterationTraining:
         in_progress, removed = loop.in_progress, loop.in_progress.removed
         trained = [group for group in groups if group.id in in_progress.trained]
         dropped = [group for group in groups if group.id not in in_progress.trained]
-        metrics = rollout_metrics(self.outcomes, removed) | self.staleness | self.report_metrics
+        metrics = rollout_metrics(self.unprocessed or self.outcomes, removed)
+        metrics |= self.staleness | self.report_metrics
+        if self.unprocessed is not None:
+            metrics["rollout/rewards"] = mean_score(self.outcomes)
         phases = _phases(times)
         metrics |= self.credited.metrics | _seconds(phases) | loop.colocation.take_metrics()
         playing_s = (times.ended if loop.overlaps else times.played) - times.started
@@ -269,6 +279,13 @@ class IterationTraining:
                 return removed_rollouts(self.loop.removed, self.groups)
         except StageError as error:
             raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
+
+    async def _post_processed(self, function: RewardPostProcess) -> Sequence[Group]:
+        try:
+            async with stage("reward", None):
+                return post_processed(function, self.groups)
+        except StageError as error:
+            raise UserError(f"the reward post-processing failed ({error.detail}); mend it.") from error
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         loop = self.loop

@@ -22,6 +22,8 @@ from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
 
+RAW_REWARD = "rollout/raw_reward"
+
 
 def rollout_metrics(
     outcomes: Sequence[GroupOutcome], removed: Mapping[RolloutId, str] = MappingProxyType({})
@@ -49,7 +51,7 @@ def rollout_metrics(
     verdicts = [verdict for group in groups for verdict in group.trained_verdicts]
     failed = [episode for outcome in outcomes for episode in outcome.failed]
     metrics = {
-        "rollout/raw_reward": mean_score(outcomes),
+        RAW_REWARD: mean_score(outcomes),
         "rollout/raw_reward_std": _deviation([verdict.total for verdict in verdicts]),
         "rollout/response_len/mean": _mean([policy_tokens_of(e) for e in episodes]),
         "rollout/turns/mean": _mean([len(e.turns) for e in episodes]),

@@ -384,9 +384,7 @@ def facts_of(config: RunConfig, env: BaseEnv) -> RunFacts:
 
 def filters_of(rollout: RolloutConfig) -> Filters:
     """The filters that act: those of groups unless the run replays, that of rollouts unless it only plays."""
-    unused: tuple[str, ...] = ("rollout_sample_filter_path",) if rollout.debug_rollout_only else ()
-    if rollout.replay is not None:
-        unused = ("dynamic_sampling_filter_path", "buffer_filter_path", "privileged_context_path")
+    unused = [name for name in rollout.inactive if name.endswith("_path")]
     return build_filters(rollout.model_copy(update=dict.fromkeys(unused)))
 
 

@@ -177,6 +177,7 @@ class TrainingRun:
             watch=CorrectionWatch(config.algorithm.watched_correction),
             laws=TokenLaws(progress.source.vocab_size),
             removed=self.filters.removed,
+            post_process=self.filters.post_process,
             publishing=Publishing.of(config.rollout),
             overlaps=config.rollout.is_async,
             colocation=colocation,

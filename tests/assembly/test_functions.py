@@ -87,6 +87,7 @@ FILTERS = {
     "dynamic_sampling_filter_path": lambda path: filters_of(dynamic_sampling_filter_path=path),
     "buffer_filter_path": chosen_by,
     "rollout_sample_filter_path": lambda path: filters_of(rollout_sample_filter_path=path),
+    "custom_reward_post_process_path": lambda path: filters_of(custom_reward_post_process_path=path),
 }
 
 
@@ -99,14 +100,14 @@ def test_every_filter_is_imported_once_and_tried_out():
     assert filters.choose is None
     assert my_functions.calls
     assert chosen_by("first").choose is my_functions.first
-    assert filters_of() == (None, None, None, None)
+    assert filters_of() == (None, None, None, None, None)
 
 
 @pytest.mark.parametrize("setting", FILTERS)
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("nowhere", "no filter `my_functions:nowhere`: .*name it `package.module:name`."),
+        ("nowhere", "no .* `my_functions:nowhere`: .*name it `package.module:name`."),
         ("Thing", "my_functions:Thing is a type; name a function, or an object that is one."),
         ("number", "my_functions:number is a int; name a function"),
         ("broken", r"my_functions:broken fails when it is tried out \(KeyError: 'x'\); mend it."),

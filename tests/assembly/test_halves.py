@@ -28,6 +28,7 @@ WITHOUT_EFFECT = [
             **{"dynamic_sampling_filter_path": "x:y", "max_episode_retries": 1, "shuffle_rewards": True},
             **{"eval_interval": 2, "metric_for_best_model": "eval/greedy", "opponents": {"a": "script"}},
             **{"rollout_max_prompt_len": 9, "tool_timeout_s": 1.0, "max_turns": 3},
+            "custom_reward_post_process_path": "x:y",
         }.items()
     ),
     ("prompt_data", "x.jsonl", {**REPLAY, "hf_checkpoint": "x"}, "with replay"),
@@ -45,6 +46,7 @@ WITHOUT_EFFECT = [
             **{"lr": 1e-3, "trainer": "megatron", "bf16": True, "num_steps_per_rollout": 1},
             **{
                 "rollout_sample_filter_path": "x:y",
+                "custom_reward_post_process_path": "x:y",
                 "profile_step": 1,
                 "correction": "tis",
                 "use_tis": True,

@@ -122,6 +122,7 @@ CHANGES = {
     "over_sampling_batch_size": Change(3),
     # A choice that is refused: tests/flow/test_filter.py shows one that acts.
     "buffer_filter_path": Change("tests.flow.worlds:drop_all", {"over_sampling_batch_size": 2}),
+    "custom_reward_post_process_path": Change("tests.flow.worlds:mirrored"),
     "rollout_sample_filter_path": Change("tests.flow.worlds:every_second"),
     "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
     "group_reward": Change("tests.flow.worlds:place"),

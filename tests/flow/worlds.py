@@ -9,7 +9,7 @@ from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, c
 from agentrl.data import DataSource
 from agentrl.errors import UserError
 from agentrl.tools import PythonTool
-from agentrl.types import Restart
+from agentrl.types import Ending, Restart
 
 BUTTONS = ("left", "right")
 
@@ -338,6 +338,24 @@ def shortness(task, answer):
 def every_second(groups):
     """Takes one rollout in two of each group out of the loss."""
     return {verdict.rollout_id: "second" for group in groups for verdict in group.verdicts[1::2]}
+
+
+class MirroredBandit(Bandit):
+    """The same, where gold is worth less than anything else."""
+
+    def reward(self, task, answer):
+        return 3.0 - 2.0 * super().reward(task, answer)
+
+
+def mirrored(groups):
+    """What MirroredBandit pays, from what Bandit pays: nothing is paid where a limit ends an episode."""
+    return {
+        verdict.rollout_id: 3.0 - 2.0 * verdict.total
+        for group in groups
+        for episode in group.episodes
+        for verdict in group.verdicts_of(episode)
+        if episode.ending is Ending.COMPLETED
+    }
 
 
 HINT = Message("user", "press right")
