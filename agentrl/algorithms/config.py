@@ -194,12 +194,13 @@ class AlgorithmConfig(KlSection, CreditSection):
     def needs_proximal_first(self) -> bool:
         """Whether something uses the proximal logprobs before the first optimizer step of a batch.
 
-        Corrections do not, unless they divide by a mean over the batch: the step computes their factors.
+        Corrections do not, unless they are of the whole batch: the step computes their factors.
         Where tokens are masked, or the policy does not learn yet, the step has not the logprobs of them all.
         """
         in_advantages = self.kl_coef or self.use_opd or self.custom_advantage_function_path is not None
         waits = self.critic is not None and self.critic.num_critic_only_steps
         is_partial = self.mask_offpolicy_in_partial_rollout or waits
+        is_partial = is_partial or self.correction.of_batch
         return bool(in_advantages or self.needs_statistics or self.compares_tokens or is_partial)
 
     @property

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
+from agentrl.algorithms.corrections import CorrectionFunction, as_corrected
 from agentrl.algorithms.filters import (
     BufferFilter,
     GroupFilter,
@@ -93,6 +94,30 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
         raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.rollout_ids`")
     far = _EstimatorBatch.of(*_parts(spread=1e4))
     _check_arrays(far(estimator), far.tokens)
+
+
+def check_correction(function: CorrectionFunction) -> None:
+    """Check that a correction function satisfies its contract: use it in the tests of your own.
+
+    It is called with a batch of episodes, one of which became two samples, whose logprobs of trainer and
+    engine are up to a nat apart; then with one in which they are 10 000 apart. It must return one finite
+    number, not below 0, for each trainable token, and the same in a second call; its inputs stay as they are.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The function's own errors are not
+            caught.
+    """
+    for spread in (1.0, 1e4):
+        _, tokens, scores = _EstimatorBatch.of(*_parts(spread))
+        copies = [array_N.copy() for array_N in scores if array_N is not None]
+        first, second = (
+            as_corrected(function(tokens, scores), tokens, scores).factors_N.copy() for _ in range(2)
+        )
+        if not np.array_equal(first, second):
+            raise ValueError("a second call gave the same batch other factors; draw no random numbers")
+        arrays = [array_N for array_N in scores if array_N is not None]
+        if not all(np.array_equal(a, b) for a, b in zip(copies, arrays, strict=True)):
+            raise ValueError("it changed its scores in place; it must work on copies")
 
 
 def check_group_filter(group_filter: GroupFilter) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.gates import Over, Statistic, TokenGate
-from agentrl.config import NotNegative, Positive, Variant
+from agentrl.config import ImportPath, NotNegative, Positive, Variant
 
 
 class CorrectionConfig(Variant):
@@ -19,6 +19,8 @@ class CorrectionConfig(Variant):
     """Whether it corrects for older weights."""
     compares: ClassVar[bool] = False
     """Whether it compares the engine's logprobs with the trainer's."""
+    of_batch: ClassVar[bool] = False
+    """Whether its factors are computed from the whole batch, before the first optimizer step."""
 
     @property
     def accepts_bias(self) -> bool:
@@ -155,6 +157,24 @@ class IcePopConfig(ComparingConfig):
         return self
 
 
+class CustomConfig(ComparingConfig):
+    """The factors of a function of your own."""
+
+    name: Literal["custom"] = "custom"
+    prefix: ClassVar[str] = "custom"
+    of_batch: ClassVar[bool] = True
+
+    tis_function_path: ImportPath | None = None
+    """Function from the tokens of a batch and their scores to a factor of each token's advantage
+    (package.module:name)."""
+
+    @model_validator(mode="after")
+    def _has_a_function(self) -> Self:
+        if self.tis_function_path is None:
+            raise ValueError("correction = custom is a function of your own; set custom_tis_function_path.")
+        return self
+
+
 class OpsmConfig(CorrectionConfig):
     """Off-policy sequence masking, in the loss."""
 
@@ -167,7 +187,8 @@ class OpsmConfig(CorrectionConfig):
 
 
 CorrectionChoice = Annotated[
-    NoCorrectionConfig | TisConfig | MisConfig | IcePopConfig | OpsmConfig, Field(discriminator="name")
+    NoCorrectionConfig | TisConfig | MisConfig | IcePopConfig | CustomConfig | OpsmConfig,
+    Field(discriminator="name"),
 ]
 
 _UPPER = {"token": 0.3, "mean": 0.01, "sum": 1.0, "max": 0.3}

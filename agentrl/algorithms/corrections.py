@@ -16,14 +16,15 @@ Log-ratios are clipped to -20 .. 20 before they are exponentiated, so that nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
+from agentrl.errors import UserError
 from agentrl.types import FloatArray, Sample, Scores
 
 MAX_LOG_RATIO = 20.0
@@ -196,6 +197,51 @@ class Mis:
         if self.veto is not None:
             dropped_E[tokens.rollout_index_N[log_ratio_N < np.log(self.veto)]] = True
         return dropped_E
+
+
+CorrectionFunction: TypeAlias = Callable[[Tokens, TokenScores], Floats | Corrected]
+"""From the tokens of a batch and their scores to factors, [N], each finite and not negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomCorrection:
+    """The factors of a function, which sees the whole batch.
+
+    Metrics: custom (the ratio), custom_abs (how far it is from 1), custom_clipfrac (tokens whose factor is
+    another number), custom_factor (the factor); or those that the function returns.
+    """
+
+    function: CorrectionFunction
+    by_token: ClassVar[bool] = False
+
+    def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
+        """Factors for `tokens`.
+
+        Raises:
+            UserError: the function returned something else.
+        """
+        returned = self.function(tokens, scores)
+        try:
+            return as_corrected(returned, tokens, scores)
+        except ValueError as error:
+            raise UserError(f"the correction function: {error}; mend it.") from error
+
+
+def as_corrected(returned: object, tokens: Tokens, scores: TokenScores) -> Corrected:
+    """What a `CorrectionFunction` returned.
+
+    Raises:
+        ValueError: it is anything but one finite number, not below 0, for each token.
+    """
+    factors = returned.factors_N if isinstance(returned, Corrected) else returned
+    if not isinstance(factors, np.ndarray) or factors.shape != (len(tokens),):
+        what = f"{factors.shape}" if isinstance(factors, np.ndarray) else type(factors).__name__
+        raise ValueError(f"it returns one factor for each of {len(tokens)} tokens, not {what}")
+    if not (np.isfinite(factors).all() and (factors >= 0.0).all()):
+        raise ValueError("it returns factors that are not finite, or below 0; bound them")
+    if isinstance(returned, Corrected):
+        return returned
+    return _corrected("custom", tokens, _ratio(log_ratios(scores)), factors.astype(np.float64))
 
 
 _ACTIONS: Mapping[str, Sequence[str]] = {

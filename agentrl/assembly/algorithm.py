@@ -10,10 +10,10 @@ from typing import cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.contract import check_correction, check_estimator
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
-from agentrl.algorithms.correction_config import OpsmConfig
-from agentrl.algorithms.corrections import Correction
+from agentrl.algorithms.correction_config import CustomConfig, OpsmConfig
+from agentrl.algorithms.corrections import Correction, CorrectionFunction, CustomCorrection
 from agentrl.algorithms.entropy import KlCovConfig
 from agentrl.algorithms.estimator_choice import RaeConfig, SapoConfig, VespoConfig
 from agentrl.algorithms.estimator_config import CreditParts
@@ -272,6 +272,11 @@ def _custom_estimator(path: str) -> AdvantageEstimator:
     return checked(path, cast(AdvantageEstimator, function_at("estimator", path)), check_estimator)
 
 
+def _custom_correction(path: str) -> Correction:
+    function = cast(CorrectionFunction, function_at("correction", path))
+    return CustomCorrection(checked(path, function, check_correction))
+
+
 def _custom_loss(path: str) -> Loss:
     return checked(path, cast(Loss, function_at("loss", path)), check_loss)
 
@@ -307,6 +312,8 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
 
 def _correction(config: AlgorithmConfig) -> Correction | None:
     weight, gate, named = config.correction.correction(), config.gate_statistic.gate(), config.correction
+    if isinstance(named, CustomConfig):
+        weight = _custom_correction(str(named.tis_function_path))
     if gate is None and not named.is_self_normalized:
         return weight
     return InStages(weight, gate, named.counted if named.is_self_normalized else None)

@@ -103,6 +103,7 @@ class TrainSettings(TypedDict, total=False):
     over_sampling_batch_size: int | None
     buffer_filter_path: Function | None
     rollout_sample_filter_path: Function | None
+    custom_reward_post_process_path: Function | None
     privileged_context_path: Function | None
     max_staleness: int
     staleness_policy: Literal["window", "strict", "ready_first"]
@@ -206,7 +207,7 @@ class TrainSettings(TypedDict, total=False):
     opd_teacher_timeout_s: float
     opd_teacher_concurrency: int
     use_rollout_logprobs: bool | None
-    correction: Literal["none", "tis", "mis", "icepop", "opsm"]
+    correction: Literal["none", "tis", "mis", "icepop", "custom", "opsm"]
     accept_bias: bool
     self_normalize_correction: bool
     tis_clip: float
@@ -218,6 +219,7 @@ class TrainSettings(TypedDict, total=False):
     mis_veto: float | None
     icepop_low: float
     icepop_high: float
+    custom_tis_function_path: Function | None
     opsm_delta: float
     gate_statistic: Literal["none", "k1", "k2", "k3"]
     gate_over: Literal["token", "mean", "sum", "max"]

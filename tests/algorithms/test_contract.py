@@ -6,10 +6,12 @@ import pytest
 from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.contract import (
     check_buffer_filter,
+    check_correction,
     check_estimator,
     check_group_filter,
     check_rollout_filter,
 )
+from agentrl.algorithms.corrections import Tis
 from agentrl.algorithms.estimators import Gae
 from agentrl.algorithms.filters import has_signal, highest_std, truncated, zero_std
 from agentrl.algorithms.group_relative import GroupRelative
@@ -168,6 +170,36 @@ FIRST = RolloutId("a.0")
 def test_a_rollout_filter_that_violates_the_contract_is_named(rollout_filter, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_rollout_filter(rollout_filter)
+
+
+def ratio(tokens, scores):
+    return np.exp(np.clip(scores.proximal_N - scores.behaviour_N, -20.0, 20.0))
+
+
+def test_a_correction_that_satisfies_the_contract_passes():
+    check_correction(ratio)
+    check_correction(Tis())
+
+
+def into_its_scores(tokens, scores):
+    scores.proximal_N[:] = 0.0
+    return np.ones(len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("correction", "sentence"),
+    [
+        (lambda tokens, scores: [1.0] * len(tokens), "one factor for each of .* tokens, not list"),
+        (lambda tokens, scores: np.ones(3), r"not \(3,\)"),
+        (lambda tokens, scores: -ratio(tokens, scores), "not finite, or below 0"),
+        (lambda tokens, scores: 1.0 / (tokens.rollout_index_N > 0), "not finite, or below 0"),
+        (in_turns(ratio, lambda tokens, scores: np.ones(len(tokens))), "other factors"),
+        (into_its_scores, "changed its scores in place"),
+    ],
+)
+def test_a_correction_that_violates_the_contract_is_named(correction, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_correction(correction)
 
 
 def test_filters_are_checked_on_truncated_episodes_and_on_events_that_did_not_happen():

@@ -144,6 +144,11 @@ ALGORITHM = {
     ),
     "mis_upper": of_correction("mis", 1.1),
     "mis_veto": of_correction("mis", 1e-4),
+    "custom_tis_function_path": Setting(
+        "tests.run.test_proximal_in_step:halved",
+        {"correction": "custom", "custom_tis_function_path": "tests.run.test_proximal_in_step:doubled"},
+        ({"correction": "none"}, "without correction = custom; choose it"),
+    ),
     "icepop_low": of_correction("icepop", 0.4),
     "icepop_high": of_correction("icepop", 4.0),
     "opsm_delta": of_correction("opsm", 0.1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,42 @@ async def test_the_gradient_is_that_of_loops_over_tokens(name):
     if name != "none":
         plain = expected_gradient(qwen3(), groups, lambda gaps: [1.0 for _ in gaps])
         assert distance(actual, plain) > 1e-3
+
+
+SEEN = []
+
+
+def halved(tokens, scores):
+    """The root of the ratio, bounded above."""
+    SEEN.append(len(tokens))
+    return np.exp(np.minimum((scores.proximal_N - scores.behaviour_N) / 2.0, np.log(1.1)))
+
+
+def doubled(tokens, scores):
+    """The square of the ratio."""
+    return np.exp(np.minimum(2.0 * (scores.proximal_N - scores.behaviour_N), 20.0))
+
+
+async def test_the_factors_of_a_function_are_those_of_loops_and_it_sees_the_whole_batch():
+    path = "tests.run.test_proximal_in_step:halved"
+    model = qwen3()
+    groups = near(model, GROUPS, 0.15)
+    expected = expected_gradient(model, groups, lambda gaps: [min(exp(gap / 2.0), 1.1) for gap in gaps])
+    settings = {"correction": "custom", "custom_tis_function_path": path}
+    (result,), noting, actual = await iterations(model, groups, settings)
+    assert noting.num_scored > 0
+    assert distance(actual, expected) <= 1e-6
+    plain = expected_gradient(qwen3(), groups, lambda gaps: [1.0 for _ in gaps])
+    assert distance(actual, plain) > 1e-3
+    sampled = sum(
+        len(turn.tokens.completion)
+        for group in groups
+        for episode in group.episodes
+        for trajectory in episode.trajectories
+        for turn in trajectory.turns
+    )
+    assert SEEN[-1] == sampled
+    assert {"train/custom", "train/custom_factor", "train/custom_clipfrac"} <= result.metrics.keys()
 
 
 OTHERS = {
