@@ -199,8 +199,7 @@ class AlgorithmConfig(KlSection, CreditSection):
         """
         in_advantages = self.kl_coef or self.use_opd or self.custom_advantage_function_path is not None
         waits = self.critic is not None and self.critic.num_critic_only_steps
-        is_partial = self.mask_offpolicy_in_partial_rollout or waits
-        is_partial = is_partial or self.correction.of_batch
+        is_partial = self.mask_offpolicy_in_partial_rollout or waits or self.correction.of_batch
         return bool(in_advantages or self.needs_statistics or self.compares_tokens or is_partial)
 
     @property

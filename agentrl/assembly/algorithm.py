@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_correction, check_estimator
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
 from agentrl.algorithms.correction_config import CustomConfig, OpsmConfig
-from agentrl.algorithms.corrections import Correction, CorrectionFunction, CustomCorrection
+from agentrl.algorithms.corrections import Correction, CustomCorrection
 from agentrl.algorithms.entropy import KlCovConfig
 from agentrl.algorithms.estimator_choice import RaeConfig, SapoConfig, VespoConfig
 from agentrl.algorithms.estimator_config import CreditParts
@@ -32,7 +31,7 @@ from agentrl.algorithms.weights import (
     token_mean,
     ungrouped,
 )
-from agentrl.assembly.functions import checked, function_at
+from agentrl.assembly.functions import checked
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError
 from agentrl.losses import KlTerm, Loss, LossKernel, PolicyLoss, check_loss
@@ -269,16 +268,15 @@ def _hierarchy(config: AlgorithmConfig) -> Hierarchy:
 
 
 def _custom_estimator(path: str) -> AdvantageEstimator:
-    return checked(path, cast(AdvantageEstimator, function_at("estimator", path)), check_estimator)
+    return checked("estimator", path, check_estimator)
 
 
 def _custom_correction(path: str) -> Correction:
-    function = cast(CorrectionFunction, function_at("correction", path))
-    return CustomCorrection(checked(path, function, check_correction))
+    return CustomCorrection(checked("correction", path, check_correction))
 
 
 def _custom_loss(path: str) -> Loss:
-    return checked(path, cast(Loss, function_at("loss", path)), check_loss)
+    return checked("loss", path, check_loss)
 
 
 def _shaping(config: AlgorithmConfig) -> Shaping:

@@ -75,16 +75,26 @@ def run_env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
     )
 
 
+def takes_reward(env_class: type[AnyEnv]) -> bool:
+    """Whether the reward of an environment is an argument of its own, which it is made with."""
+    return "reward" in signature(env_class).parameters
+
+
 def _reward_argument(
     env_id: str, choice: RewardChoice | None, addresses: Addresses
 ) -> Mapping[str, AnswerReward]:
     """The argument `reward` of the environment, where one is configured."""
     if choice is None or choice.reward is None:
         return {}
-    if "reward" not in signature(find(env_id).env_class).parameters:
-        raise UserError(
-            f"{env_id} has rewards of its own and takes none; leave out reward = {choice.reward}."
-        )
+    if not takes_reward(find(env_id).env_class):
+        if choice.env_reward_weight is None:
+            raise UserError(
+                f"{env_id} has rewards of its own; set env_reward_weight (0 = reward = {choice.reward} takes "
+                "their place, 1 = it is added), or leave reward out."
+            )
+        return {}
+    if choice.env_reward_weight is not None:
+        raise UserError(f"{env_id} has no reward but reward = {choice.reward}; leave out env_reward_weight.")
     return {"reward": reward_function(choice.reward, choice.reward_kwargs, addresses)}
 
 

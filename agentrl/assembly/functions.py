@@ -27,12 +27,13 @@ def function_at(noun: str, path: str) -> object:
     return imported
 
 
-def checked(path: str, function: T, check: Callable[[T], None]) -> T:
-    """The function, after its check.
+def checked(noun: str, path: str, check: Callable[[T], None]) -> T:
+    """The function at `package.module:name`, after its check. noun: its kind, for error texts.
 
     Raises:
-        ConfigError: it violates its contract, or fails.
+        ConfigError: it cannot be imported, violates its contract, or fails.
     """
+    function = cast(T, function_at(noun, path))
     with Trying(path):
         check(function)
     return function
@@ -44,7 +45,7 @@ def callback_at(path: str) -> StepFunction:
     Raises:
         ConfigError: it cannot be imported, or takes other arguments.
     """
-    return checked(path, cast(StepFunction, function_at("callback", path)), check_callback)
+    return checked("callback", path, check_callback)
 
 
 class Trying:

@@ -40,6 +40,7 @@ class TrainSettings(TypedDict, total=False):
     custom_generate_function_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]
+    env_reward_weight: float | None
     group_reward: Function | None
     group_reward_kwargs: Mapping[str, JSON]
     opponents: Mapping[str, Name]
@@ -357,6 +358,7 @@ class EvalSettings(TypedDict, total=False):
     custom_generate_function_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]
+    env_reward_weight: float | None
     group_reward: Function | None
     group_reward_kwargs: Mapping[str, JSON]
     opponents: Mapping[str, Name]

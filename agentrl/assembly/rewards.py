@@ -21,7 +21,7 @@ from agentrl.envs.contract import check_group_reward, check_reward
 from agentrl.envs.graders import make_grader, make_group_grader
 from agentrl.envs.graders.fitting import misfit
 from agentrl.envs.graders.registry import CALL_SERVERS
-from agentrl.envs.scoring import AnswerReward
+from agentrl.envs.scoring import AnswerReward, of_last_answers
 from agentrl.errors import ConfigError, DataError
 from agentrl.tools.names import Names
 from agentrl.tools.secrets import with_secrets
@@ -163,11 +163,18 @@ async def build_scorer(
     if choice.reward is not None and task is not None:
         with Trying(choice.reward):
             await check_reward(reward_function(choice.reward, choice.reward_kwargs, addresses), task)
-    rewards: list[Reward | GroupReward] = list(make_env().rewards)
+    env = make_env()
+    rewards: list[Reward | GroupReward] = list(env.rewards)
+    own = choice.env_reward_weight
+    if choice.reward is not None and own is not None:
+        function = reward_function(choice.reward, choice.reward_kwargs, addresses)
+        name = choice.reward.rpartition(":")[2]
+        rewards = [replace(reward, weight=own * reward.weight) for reward in rewards]
+        rewards.append(of_last_answers(function, name))
     if choice.group_reward is not None:
-        own = group_reward(choice.group_reward, choice.group_reward_kwargs, addresses)
+        compares = group_reward(choice.group_reward, choice.group_reward_kwargs, addresses)
         if task is not None:
             with Trying(choice.group_reward):
-                await check_group_reward(own, make_env, task)
-        rewards.append(own)
-    return Scorer(tuple(rewards))
+                await check_group_reward(compares, make_env, task)
+        rewards.append(compares)
+    return Scorer(tuple(rewards), step_weight=1.0 if own is None else own)

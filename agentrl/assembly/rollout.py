@@ -140,4 +140,4 @@ def staleness_policy(config: RolloutConfig) -> StalenessPolicy:
 
 
 def _filter_at(path: str | None, check: Callable[[F], None], noun: str = "filter") -> F | None:
-    return None if path is None else checked(path, cast(F, function_at(noun, path)), check)
+    return None if path is None else checked(noun, path, check)

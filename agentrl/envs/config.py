@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from agentrl.config import ImportPath, NameOrPath, Section, Spelling, renamed
+from agentrl.config import ImportPath, NameOrPath, Needs, Section, Spelling, renamed
 from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
@@ -54,6 +54,10 @@ class RewardChoice(Section):
     package.module:function of a task and an answer; left out, the environment's own."""
     reward_kwargs: Annotated[dict[str, JSON], by_reference("reward_kwargs")] = Field(default_factory=dict)
     """Settings of the grader in reward, such as the url of remote and judge (a table; as a flag: JSON)."""
+    env_reward_weight: Annotated[float | None, Needs("reward")] = None
+    """Weight of the rewards that an environment has itself, where reward is to score it, too: by the last
+    answer of each agent (0 = reward takes their place, 1 = it is added); left out, an environment with
+    rewards of its own takes no other."""
     group_reward: NameOrPath | None = None
     """Reward that compares siblings, in addition to the environment's own, by name: pairwise, diversity; or
     package.module:function from the episodes of a group to one number for each, or a GroupReward, which has a

@@ -33,7 +33,7 @@ import numpy as np
 
 from agentrl.errors import StageError, UserError
 from agentrl.runtime.stage import stage
-from agentrl.tools import is_inline, run
+from agentrl.tools import inline, is_inline, run
 from agentrl.types import AGENT, Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
 
 UNUSABLE = (Ending.FAILED, Ending.ABORTED)
@@ -129,12 +129,15 @@ class Scored:
 class Scorer:
     """Scores by step rewards and by `rewards`; without any of these it costs microseconds.
 
+    step_weight: the factor of the step rewards in the total.
+
     Raises:
         UserError: a reward is of another type, or two have the same name.
     """
 
     rewards: Sequence[Reward | GroupReward] = ()
     name: str = ENV
+    step_weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.rewards, list | tuple):
@@ -209,7 +212,7 @@ class Scorer:
 
     def _verdict(self, episode: Episode, agent: str, parts: Mapping[str, float]) -> Verdict:
         weights = {reward.name: reward.weight for reward in self.rewards}
-        own = sum_of_steps(episode, agent)
+        own = _weighed(sum_of_steps(episode, agent), self.step_weight)
         total = own.total + sum(weights[name] * part for name, part in parts.items())
         _finite(total, "the total")
         return replace(own, scorer=self.name, total=total, parts={**own.parts, **parts})
@@ -253,6 +256,14 @@ def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
     return Verdict(episode.id, ENV, total, parts, episode.rewards_of(agent), agent)
 
 
+def _weighed(verdict: Verdict, weight: float) -> Verdict:
+    """The verdict with its total and the rewards of turns times a weight; parts are unweighted."""
+    if weight == 1.0:
+        return verdict
+    turns = tuple(None if reward is None else weight * reward for reward in verdict.turn_rewards)
+    return replace(verdict, total=weight * verdict.total, turn_rewards=turns)
+
+
 Grade = float | Mapping[str, float]
 """The reward of an answer: a number, or named parts that are summed. Where one of them is called `score`, as
 in the functions of verl, it is the reward, and the others are only journalled, as those of a `RewardParts`
@@ -271,6 +282,26 @@ async def graded(function: AnswerReward, task: Task, answer: str, timeout_s: flo
     async with stage("reward", timeout_s):
         grade = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
     return reward_of(grade)
+
+
+def of_last_answers(function: AnswerReward, name: str) -> Reward:
+    """A reward of an episode by the last answer of each of its agents: the text of its last turn, with any
+    calls in it; 0 where a limit truncated the episode. An agent without a turn has answered ""."""
+    thread = None if is_inline(function) else f"reward {name}"
+
+    @inline
+    async def grade(episode: Episode) -> Mapping[str, float]:
+        if episode.ending is Ending.TRUNCATED:
+            return dict.fromkeys(episode.agents, 0.0)
+        grades = {}
+        for agent in episode.agents:
+            last = [turn.action for turn in episode.turns_of(agent)[-1:]]
+            answer = "".join(part for said in last for part in (said.text, *(c.raw for c in said.tool_calls)))
+            grade_of = partial(function, episode.task, answer)
+            grades[agent] = float(reward_of(await run(grade_of, thread=thread)))
+        return grades
+
+    return Reward(grade, name=name)
 
 
 def reward_of(grade: object) -> float:

@@ -263,9 +263,9 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
             return {}
         is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
         split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
-        of_training = ("rollout_sample_filter_path", "custom_reward_post_process_path")
-        of_training += ("max_idle_rollouts", "update_weights_interval")
-        return dict.fromkeys((*split, *of_training), PLAYS_ONLY)
+        functions = ("rollout_sample_filter_path", "custom_reward_post_process_path")
+        of_training = ("max_idle_rollouts", "update_weights_interval")
+        return dict.fromkeys((*split, *functions, *of_training), PLAYS_ONLY)
 
     @model_validator(mode="after")
     def _plays_or_trains(self) -> Self:

@@ -146,7 +146,10 @@ def test_an_evaluation_takes_prompts_too(lines, capfd):
             {"prompt_data": "my.jsonl", **COLUMNS, "reward": "json:JSONEncoder"},
             "json:JSONEncoder is a type; name a function",
         ),
-        ({"env": "HopSearch-v0", "reward": "f1"}, "HopSearch-v0 has rewards of its own and takes none"),
+        (
+            {"env": "HopSearch-v0", "reward": "f1"},
+            "rewards of its own; set env_reward_weight",
+        ),
         ({"data_source_path": "nowhere:Source"}, "no source of prompts `nowhere:Source`"),
         ({"data_source_path": "json:dumps"}, "json:dumps: "),
         ({"data_source_path": "builtins:dict"}, "builtins:dict: it gives a dict; write a subclass of"),

@@ -82,6 +82,7 @@ CHANGES = {
     "env_kwargs": Change({"map_name": "8x8"}, {"env": "FrozenLake-v0"}),
     "train_split": Change("other"),
     "reward": Change("tests.flow.worlds:shortness", SINGLE),
+    "env_reward_weight": Change(0.5, {"reward": "tests.flow.worlds:shortness", "env_reward_weight": 0.0}),
     "reward_kwargs": Change({"timeout_s": 0}, {**SINGLE, "reward": "math"}),
     "prompt_data": Change(PROMPTS),
     "input_key": Change("question", FILE),

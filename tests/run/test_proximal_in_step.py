@@ -71,8 +71,9 @@ async def test_the_factors_of_a_function_are_those_of_loops_and_it_sees_the_whol
     plain = expected_gradient(qwen3(), groups, lambda gaps: [1.0 for _ in gaps])
     assert distance(actual, plain) > 1e-3
     sampled = sum(
-        len(turn.tokens.completion)
+        len(turn.tokens.completion.token_ids)
         for group in groups
+        if has_signal(group)
         for episode in group.episodes
         for trajectory in episode.trajectories
         for turn in trajectory.turns
