@@ -117,7 +117,7 @@ class Crediting:
         algorithm, tokens = self.algorithm, batch.tokens
         token_scores, advantages = self._advantages(batch, scores, algorithm.estimator)
         steps = self._steps(batch, scores, advantages)
-        metrics = {**advantages.metrics, **algorithm.controls.metrics}
+        metrics = {**advantages.metrics, **algorithm.controls.metrics, **_spread(advantages)}
         if "old" in algorithm.roles:
             metrics |= mismatch_metrics(tokens, token_scores)
         if algorithm.max_staleness is not None:
@@ -190,6 +190,14 @@ class Crediting:
         scores = await self.trainer.score([*cut_off.values()], ("values",))
         assert scores.values is not None, "a trainer that bootstraps has a critic"
         return {id: float(values[-1]) for id, values in zip(cut_off, scores.values, strict=True)}
+
+
+def _spread(advantages: Advantages) -> dict[str, float]:
+    """Mean and standard deviation of the advantages over trainable tokens."""
+    values_N = advantages.advantages_N
+    if not len(values_N):
+        return {}
+    return {"advantages/mean": float(values_N.mean()), "advantages/std": float(values_N.std())}
 
 
 def _refused(error: ValueError) -> UserError:

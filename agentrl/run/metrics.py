@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,11 +19,13 @@ from agentrl.evaluation.report import (
     total_counts,
     total_tools,
 )
+from agentrl.evaluation.statistics import ks_of, num_solved, pass_at_k
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
 
 RAW_REWARD = "rollout/raw_reward"
+_LAST_CHARS, _REPEATED = 10_000, 10
 
 
 def rollout_metrics(
@@ -39,8 +42,9 @@ def rollout_metrics(
     policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per
     episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
-    reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
-    had computed for the turn before.
+    reasoning_ratio is the share of turns with reasoning, repetition_ratio that of episodes in which the
+    policy says the same over and over, pass@K that of groups of which one of K siblings is solved,
+    cached_ratio that of prompt tokens which the engine had computed for the turn before.
 
     prompts counts the groups that were started for the batch, dynamic_filter/drop_REASON those that the
     filter dropped, dropped/REASON those that an over-sampled batch left, sample_filter/drop_REASON rollouts.
@@ -60,6 +64,8 @@ def rollout_metrics(
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts) | _of_greedy(groups)
+    metrics |= _passed(groups)
+    metrics["rollout/repetition_ratio"] = _mean([float(_repeats(episode)) for episode in episodes])
     if share := _mean([float(_has_no_room(episode)) for episode in episodes]):
         metrics["rollout/no_room_ratio"] = share
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
@@ -180,6 +186,35 @@ def _of_truncated(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> d
     truncated = {episode.id for episode in episodes if episode.ending is Ending.TRUNCATED}
     totals = [verdict.total for verdict in verdicts if verdict.episode_id in truncated]
     return {"rollout/truncated_reward": _mean(totals)} if totals else {}
+
+
+def _passed(groups: Sequence[Group]) -> dict[str, float]:
+    """pass@K over the siblings of each trained role, for powers of two up to their number.
+
+    The unbiased estimate; solved = a score of at least 1. Source: https://arxiv.org/abs/2107.03374.
+    """
+    compared = [group.without_greedy for group in groups]
+    roles = [group.siblings(agent) for group in compared for agent in group.trained_agents]
+    solved = [(len(role), num_solved([rollout.verdict.total for rollout in role])) for role in roles]
+    ks = ks_of(max((n for n, _ in solved), default=0))[1:]
+    return {f"rollout/pass@{k}": _mean([pass_at_k(n, c, k) for n, c in solved if n >= k]) for k in ks}
+
+
+def _repeats(episode: Episode) -> bool:
+    """Whether the end of what the policy wrote in an episode shrinks to a tenth, and less, in zlib.
+
+    It judges text: a model's tokens are few where its vocabulary is small. Source: the metric of that name in
+    slime, which takes as many characters and the same bound.
+    """
+    parts = [
+        part
+        for trajectory in episode.trajectories
+        if trajectory.trainable
+        for turn in trajectory.turns
+        for part in (turn.action.reasoning or "", turn.action.text, *(c.raw for c in turn.action.tool_calls))
+    ]
+    end = "".join(parts)[-_LAST_CHARS:].encode("utf-8", "surrogatepass")
+    return bool(end) and len(zlib.compress(end, 1)) * _REPEATED < len(end)
 
 
 def _has_no_room(episode: Episode) -> bool:

@@ -63,6 +63,10 @@ OTHERS = {
     "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
     "icepop": {**TALKATIVE, "use_icepop": True},
     "opsm": {**TALKATIVE, "use_opsm": True},
+    "functions": {
+        **{**TALKATIVE, "custom_reward_post_process_path": "tests.flow.worlds:mirrored"},
+        **{"correction": "custom", "custom_tis_function_path": "tests.run.test_proximal_in_step:doubled"},
+    },
     "a greedy baseline, tokens without a gradient": {
         **{**TALKATIVE, "advantage_estimator": "remax"},
         **{"entropy_control": "clip_cov", "entropy_target": 0.3},

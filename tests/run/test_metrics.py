@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,3 +167,48 @@ def grown(name: str, *versions: list[int]) -> Group:
         episodes.append(replace(episode(f"{name}{number}"), trajectories=(Trajectory((turn,)),)))
     verdicts = tuple(Verdict(e.id, "s", 1.0) for e in episodes)
     return Group(name, TASK, 0, tuple(episodes), verdicts)
+
+
+def test_pass_at_k_counts_the_choices_of_k_siblings_with_a_solved_one() -> None:
+    scores = [[1.0, 0.0, 0.2, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.5, 0.0, 0.0], [1.0, 0.0]]
+    outcomes = [
+        outcome([{"env": score} for score in own], tuple(episode(f"{g}.{n}") for n in range(len(own))))
+        for g, own in enumerate(scores)
+    ]
+    metrics = rollout_metrics(outcomes)
+    for k in (2, 4):
+        shares = [
+            sum(max(chosen) >= 1.0 for chosen in combinations(own, k)) / len(list(combinations(own, k)))
+            for own in scores
+            if len(own) >= k
+        ]
+        assert metrics[f"rollout/pass@{k}"] == pytest.approx(sum(shares) / len(shares))
+    assert "rollout/pass@1" not in metrics
+    assert not any("pass@" in name for name in rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))]))
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"),
+    [
+        ("", False),
+        ("Torek", False),
+        (Path(__file__).read_text(), False),
+        ("I should look that up. " * 300, True),
+        ("Wait, " * 3, False),
+        # Only the end counts: a long answer that was varied and then runs in circles.
+        (Path(__file__).read_text() + "and so on " * 1000, True),
+        ("and so on " * 1000 + Path(__file__).read_text(), False),
+    ],
+)
+def test_an_episode_that_says_the_same_over_and_over_repeats(text: str, repeats: bool) -> None:
+    half = len(text) // 2
+    for said in (Message("assistant", text), Message("assistant", text[half:], text[:half] or None)):
+        played = replace(episode("a"), trajectories=(Trajectory((Turn((), said, None),)),))
+        assert rollout_metrics([outcome([{"env": 1.0}], (played,))])["rollout/repetition_ratio"] == repeats
+    # What a frozen opponent says is not the policy's.
+    theirs = Trajectory((Turn((), said, None),), agent="b", trainable=False)
+    two = {"agents": ("agent", "b"), "frozen_agents": ("b",)}
+    played = replace(episode("a"), trajectories=(theirs,), **two)
+    verdicts = tuple(Verdict("a", "env", 1.0, agent=agent) for agent in two["agents"])
+    found = rollout_metrics([GroupOutcome(Group("g", TASK, 0, (played,), verdicts), (), (played,))])
+    assert found["rollout/repetition_ratio"] == 0.0
