@@ -70,6 +70,10 @@ cli.offer(
         "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
         "merge": Offer("agentrl.cli.merge:merge_command", "Add low-rank adapters to their base model."),
         "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
+        "recipes": Offer(
+            "agentrl.cli.recipes:recipes",
+            "Run files for published models, on machines with GPUs.",
+        ),
         "runs": Offer(
             "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."
         ),

@@ -48,7 +48,13 @@ from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, ModelLoadError, StageError, UserError
 from agentrl.processes.gpus import num_gpus, present_gpus
 from agentrl.run import UNSERVED
-from agentrl.run.dry_run_memory import check_fits, is_elsewhere, memory_by_process, parts_of, shortage_of
+from agentrl.run.dry_run_memory import (
+    disk_shortage,
+    is_elsewhere,
+    memory_by_process,
+    memory_shortage,
+    parts_of,
+)
 from agentrl.run.dry_run_missing import missing_of
 from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import graded_sets
@@ -151,7 +157,8 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     serving = serving_of(config, source.config, env)
     servers = await check_servers(config, source.directory.absolute(), serving)
     memory = memory_by_process(config, source.config, env.limits.max_tokens)
-    check_fits(memory, is_elsewhere=is_elsewhere(config))
+    missing = [*servers.missing, *_missing_gpus(config, servers)]
+    missing += _shortage(memory_shortage(memory, is_elsewhere=is_elsewhere(config)), missing)
     sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
@@ -165,13 +172,19 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "cards": card_facts(config),
         "disk": _disk_facts(config, folder, source.config),
     }
-    missing = [*servers.missing, *_missing_gpus(config, servers)]
-    if (shortage := shortage_of(config, sections["disk"])) is not None:
-        if not missing:
-            raise ConfigError(shortage)
-        # The run is for another machine.
-        missing.append(shortage)
+    missing += _shortage(disk_shortage(config, sections["disk"]), missing)
     return DryRun(sections, tuple(missing), (*notes, *_sharing(config, servers)))
+
+
+def _shortage(sentence: str | None, missing: Sequence[str]) -> list[str]:
+    """What is missing besides: the sentence, where the run is for another machine, since this one lacks more.
+
+    Raises:
+        ConfigError: nothing else is missing, so the run is for this machine.
+    """
+    if sentence is not None and not missing:
+        raise ConfigError(sentence)
+    return [] if sentence is None else [sentence]
 
 
 async def _try_functions(

@@ -16,7 +16,6 @@ from agentrl.assembly.memory import (
     machine_memory,
     published_memory,
 )
-from agentrl.errors import ConfigError
 from agentrl.processes.gpus import present_gpus
 from agentrl.processes.ray.session import cluster_address
 from agentrl.types import JSON
@@ -71,19 +70,17 @@ def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, MemoryNe
     return memory
 
 
-def check_fits(memory: Mapping[str, MemoryNeed], *, is_elsewhere: bool = False) -> None:
-    """Check the parts that are known exactly against the memory of a GPU, and of this machine.
+def memory_shortage(memory: Mapping[str, MemoryNeed], *, is_elsewhere: bool = False) -> str | None:
+    """A sentence where the parts that are known exactly exceed the memory of a GPU, or of this machine; None
+    where they do not.
 
     is_elsewhere: the trainer runs on machines of a cluster, which are not asked.
-
-    Raises:
-        ConfigError: they do not fit.
     """
     ranks = next((part for name, part in memory.items() if "ranks" in name), None)
     # Its driver may not tell how large a GPU is.
     sizes = [] if is_elsewhere else [gpu.memory for gpu in present_gpus() if gpu.memory]
     if ranks is not None and sizes and ranks.exact > min(sizes):
-        raise ConfigError(
+        return (
             f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
             f"{min(sizes) / 2**30:.1f} GiB; take more ranks, or, with several networks (a reference, "
             "a critic), offload = true."
@@ -91,12 +88,13 @@ def check_fits(memory: Mapping[str, MemoryNeed], *, is_elsewhere: bool = False) 
     elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
     here = {name: part for name, part in memory.items() if not any(word in name for word in elsewhere)}
     local, machine = sum(part.exact for part in here.values()), machine_memory()
-    if local > machine:
-        raise ConfigError(
-            f"{' and '.join(here)} take {local / 2**30:.1f} GiB, and this machine has "
-            f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
-            "engine = sglang on GPUs."
-        )
+    if local <= machine:
+        return None
+    return (
+        f"{' and '.join(here)} take {local / 2**30:.1f} GiB, and this machine has "
+        f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
+        "engine = sglang on GPUs."
+    )
 
 
 def parts_of(memory: MemoryNeed) -> dict[str, JSON]:
@@ -110,7 +108,7 @@ def is_elsewhere(config: RunConfig) -> bool:
     return config.cluster.cluster == "ray" and cluster_address(config.cluster, os.environ) is not None
 
 
-def shortage_of(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
+def disk_shortage(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
     """A sentence where the checkpoints and models do not fit on the disk; None where they do."""
     needed, free = disk["needed_bytes"], disk["free_bytes"]
     assert isinstance(needed, int), "a number of bytes"

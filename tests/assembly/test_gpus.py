@@ -13,6 +13,7 @@ from agentrl.assembly.fleet import FleetPlan, ServedAdapters
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers
 from agentrl.assembly.trainer import check_device
+from agentrl.cli.recipes import FOLDER
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
@@ -195,26 +196,35 @@ def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
 EIGHT = [(str(number),) for number in range(8)]
 AS_THE_HEADER_SAYS = {
     **dict.fromkeys(("one_gpu/24gb.toml", "one_gpu/80gb.toml"), (EIGHT[:1], EIGHT[:1])),
-    "retool/qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
-    "search_r1/qwen2.5-3b.toml": (EIGHT, EIGHT),
+    "retool-qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
+    "math-glm4-9b.toml": (EIGHT[:4], [("4", "5"), ("6", "7")]),
+    "search-r1-qwen2.5-3b.toml": (EIGHT, EIGHT),
+    **dict.fromkeys(
+        ("math-qwen3-4b.toml", "math-llama3.1-8b.toml"),
+        (EIGHT, [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]),
+    ),
+}
+RUN_FILES = {
+    **{str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.toml")},
+    **{path.name: path for path in FOLDER.glob("*.toml")},
 }
 """Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: path.parent.name)
-def test_every_run_file_has_the_gpus_that_its_header_names(monkeypatch, path):
+@pytest.mark.parametrize("name", sorted(RUN_FILES))
+def test_every_run_file_has_the_gpus_that_its_header_names(monkeypatch, name):
     monkeypatch.setenv(VARIABLE, "0,1,2,3,4,5,6,7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    ranks, servers = AS_THE_HEADER_SAYS.get(str(path.relative_to(EXAMPLES)), ([()], []))
-    places = local_places(load_config(path, {}))
+    ranks, servers = AS_THE_HEADER_SAYS.get(name, ([()], []))
+    places = local_places(load_config(RUN_FILES[name], {}))
     assert [*places.gpus.ranks] == ranks
     assert [*places.gpus.servers] == servers
     assert places.notice is None
 
 
 def test_no_header_of_a_run_file_is_forgotten():
-    headers = {path: path.read_text().partition("\n\n")[0] for path in EXAMPLES.rglob("*.toml")}
-    of_gpus = {str(path.relative_to(EXAMPLES)) for path, header in headers.items() if "GPU" in header}
+    headers = {name: path.read_text().partition("\n\n")[0] for name, path in RUN_FILES.items()}
+    of_gpus = {name for name, header in headers.items() if "GPU" in header}
     assert of_gpus == AS_THE_HEADER_SAYS.keys()
 
 

@@ -38,10 +38,11 @@ class Block:
 
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
-        """The words of every command line, comments left out and continued lines joined."""
+        """The words of every command line, continued lines joined; without comments, and without the file
+        that the output goes to."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        words = (tuple(shlex.split(line, comments=True)) for line in lines)
-        return tuple(line for line in words if line)
+        split = (shlex.split(line, comments=True) for line in lines)
+        return tuple(tuple(words[: words.index(">")] if ">" in words else words) for words in split if words)
 
 
 def documents() -> tuple[Path, ...]:

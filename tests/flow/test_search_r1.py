@@ -22,6 +22,7 @@ from envs_contrib.search_r1.__main__ import main
 from envs_contrib.search_r1.protocol import PROMPT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "search_r1"
+RECIPES = Path(__file__).parents[2] / "agentrl/cli/recipe_files"
 # The sizes in the published config of Qwen2.5-3B.
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -74,7 +75,7 @@ def test_the_run_file_for_gpus_is_valid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "models" / "Qwen2.5-3B")
     write_data(tmp_path / "data" / "nq_search")
-    report = dry_run(EXAMPLE / "qwen2.5-3b.toml", {"output_dir": str(tmp_path)})
+    report = dry_run(RECIPES / "search-r1-qwen2.5-3b.toml", {"output_dir": str(tmp_path)})
     facts = report.as_json()
     assert facts["model"]["parameters"]["total"] == PARAMETERS
     assert facts["model"]["sizes"]["layers"] == 36

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections import namedtuple
@@ -210,15 +211,27 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(
         memory_module, "present_gpus", lambda: (Gpu("0", "H100", 80 << 30), Gpu("1", "unknown", 0))
     )
-    memory_module.check_fits({"trainer, each of 8 ranks": MemoryNeed(weights=79 << 30)})
-    with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
-        memory_module.check_fits({"trainer, each of 8 ranks": MemoryNeed(weights=81 << 30)})
-    with pytest.raises(UserError, match=r"trainer and embedded engine take .* and this machine has"):
-        memory_module.check_fits({"trainer": MemoryNeed(1 << 50), "embedded engine": MemoryNeed()})
+    shortage = memory_module.memory_shortage
+    assert shortage({"trainer, each of 8 ranks": MemoryNeed(weights=79 << 30)}) is None
+    found = shortage({"trainer, each of 8 ranks": MemoryNeed(weights=81 << 30)})
+    assert "of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks" in found
+    found = shortage({"trainer": MemoryNeed(1 << 50), "embedded engine": MemoryNeed()})
+    assert re.search(r"trainer and embedded engine take .* and this machine has", found)
     published = {memory_module.PUBLISHED: MemoryNeed(published=1 << 50)}
-    with pytest.raises(UserError, match=r"published weights, where rank 0 is take 1048576.0 GiB"):
-        memory_module.check_fits(published)
-    memory_module.check_fits(published, is_elsewhere=True)
+    assert "published weights, where rank 0 is take 1048576.0 GiB" in shortage(published)
+    assert shortage(published, is_elsewhere=True) is None
+
+
+def test_a_run_for_gpus_is_validated_where_the_memory_is_too_small_and_one_for_this_machine_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(memory_module, "machine_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"trainer and embedded engine take .* this machine has"):
+        dry_run(None, BANDIT)
+    settings = {**BANDIT, "trainer": "megatron", "bf16": True, "inline": False}
+    report = dry_run(None, settings)
+    assert report.missing[0].startswith("1 GPUs for its ranks")
+    assert "this machine has 0.0 GiB" in report.missing[1]
 
 
 def served(model, **settings):

@@ -21,7 +21,12 @@ import torch
 from transformers import AutoConfig
 
 from agentrl.algorithms.estimator_choice import GrpoConfig
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_config
+from agentrl.cli.flags import flag_values
+from agentrl.cli.recipes import FOLDER
+from agentrl.cli.train import train_command
+from agentrl.config import leaves, spellings
 from agentrl.run.dry_run import dry_run
 from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
@@ -29,9 +34,13 @@ from tests.cards import H200_MIB, with_cards
 from tests.engine.sglang_launch.starting import STAND_IN
 from tests.house.source import ROOT
 from tests.rendering.real_templates import template
-from tests.rendering.subjects import CHATML, tokenizer
+from tests.rendering.subjects import CHATML, GLM, LLAMA, tokenizer
 
-FILES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "examples").rglob("*.toml"))}
+RECIPES = str(FOLDER.relative_to(ROOT))
+FILES = {
+    str(path.relative_to(ROOT)): path
+    for path in (*sorted((ROOT / "examples").rglob("*.toml")), *sorted(FOLDER.glob("*.toml")))
+}
 COMMON = {
     "hidden_act": "silu",
     "num_hidden_layers": 36,
@@ -76,6 +85,48 @@ SMOLLM2 = {
     "vocab_size": 49152,
     "tie_word_embeddings": True,
 }
+LLAMA31_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+GLM_Z1_9B = {
+    "architectures": ["Glm4ForCausalLM"],
+    "model_type": "glm4",
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151552,
+}
 QWEN3_4B = COMMON | {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -109,10 +160,12 @@ WORD_PROBLEM = {
 }
 
 
-def write_model(folder: Path, config: dict, chat_template: str | None = None) -> None:
+def write_model(
+    folder: Path, config: dict, chat_template: str | None = None, special=CHATML, end="<|im_end|>"
+) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer("byte-level", CHATML, "<|im_end|>", chat_template).save_pretrained(folder)
+    tokenizer("byte-level", special, end, chat_template).save_pretrained(folder)
     header, end = {}, 0
     for name, shape in tensor_shapes(AutoConfig.from_pretrained(folder)).items():
         size = 2 * math.prod(shape)
@@ -131,8 +184,13 @@ def write_rows(path: Path, row: dict) -> None:
 
 def prepare(folder: Path) -> None:
     """What the run files need, by the paths in their first lines."""
-    write_model(folder / "models" / "Qwen3-4B", QWEN3_4B)
+    write_model(folder / "models" / "Qwen3-4B", QWEN3_4B, template("qwen3"))
     write_model(folder / "models" / "Qwen2.5-3B", QWEN25_3B)
+    write_model(
+        folder / "models" / "Llama-3.1-8B-Instruct", LLAMA31_8B, template("llama3_1"), LLAMA, "<|eot_id|>"
+    )
+    # Its own template is in no package; this one is of a later model of the family.
+    write_model(folder / "models" / "GLM-Z1-9B-0414", GLM_Z1_9B, template("glm4moe"), GLM, "<|endoftext|>")
     # Its own template is of this form, too.
     write_model(folder / "models" / "smollm2", SMOLLM2, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-1.5B-Instruct", QWEN25_1_5B, template("qwen2_5"))
@@ -150,6 +208,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     prepare(folder)
     shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copytree(FOLDER, folder / RECIPES)
     return folder
 
 
@@ -167,6 +226,7 @@ def cards(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**13, 0, 10**13))
+    monkeypatch.setattr("agentrl.run.dry_run_memory.machine_memory", lambda: 10**12)
     return made
 
 
@@ -178,7 +238,7 @@ def eight_cards(cards):
 
 def test_all_of_them_are_found():
     assert len(FILES) >= 10
-    assert {"examples/hop_search/run.toml", "examples/retool/qwen3-4b.toml"} <= FILES.keys()
+    assert {"examples/hop_search/run.toml", f"{RECIPES}/retool-qwen3-4b.toml"} <= FILES.keys()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -198,21 +258,75 @@ def holders(cards, name):
 
 
 def test_of_eight_gpus_four_train_and_four_sample(eight_cards):
-    first = FILES["examples/retool/qwen3-4b.toml"].read_text().splitlines()[0]
+    first = FILES[f"{RECIPES}/retool-qwen3-4b.toml"].read_text().splitlines()[0]
     assert "eight GPUs: four train (Megatron), four sample (SGLang)" in first
-    facts = dry_run(Path("examples/retool/qwen3-4b.toml"), eight_cards).as_json()
+    facts = dry_run(Path(f"{RECIPES}/retool-qwen3-4b.toml"), eight_cards).as_json()
     assert facts["model"]["parameters"]["total"] == pytest.approx(4.02e9, rel=0.001)
     assert holders(facts["cards"], "rank") == [f"GPU {n}" for n in range(4)]
     assert holders(facts["cards"], "policy server") == [f"GPU {n}" for n in range(4, 8)]
     assert not any("share" in note for note in facts["notes"])
 
 
-def test_of_eight_gpus_all_train_and_all_sample_in_turns(eight_cards):
-    first = FILES["examples/search_r1/qwen2.5-3b.toml"].read_text().splitlines()[0]
-    assert "SGLang and Megatron take turns on the same GPUs" in first
-    facts = dry_run(Path("examples/search_r1/qwen2.5-3b.toml"), eight_cards).as_json()
+IN_TURNS = {
+    "search-r1-qwen2.5-3b": ("SGLang and Megatron take turns on the same GPUs", 3.09e9),
+    "math-qwen3-4b": ("SGLang and Megatron take turns on all of them", 4.02e9),
+    "math-llama3.1-8b": ("SGLang and Megatron take turns on all of them", 8.03e9),
+}
+
+
+@pytest.mark.parametrize("name", IN_TURNS)
+def test_of_eight_gpus_all_train_and_all_sample_in_turns(name, cards):
+    path, (says, size) = f"{RECIPES}/{name}.toml", IN_TURNS[name]
+    assert says in FILES[path].read_text().splitlines()[0]
+    # Cards of 80 GB, with a server's share in use.
+    facts = dry_run(Path(path), cards(8, mib=80_000)).as_json()
+    assert facts["model"]["parameters"]["total"] == pytest.approx(size, rel=0.002)
     everyone = [f"GPU {n}" for n in range(8)]
     assert holders(facts["cards"], "rank") == holders(facts["cards"], "policy server") == everyone
+    assert not facts["missing"]
+
+
+def test_of_eight_gpus_four_train_glm_and_four_sample(cards):
+    path = f"{RECIPES}/math-glm4-9b.toml"
+    assert "four train (Megatron), four sample (SGLang)" in FILES[path].read_text().splitlines()[0]
+    facts = dry_run(Path(path), cards(8, mib=80_000)).as_json()
+    assert facts["model"]["parameters"]["total"] == pytest.approx(9.4e9, rel=0.01)
+    assert holders(facts["cards"], "rank") == [f"GPU {n}" for n in range(4)]
+    assert holders(facts["cards"], "policy server") == [f"GPU {n}" for n in range(4, 8)]
+    assert not facts["missing"]
+
+
+# The arguments of slime's scripts at the commit that the recipes name, but for paths, and for what agentrl
+# answers in place of them.
+SLIME = """
+    --rollout-shuffle --apply-chat-template --num-rollout 3000 --rollout-batch-size 32
+    --n-samples-per-prompt 8 --rollout-max-response-len 8192 --rollout-temperature 1 --global-batch-size
+    256 --eval-interval 20 --tensor-model-parallel-size 2 --sequence-parallel
+    --pipeline-model-parallel-size 1 --recompute-granularity full --advantage-estimator grpo
+    --entropy-coef 0.00 --eps-clip 0.2 --eps-clip-high 0.28 --optimizer adam --lr 1e-6 --lr-decay-style
+    constant --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.98 --rollout-num-gpus-per-engine 2
+    --save-interval 20
+"""
+OF_ONE = {
+    "math-qwen3-4b": "--context-parallel-size 1 --max-tokens-per-gpu 9216 "
+    "--colocate --actor-num-gpus-per-node 8",
+    "math-glm4-9b": "--context-parallel-size 2 --max-tokens-per-gpu 4608 --actor-num-gpus-per-node 4",
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_a_recipe_has_the_values_of_the_script_that_it_names(name):
+    context = train_command.make_context("train", f"{SLIME} {OF_ONE[name]}".split())
+    of_script = {
+        key: context.params[key]
+        for key in leaves(RunConfig).keys() | spellings(RunConfig).keys()
+        if context.params.get(key) is not None
+    }
+    path = FILES[f"{RECIPES}/{name}.toml"]
+    # What the script says changes nothing of the recipe.
+    assert load_config(str(path), flag_values(of_script, RunConfig)) == load_config(str(path), {})
+    aime = load_config(str(path), {}).eval.eval_prompt_data["aime"]
+    assert (aime.n_samples_per_eval_prompt, aime.max_response_len, aime.top_p) == (16, 16384, 1.0)
 
 
 @pytest.mark.parametrize(("name", "gib", "size"), [("24gb", 24, 494e6), ("80gb", 80, 1.544e9)])
