@@ -18,6 +18,8 @@ from agentrl.types import JSON
 
 _DATA = "_data"
 """How the names of settings end that name files of rows."""
+_PATH = "path"
+"""The key of a set's files, beside settings of its own (`agentrl.data.eval_sets.EvalSet`)."""
 _IDS = '`agentrl envs list` lists the ids, such as "HopSearch-v0"'
 
 
@@ -70,7 +72,10 @@ def _function(name: str, function: Callable[..., object]) -> str:
 
 
 def _data(name: str, value: object, folder: Callable[[], Path]) -> JSON:
-    """Paths as they are, and the path of rows; also in a table of sets by name."""
+    """Paths as they are, and the path of rows; also in a table of sets by name, and of a set's settings."""
+    if isinstance(value, Mapping) and _PATH in value:
+        own = {key: _function(name, each) if callable(each) else _plain(each) for key, each in value.items()}
+        return {**own, _PATH: _data(name, value[_PATH], folder)}
     if isinstance(value, Mapping):
         return {key: _data(f"{name}[{key!r}]", each, folder) for key, each in value.items()}
     if value is None or isinstance(value, str | PathLike | int | float):

@@ -181,6 +181,17 @@ def test_rows_are_written_to_a_file_that_has_the_name_of_their_hash(tmp_path):
     assert len(list((tmp_path / "data").iterdir())) == 2
 
 
+def test_a_set_with_settings_of_its_own_may_be_rows_and_have_a_function(tmp_path):
+    own = {"path": ROWS, "reward": questions_in, "temperature": 0.5, "reward_kwargs": {"a": [1]}}
+    plain = plain_settings({"output_dir": tmp_path, "eval_prompt_data": {"a": own, "b": Path("b.jsonl")}})
+    path = plain["eval_prompt_data"]["a"]["path"]
+    assert questions_in(path) == [("Grüße?", "1"), ("b", "2")]
+    assert plain["eval_prompt_data"] == {
+        "a": {**own, "path": path, "reward": "tests.assembly.test_arguments:questions_in"},
+        "b": "b.jsonl",
+    }
+
+
 def test_paths_and_weights_of_data_stay(tmp_path):
     settings = {
         "prompt_data": [Path("a.jsonl"), "b.jsonl"],
