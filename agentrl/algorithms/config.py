@@ -57,8 +57,21 @@ class CreditSection(Section):
     """An estimator of your own in its place (package.module:name)."""
     custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
+    custom_pg_loss_reducer_function_path: ImportPath | None = None
+    """Loss weights of your own in place of loss_weighting: from the samples of each group to a weight of each
+    token (package.module:name)."""
     shaping: ShapingConfig = ShapingConfig()
     hierarchy: HierarchyConfig = HierarchyConfig()
+
+    @model_validator(mode="after")
+    def _has_one_weighting(self) -> Self:
+        given = self.advantage_estimator.loss_weighting
+        if self.custom_pg_loss_reducer_function_path is not None and given is not None:
+            raise ValueError(
+                f"custom_pg_loss_reducer_function_path takes the place of loss_weighting = {given}; leave "
+                "one out."
+            )
+        return self
 
     @property
     def critic(self) -> PpoConfig | None:

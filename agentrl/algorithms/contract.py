@@ -22,6 +22,7 @@ from agentrl.algorithms.filters import (
 from agentrl.algorithms.post_process import RewardPostProcess, post_processed
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
+from agentrl.algorithms.weights import CustomWeights, WeightFunction
 from agentrl.types import (
     Completion,
     Ending,
@@ -118,6 +119,26 @@ def check_correction(function: CorrectionFunction) -> None:
         arrays = [array_N for array_N in scores if array_N is not None]
         if not all(np.array_equal(a, b) for a, b in zip(copies, arrays, strict=True)):
             raise ValueError("it changed its scores in place; it must work on copies")
+
+
+def check_reducer(function: WeightFunction) -> None:
+    """Check that a loss reducer satisfies its contract: use it in the tests of your own.
+
+    It is called with the samples of groups of different sizes, one of them an episode that became two
+    samples, and some without a trainable token. It must return one finite number, not below 0, for each token
+    of each sample, the same in a second call, and some weight above 0.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The function's own errors are not
+            caught.
+    """
+    groups, _, _ = _parts(spread=1.0)
+    samples = [[sample for e in group.episodes for sample in samples_of(e)] for group in groups]
+    first, second = (CustomWeights(function)(samples) for _ in range(2))
+    if not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise ValueError("a second call gave the same samples other weights; draw no random numbers")
+    if not any(weights.any() for weights in first):
+        raise ValueError("all weights are 0, so nothing would be learned")
 
 
 def check_group_filter(group_filter: GroupFilter) -> None:

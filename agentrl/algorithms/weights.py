@@ -9,6 +9,7 @@ term.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,34 @@ from agentrl.types import FloatArray, RolloutId, Sample
 SampleWeights = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
 WeightFunction = Callable[[Sequence[Sequence[Sample]]], tuple[FloatArray, ...]]
 """From the samples of each group to the weights of all of them, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomWeights:
+    """The weights of a function, which are checked in every step."""
+
+    function: WeightFunction
+
+    def __call__(self, groups: Sequence[Sequence[Sample]]) -> tuple[FloatArray, ...]:
+        """The weights of all samples, 0 off their loss masks.
+
+        Raises:
+            ValueError: it returned something else than a finite number, not below 0, for each token.
+        """
+        samples = [sample for group in groups for sample in group]
+        returned = self.function(groups)
+        if not isinstance(returned, Sequence) or len(returned) != len(samples):
+            number = len(returned) if isinstance(returned, Sequence) else repr(returned)[:80]
+            raise ValueError(f"a loss reducer returns weights of {len(samples)} samples, not of {number}")
+        for sample, weights in zip(samples, returned, strict=True):
+            if not isinstance(weights, np.ndarray) or weights.shape != (len(sample),):
+                raise ValueError(f"a loss reducer returns one weight for each of the {len(sample)} tokens")
+            if not (np.isfinite(weights).all() and (weights >= 0.0).all()):
+                raise ValueError("a loss reducer returns weights that are not finite, or below 0")
+        return tuple(
+            np.where(sample.loss_mask, weights, 0.0).astype(np.float32)
+            for sample, weights in zip(samples, returned, strict=True)
+        )
 
 
 def ungrouped(weights: SampleWeights) -> WeightFunction:

@@ -9,7 +9,7 @@ from functools import partial
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.contract import check_correction, check_estimator
+from agentrl.algorithms.contract import check_correction, check_estimator, check_reducer
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
 from agentrl.algorithms.correction_config import CustomConfig, OpsmConfig
 from agentrl.algorithms.corrections import Correction, CustomCorrection
@@ -23,6 +23,7 @@ from agentrl.algorithms.hierarchy import Hierarchical, Hierarchy
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
 from agentrl.algorithms.weights import (
+    CustomWeights,
     WeightFunction,
     constant,
     prompt_mean,
@@ -294,7 +295,14 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
 
 
 def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
-    """The weights that the configuration names. max_length: most tokens of an episode."""
+    """The weights that the configuration names. max_length: most tokens of an episode.
+
+    Raises:
+        ConfigError: a function by path cannot be imported, or violates its contract.
+    """
+    if config.custom_pg_loss_reducer_function_path is not None:
+        path = config.custom_pg_loss_reducer_function_path
+        return CustomWeights(checked("loss reducer", path, check_reducer))
     match config.advantage_estimator.weighting:
         case "token":
             return ungrouped(token_mean)

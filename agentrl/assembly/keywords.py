@@ -168,6 +168,7 @@ class TrainSettings(TypedDict, total=False):
     critic_data_epochs: int
     custom_advantage_function_path: Function | None
     custom_loss_function_path: Function | None
+    custom_pg_loss_reducer_function_path: Function | None
     shaping_scale: float
     shaping_low: float | None
     shaping_high: float | None

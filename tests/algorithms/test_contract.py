@@ -9,12 +9,14 @@ from agentrl.algorithms.contract import (
     check_correction,
     check_estimator,
     check_group_filter,
+    check_reducer,
     check_rollout_filter,
 )
 from agentrl.algorithms.corrections import Tis
 from agentrl.algorithms.estimators import Gae
 from agentrl.algorithms.filters import has_signal, highest_std, truncated, zero_std
 from agentrl.algorithms.group_relative import GroupRelative
+from agentrl.algorithms.weights import token_mean, ungrouped
 from agentrl.types import RolloutId
 
 
@@ -200,6 +202,32 @@ def into_its_scores(tokens, scores):
 def test_a_correction_that_violates_the_contract_is_named(correction, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_correction(correction)
+
+
+def even(groups):
+    return [np.ones(len(sample)) for group in groups for sample in group]
+
+
+def test_a_loss_reducer_that_satisfies_the_contract_passes():
+    check_reducer(even)
+    check_reducer(ungrouped(token_mean))
+
+
+@pytest.mark.parametrize(
+    ("reducer", "sentence"),
+    [
+        (lambda groups: None, "weights of .* samples, not of None"),
+        (lambda groups: even(groups)[1:], "weights of .* samples, not of"),
+        (lambda groups: [1.0 for _ in even(groups)], "one weight for each of the"),
+        (lambda groups: [-weights for weights in even(groups)], "not finite, or below 0"),
+        (lambda groups: [weights * np.nan for weights in even(groups)], "not finite, or below 0"),
+        (lambda groups: [0.0 * weights for weights in even(groups)], "all weights are 0"),
+        (in_turns(even, ungrouped(token_mean)), "other weights"),
+    ],
+)
+def test_a_loss_reducer_that_violates_the_contract_is_named(reducer, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_reducer(reducer)
 
 
 def test_filters_are_checked_on_truncated_episodes_and_on_events_that_did_not_happen():

@@ -144,6 +144,11 @@ ALGORITHM = {
     ),
     "mis_upper": of_correction("mis", 1.1),
     "mis_veto": of_correction("mis", 1e-4),
+    "custom_pg_loss_reducer_function_path": Setting(
+        "tests.flow.worlds:every_rollout",
+        {},
+        ({"loss_weighting": "sample"}, "takes the place of loss_weighting = sample; leave one out"),
+    ),
     "custom_tis_function_path": Setting(
         "tests.run.test_proximal_in_step:halved",
         {"correction": "custom", "custom_tis_function_path": "tests.run.test_proximal_in_step:doubled"},

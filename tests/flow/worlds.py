@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+
+import numpy as np
 
 from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
 from agentrl.data import DataSource
@@ -356,6 +359,18 @@ def mirrored(groups):
         for verdict in group.verdicts_of(episode)
         if episode.ending is Ending.COMPLETED
     }
+
+
+def every_rollout(groups):
+    """Loss weights by which every rollout counts the same."""
+    samples = [sample for group in groups for sample in group]
+    size = Counter()
+    for sample in samples:
+        size[sample.rollout_id] += int(sample.loss_mask.sum())
+    return [
+        np.full(len(sample), 1.0 / (len(size) * max(size[sample.rollout_id], 1)), np.float32)
+        for sample in samples
+    ]
 
 
 HINT = Message("user", "press right")
