@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from functools import cache
 
 from agentrl import Env, Message, Script, SingleTurnEnv, Task, ToolEnv, UserError, say
-from agentrl.envs.graders import exact_match, expert_answers
+from agentrl.envs.graders import exact_match, expert_answers, make_grader
 
 Grade = float | Mapping[str, float]
 Reward = Callable[[Task, str], Grade | Awaitable[Grade]]
 
 
 class _OfPrompts(Env):
-    """Prompts of custom data, whose answers are graded by a function."""
+    """Prompts of custom data, whose answers are graded by a function, or by a grader of the package."""
 
     splits = ()
 
-    def __init__(self, reward: Reward | None = None) -> None:
+    def __init__(self, reward: Reward | str | None = None) -> None:
         super().__init__()
+        if isinstance(reward, str):
+            reward = _named(reward)
         if reward is not None and not callable(reward):
-            raise UserError(f"reward is {reward!r}, not a function; the setting `reward` names one.")
+            raise UserError(f"reward is {reward!r}; pass a function, or the name of a grader, such as 'f1'.")
         self._grade = reward or exact_match
         self._expert_answers = expert_answers(self._grade)
 
@@ -46,8 +49,8 @@ class _OfPrompts(Env):
 class SingleTurn(_OfPrompts, SingleTurnEnv):
     """One answer to a prompt of custom data (`prompt_data`), graded by a grader (`reward`).
 
-    reward: maps a task and an answer to a number, or to named numbers; left out, an exact match with the
-        label, or with one of several (`metadata["answers"]`).
+    reward: maps a task and an answer to a number, or to named numbers; or the name of a grader; left out, an
+        exact match with the label, or with one of several (`metadata["answers"]`).
 
     The expert writes what earns full marks by that grader; by `ifeval`, `code`, `remote` and `judge` there is
     none.
@@ -67,6 +70,12 @@ class Tools(_OfPrompts, ToolEnv):
     def reward(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
         """The value of the reward function."""
         return self._grade(task, answer)
+
+
+@cache
+def _named(name: str) -> Reward:
+    """The grader of a name; all episodes share it, with its processes and connections."""
+    return make_grader(name)
 
 
 def _once(answer: str) -> Generator[Message, str, None]:

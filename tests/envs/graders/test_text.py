@@ -210,11 +210,22 @@ def iter_once(text):
     yield say(text)
 
 
-def test_a_name_in_place_of_a_function_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match="reward is 'f1', not a function; the setting `reward` names one"):
-        SingleTurn(reward="f1")
-    with pytest.raises(UserError, match="`reward` = 'f1' does not fit: input should be callable"):
-        make("SingleTurn-v0", reward="f1")
+@pytest.mark.parametrize(("name", "score"), [("f1", 0.5), ("exact_match", 0.0)])
+async def test_a_name_is_the_grader_of_that_name(name, score):
+    env = make("SingleTurn-v0", reward=name)
+    task = Task.ask("t", "?", "Rio de Janeiro")
+    (reward,) = (await play(env, ScriptedAgent(iter_once("Rio")), task, seed=0)).step_rewards
+    assert reward == score
+    assert make("SingleTurn-v0", reward=name)._grade is env._grade, "processes and connections are shared"
+
+
+def test_what_is_neither_a_function_nor_a_name_is_refused_in_a_sentence():
+    with pytest.raises(
+        UserError, match="reward is 3; pass a function, or the name of a grader, such as 'f1'"
+    ):
+        SingleTurn(reward=3)
+    with pytest.raises(UserError, match="no reward `f2`"):
+        make("SingleTurn-v0", reward="f2")
 
 
 @pytest.mark.parametrize(
