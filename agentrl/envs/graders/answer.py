@@ -20,9 +20,13 @@ _THINK_END = "</think>"
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 
 
+ANSWERS = "answers"
+"""The key of a task's metadata with several labels, each of them right."""
+
+
 def answers_of(task: Task) -> list[str]:
     """The labels of a task, each of them right: `metadata["answers"]`, else its answer; no empty ones."""
-    alternatives = task.metadata.get("answers")
+    alternatives = task.metadata.get(ANSWERS)
     answers = alternatives if isinstance(alternatives, list) and alternatives else [task.answer]
     return [gold for gold in answers if isinstance(gold, str) and gold.strip()]
 

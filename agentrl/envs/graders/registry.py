@@ -22,6 +22,7 @@ _WITH_SETTINGS: Mapping[str, str] = {
     "code": "agentrl.envs.graders.programs:ProgramGrader",
     "remote": "agentrl.envs.graders.remote:RemoteGrader",
     "judge": "agentrl.envs.graders.judge:JudgeGrader",
+    "by_row": "agentrl.envs.graders.by_row:RowGrader",
 }
 CALL_SERVERS = ("remote", "judge")
 """The graders of an answer that call a server."""

@@ -39,6 +39,11 @@ OWN_CASES = {
     "code": [("print(int(input()) ** 2)", TESTS, {}, 1), ("9", TESTS, {}, 0)],
     "remote": [("four", None, {}, 4.25)],
     "judge": [("four", None, {}, 0.125)],
+    "by_row": [
+        ("The Paris!", "paris", {"rm_type": "exact_match"}, 1),
+        ("So it is 72.", "#### 72.0", {"rm_type": "number"}, 1),
+        (r"So it is \boxed{B}", "B", {"rm_type": "boxed_exact_match"}, 1),
+    ],
 }
 """By name: an answer, its label, the task's metadata, the reward."""
 
@@ -85,6 +90,9 @@ SOLVABLE = {
     "dapo": [Task.ask("t", "?", "72"), Task.ask("t", "?", r"\frac{1}{2}")],
     "math": [Task.ask("t", "?", "0.5"), Task.ask("t", "?", r"so \boxed{\frac{1}{2}}, or \boxed{x^{2}}")],
     "deepscaler": [Task.ask("t", "?", "0.5"), Task.ask("t", "?", answers=["}", "2"])],
+    "by_row": [
+        Task.ask("t", "?", "0.5", rm_type=name) for name in ("f1", "math", "boxed_number", "boxed_dapo")
+    ],
 }
 UNSOLVABLE = {"number": "none", "dapo": "a\nb", "math": "}", "deepscaler": " ", "choice": "?"}
 """By grader: a label that is no answer of full marks in any form."""
