@@ -4,6 +4,7 @@ no-room            prompts are as long as an episode may be
 no-signal          the siblings of every group earn the same, and too little
 truncation-pays    truncation and the reward rise: truncated episodes earn no less than the others
 entropy-grows      the policy becomes more random, and the reward does not rise
+repeats            the policy says the same over and over, and did not at first
 overfitting        the reward of training rises, and the score on held-out tasks does not
 collapsed          the reward, or the held-out score, has lost most of what was gained
 stale              the policy that trains on tokens of older weights would hardly sample them any more
@@ -23,6 +24,8 @@ from agentrl.records.trends import (
     HELD_OUT,
     MIN_SPREAD,
     NO_ROOM,
+    PROCESSED,
+    REPETITION,
     REWARD,
     SHARES,
     SPREAD,
@@ -50,6 +53,8 @@ TRUNCATION_GROWS = 0.2
 """Share of episodes. In the example runs truncation varies by less than half of that."""
 ENTROPY_GROWS, MIN_ENTROPY_GAIN = 2.0, 0.3
 """Factor, and nats for each token. With a reward that rises, entropy falls: https://arxiv.org/abs/2505.22617."""
+REPETITION_GROWS = 0.2
+"""Share of episodes. Of a model that solves its tasks next to none repeats itself."""
 GAP_GROWS = 0.2
 """A share of the scale: by how much more the reward of training has risen than the held-out score."""
 STANDARD_ERRORS = 3.0
@@ -93,8 +98,8 @@ def _no_signal(history: MetricHistory, facts: RunFacts) -> str | None:
 
 
 def _is_idle(row: Row, facts: RunFacts) -> bool:
-    """Whether the rewards of an iteration have no signal. A teacher is one of its own."""
-    if TEACHER in row:
+    """Whether the rewards of an iteration have no signal. A teacher, and scores of a function, are others."""
+    if TEACHER in row or PROCESSED in row:
         return False
     return row.get(SPREAD, math.inf) < MIN_SPREAD or (facts.compares and row[ZERO_STD] >= 1.0)
 
@@ -123,6 +128,16 @@ def _entropy_grows(history: MetricHistory, facts: RunFacts) -> str | None:
     return (
         f"the entropy rose from {trend.low:.2f} to {trend.last:.2f} nats for each token, while the reward "
         f"went from {trend.reward_at_low:.3g} to {trend.last_reward:.3g}."
+    )
+
+
+def _repeats(history: MetricHistory, _: RunFacts) -> str | None:
+    trend = Trend.of(history.training(REPETITION), REPETITION)
+    if trend is None or trend.last - trend.low < REPETITION_GROWS:
+        return None
+    return (
+        f"episodes in which the policy says the same over and over went from {trend.low:.0%} to "
+        f"{trend.last:.0%}, while the reward went from {trend.reward_at_low:.3g} to {trend.last_reward:.3g}."
     )
 
 
@@ -163,6 +178,8 @@ def _noise(history: MetricHistory, facts: RunFacts) -> str | None:
     if not shares or shares[-1] < NOISE_SHARE or min(shares) > NOISE_SHARE / 2:
         return None
     before, last = rewards[shares.index(min(shares))], rewards[-1]
+    if before <= facts.chance_score:
+        return None
     if last - facts.chance_score > (before - facts.chance_score) / 2:
         return None
     return (
@@ -206,6 +223,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "no-signal": _no_signal,
     "truncation-pays": _truncation_pays,
     "entropy-grows": _entropy_grows,
+    "repeats": _repeats,
     "overfitting": _overfitting,
     "collapsed": _collapsed,
     "stale": _stale,
@@ -219,6 +237,8 @@ REMEDIES: Mapping[str, str] = {
     "that pay for leaving); higher limits, where good answers are cut. Where lasting is the task, go on.",
     "entropy-grows": "a lower lr, entropy_coef or eps_clip_high; a penalty on the KL to the reference "
     "(use_kl_loss and kl_loss_coef).",
+    "repeats": "a look at such episodes (`agentrl view`); a reward that a loop cannot earn; a lower lr, or a "
+    "penalty on the KL to the reference (use_kl_loss and kl_loss_coef).",
     "overfitting": "more tasks, or more varied ones; fewer iterations (the best "
     "checkpoint is kept); a penalty on the KL to the reference (use_kl_loss and kl_loss_coef).",
     "collapsed": "a lower lr, or a few steps of lr_warmup_iters; a penalty on the KL to the reference "

@@ -21,7 +21,9 @@ MIN_SPREAD = 1e-9
 REWARD, SPREAD = "rollout/raw_reward", "rollout/raw_reward_std"
 ZERO_STD, GROUPS = "rollout/zero_std/ratio", "rollout/prompts"
 TRUNCATED, TRUNCATED_REWARD = "rollout/truncated_ratio", "rollout/truncated_reward"
-NO_ROOM = "rollout/no_room_ratio"
+PROCESSED = "rollout/rewards"
+"""Logged where a function has changed the scores: the ones that count."""
+NO_ROOM, REPETITION = "rollout/no_room_ratio", "rollout/repetition_ratio"
 ENTROPY, STEPS, TEACHER = "train/entropy_loss", "train/optimizer_steps", "train/opd_kl"
 HELD_OUT = "eval/sampled"
 LOSS, GRAD_NORM, HELD_OUT_LOSS = "train/loss", "train/grad_norm", "eval/loss"
@@ -29,7 +31,7 @@ SHARES = {f"train/staleness_{age}/ess": age for age in range(1, 33)}
 """The effective share of the tokens that are so many versions old, by metric."""
 KEYS = frozenset(
     {
-        *(REWARD, SPREAD, ZERO_STD, GROUPS, TRUNCATED, NO_ROOM),
+        *(REWARD, SPREAD, ZERO_STD, GROUPS, TRUNCATED, NO_ROOM, REPETITION, PROCESSED),
         *(TRUNCATED_REWARD, ENTROPY, STEPS, TEACHER, HELD_OUT),
         *(LOSS, GRAD_NORM, HELD_OUT_LOSS),
         *SHARES,

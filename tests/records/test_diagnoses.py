@@ -17,6 +17,7 @@ from agentrl.records.conditions import (
     GAP_GROWS,
     MIN_IDLE_GROUPS,
     MIN_IDLE_STEPS,
+    REPETITION_GROWS,
 )
 from agentrl.records.diagnoses import DIAGNOSES, Diagnoses, read_diagnoses
 from agentrl.records.history import record_sizes, roll_back
@@ -30,6 +31,7 @@ STEADY = {
     "rollout/prompts": 32.0,
     "rollout/truncated_ratio": 0.05,
     "rollout/truncated_reward": 0.0,
+    "rollout/repetition_ratio": 0.0,
     "train/entropy_loss": 0.4,
     "train/optimizer_steps": 1.0,
 }
@@ -121,6 +123,15 @@ def test_an_estimator_that_compares_all_episodes_has_a_signal_where_they_differ(
     assert diagnosed(tmp_path, differing, compares=False) == {}
     assert diagnosed(tmp_path, differing, compares=True) == {"no-signal": 3}
     assert diagnosed(tmp_path, silent(9), compares=False) == {"no-signal": 3}
+
+
+def test_scores_that_a_function_has_changed_are_a_signal(tmp_path):
+    assert diagnosed(tmp_path, silent(9, **{"rollout/rewards": 0.3})) == {}
+
+
+def test_noise_costs_a_policy_nothing_that_has_earned_nothing(tmp_path):
+    truncated = [*[0.05] * 9, *[0.95] * 9]
+    assert diagnosed(tmp_path, iterations(18, truncated_ratio=truncated, raw_reward=[0.0] * 18)) == {}
 
 
 def test_a_teacher_is_a_signal_and_a_run_that_only_plays_needs_none(tmp_path):
@@ -221,6 +232,30 @@ def test_a_single_batch_is_no_trend(tmp_path):
     truncated = [*[0.0] * 9, 0.9]
     assert diagnosed(tmp_path, iterations(10, entropy_loss=entropy)) == {}
     assert diagnosed(tmp_path, iterations(10, truncated_ratio=truncated, raw_reward=0.3)) == {}
+
+
+# Repetition
+
+
+def test_a_policy_that_begins_to_repeat_itself_is_named_whatever_it_earns(tmp_path):
+    begins = grown(0.0, REPETITION_GROWS)
+    assert diagnosed(tmp_path, iterations(10, repetition_ratio=begins)) == {"repeats": 10}
+    paid = iterations(10, repetition_ratio=grown(0.05, 0.26), raw_reward=grown(0.3, 0.5))
+    assert diagnosed(tmp_path, paid) == {"repeats": 10}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"repetition_ratio": grown(0.0, REPETITION_GROWS - 0.01)},
+        {"repetition_ratio": 0.5},
+        {"repetition_ratio": grown(0.5, 0.1)},
+        {"repetition_ratio": [*[0.0] * 9, 0.9]},
+    ],
+    ids=["a little", "from the first", "less and less", "a single batch"],
+)
+def test_other_repetition_is_not(tmp_path, columns):
+    assert diagnosed(tmp_path, iterations(10, **columns)) == {}
 
 
 # Overfitting
@@ -400,6 +435,7 @@ def test_every_sentence_is_one_line_that_ends_and_says_what_to_try(tmp_path):
         silent(3),
         iterations(10, truncated_ratio=grown(0.1, 0.6), raw_reward=grown(-0.3, -0.1), truncated_reward=0.0),
         iterations(10, entropy_loss=grown(0.4, 0.9)),
+        iterations(10, repetition_ratio=grown(0.0, 0.9)),
         evaluated((0.3, 0.9), (0.3, 0.3)),
         iterations(10, raw_reward=[0.8] * 5 + [0.0] * 5),
         aged(3, _1=[0.2] * 3),
