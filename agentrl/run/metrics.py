@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
 
 import numpy as np
@@ -26,6 +28,8 @@ from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
 
 RAW_REWARD = "rollout/raw_reward"
 _LAST_CHARS, _REPEATED = 10_000, 10
+_ROW = re.compile(r"(?P<path>.+):\d+", re.DOTALL)
+"""The id of a task of a file (`agentrl.data.FileSource`)."""
 
 
 def rollout_metrics(
@@ -46,6 +50,8 @@ def rollout_metrics(
     policy says the same over and over, pass@K that of groups of which one of K siblings is solved,
     cached_ratio that of prompt tokens which the engine had computed for the turn before.
 
+    source/FILE/raw_reward and source/FILE/groups are of the prompts of one file, where there are several.
+
     prompts counts the groups that were started for the batch, dynamic_filter/drop_REASON those that the
     filter dropped, dropped/REASON those that an over-sampled batch left, sample_filter/drop_REASON rollouts.
     All that were complete are in all other metrics, so that these are of the policy and not of a filter.
@@ -64,7 +70,7 @@ def rollout_metrics(
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts) | _of_greedy(groups)
-    metrics |= _passed(groups)
+    metrics |= _passed(groups) | _by_source(groups)
     metrics["rollout/repetition_ratio"] = _mean([float(_repeats(episode)) for episode in episodes])
     if share := _mean([float(_has_no_room(episode)) for episode in episodes]):
         metrics["rollout/no_room_ratio"] = share
@@ -186,6 +192,20 @@ def _of_truncated(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> d
     truncated = {episode.id for episode in episodes if episode.ending is Ending.TRUNCATED}
     totals = [verdict.total for verdict in verdicts if verdict.episode_id in truncated]
     return {"rollout/truncated_reward": _mean(totals)} if totals else {}
+
+
+def _by_source(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean score and number of groups of each file of prompts, where a batch has prompts of several."""
+    by_file: dict[str, list[Group]] = {}
+    for group in groups:
+        if (match := _ROW.fullmatch(group.task.id)) is not None:
+            by_file.setdefault(PurePath(match["path"]).name.partition(".")[0], []).append(group)
+    metrics: dict[str, float] = {}
+    for name, own in by_file.items() if len(by_file) > 1 else ():
+        totals = [verdict.total for group in own for verdict in group.trained_verdicts]
+        metrics[f"rollout/source/{name}/raw_reward"] = _mean(totals)
+        metrics[f"rollout/source/{name}/groups"] = float(len(own))
+    return metrics
 
 
 def _passed(groups: Sequence[Group]) -> dict[str, float]:

@@ -145,9 +145,13 @@ def synthetic() -> set[str]:
     failed = replace(bare, tools={"search": ToolStats(1, failed={"crashed": 1})})
     verdict = Verdict("e", "s", 1.0, parts={"right": 1.0, "env/kind": 0.0})
     outcome = GroupOutcome(Group("g", TASK, 0, (played,), (verdict,)), (failed,), (played,), "zero_std")
+    rows = [replace(TASK, id=f"data/{name}.jsonl:0") for name in ("a", "b")]
+    of_files = [
+        GroupOutcome(Group(row.id, row, 0, (replace(bare, task=row),), (verdict,)), (), ()) for row in rows
+    ]
     left = GroupOutcome(None, (), (), OVER_SAMPLED)
     removed = {verdict.rollout_id: "too_short"}
-    return {*rollout_metrics([outcome, left], removed), *skipped_metrics({TOO_LONG: 1})}
+    return {*rollout_metrics([outcome, left, *of_files], removed), *skipped_metrics({TOO_LONG: 1})}
 
 
 def test_a_run_with_a_critic_a_filter_and_a_correction_logs_nothing_that_the_guide_lacks(critic):

@@ -187,6 +187,24 @@ def test_pass_at_k_counts_the_choices_of_k_siblings_with_a_solved_one() -> None:
     assert not any("pass@" in name for name in rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))]))
 
 
+def test_prompts_of_several_files_are_told_apart() -> None:
+    def of(id: str, score: float) -> GroupOutcome:
+        task = Task.ask(id, "?")
+        played = replace(episode(f"e{id}"), task=task)
+        verdict = Verdict(played.id, "env", score)
+        return GroupOutcome(Group(id, task, 0, (played,), (verdict,)), (), (played,))
+
+    mixed = [of("data/gsm8k.jsonl:3", 1.0), of("data/gsm8k.jsonl:10", 0.0), of("x/aime.jsonl.gz:0", 0.25)]
+    metrics = rollout_metrics([*mixed, of("test-127-works-2", 1.0)])
+    assert {name: value for name, value in metrics.items() if "/source/" in name} == {
+        "rollout/source/gsm8k/raw_reward": 0.5,
+        "rollout/source/gsm8k/groups": 2.0,
+        "rollout/source/aime/raw_reward": 0.25,
+        "rollout/source/aime/groups": 1.0,
+    }
+    assert not any("/source/" in name for name in rollout_metrics(mixed[:2]))
+
+
 @pytest.mark.parametrize(
     ("text", "repeats"),
     [
