@@ -326,6 +326,10 @@ class PpoConfig(DiscountedConfig):
     """Credit the last token of an episode that was cut off with what the critic expects to follow."""
     critic_lr: Annotated[Positive | None, Changes.LEARNING] = None
     """Peak learning rate of the critic; left out, lr."""
+    critic_lr_warmup_iters: Annotated[Annotated[int, Field(ge=0)] | None, Changes.LEARNING] = None
+    """Optimizer steps over which it rises to that (count); left out, lr_warmup_iters."""
+    critic_weight_decay: Annotated[NotNegative | None, Changes.LEARNING] = None
+    """Decoupled weight decay of the critic; left out, weight_decay."""
     num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps that the critic learns before the policy does (count)."""
     critic_data: str | None = None

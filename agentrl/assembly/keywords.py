@@ -163,6 +163,8 @@ class TrainSettings(TypedDict, total=False):
     value_clip: float
     bootstrap_truncated: bool
     critic_lr: float | None
+    critic_lr_warmup_iters: int | None
+    critic_weight_decay: float | None
     num_critic_only_steps: int
     critic_data: Data | None
     critic_data_epochs: int

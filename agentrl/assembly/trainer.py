@@ -152,12 +152,12 @@ class TrainerFactory:
         """The plan of the RL trainer's ranks."""
         config, algorithm = self.config, self.config.algorithm
         steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout * algorithm.ppo_epochs
-        critic = None
-        if algorithm.critic is not None:
-            settings = config.trainer.model_copy(
-                update={"lr": algorithm.critic.critic_lr or config.trainer.lr}
+        critic, own = None, algorithm.critic
+        if own is not None:
+            settings = config.trainer.of_critic(
+                own.critic_lr, own.critic_lr_warmup_iters, own.critic_weight_decay
             )
-            critic = Learning(ValueLoss(algorithm.critic.value_clip or None), settings, steps)
+            critic = Learning(ValueLoss(own.value_clip or None), settings, steps)
         policy, models = Learning(loss, config.trainer, steps), _models(source, config)
         return self._plan_of(source, policy, models, critic)
 

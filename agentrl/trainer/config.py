@@ -133,6 +133,13 @@ class TrainerConfig(Section):
     """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
     the CPU it returns unused memory); left out, as colocate."""
 
+    def of_critic(
+        self, lr: float | None, lr_warmup_iters: int | None, weight_decay: float | None
+    ) -> TrainerConfig:
+        """These settings as a critic learns by them. None = as the policy."""
+        own = {"lr": lr, "lr_warmup_iters": lr_warmup_iters, "weight_decay": weight_decay}
+        return self.model_copy(update={name: value for name, value in own.items() if value is not None})
+
     @property
     def lora_scale(self) -> float:
         """What the product of an adapter's matrices is multiplied by; 0 = there are none."""

@@ -158,6 +158,8 @@ ALGORITHM = {
     "icepop_high": of_correction("icepop", 4.0),
     "opsm_delta": of_correction("opsm", 0.1),
     "critic_lr": of_estimator(1e-2),
+    "critic_lr_warmup_iters": of_estimator(7),
+    "critic_weight_decay": of_estimator(0.3),
     "num_critic_only_steps": of_estimator(3),
     "critic_data": of_estimator("runs/earlier"),
     "critic_data_epochs": Setting(
