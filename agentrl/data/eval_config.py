@@ -51,7 +51,7 @@ def sets_in(value: JSON) -> dict[str, JSON]:
         raise ValueError(
             f"eval_config: {path} cannot be read ({error.strerror}); name a YAML file."
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"eval_config: {path} is not a YAML file ({reason}); mend that.") from None
     section = read.get("eval") if isinstance(read, dict) else None
@@ -59,7 +59,11 @@ def sets_in(value: JSON) -> dict[str, JSON]:
     datasets = section.get("datasets") if isinstance(section, dict) else None
     if not (isinstance(defaults, dict) and isinstance(datasets, list) and datasets):
         raise ValueError(f"eval_config: {path} has no list `datasets` below `eval`; name the sets there.")
-    return dict(_named(path, defaults, each) for each in datasets)
+    named = [_named(path, defaults, each) for each in datasets]
+    sets: dict[str, JSON] = dict(named)
+    if len(sets) < len(named):
+        raise ValueError(f"eval_config: two sets of {path} have one name; give every one a name of its own.")
+    return sets
 
 
 def _named(path: Path, defaults: Mapping[str, JSON], dataset: JSON) -> tuple[str, dict[str, JSON]]:
@@ -70,7 +74,7 @@ def _named(path: Path, defaults: Mapping[str, JSON], dataset: JSON) -> tuple[str
     for key, value in {**defaults, **dataset}.items():
         own = _RENAMED.get(key, key)
         if own in EvalSet.model_fields:
-            settings[own] = value
+            settings[own] = "remote" if value == "remote_rm" else value
         elif key != "name":
             near = did_you_mean(key, EvalSet.model_fields)
             raise ValueError(

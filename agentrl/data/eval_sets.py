@@ -11,6 +11,7 @@ from agentrl.config import Count, NameOrPath, Needs, Section
 from agentrl.data.columns import Columns
 from agentrl.data.paths import parsed, read_paths
 from agentrl.errors import did_you_mean
+from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -47,7 +48,9 @@ class EvalSet(Section):
     """Text of a system message before each prompt."""
     reward: NameOrPath | None = None
     """Grader of its answers, in the form of reward."""
-    reward_kwargs: Annotated[dict[str, JSON] | None, Needs("reward")] = None
+    reward_kwargs: Annotated[
+        Annotated[dict[str, JSON], by_reference("reward_kwargs")] | None, Needs("reward")
+    ] = None
     """Settings of that grader."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl import Task, UserError
-from agentrl.envs.graders import make_grader
+from agentrl.envs.graders import expert_answers, make_grader
 from agentrl.errors import ConfigError, GradingError
 
 pytestmark = pytest.mark.usefixtures("released")
@@ -60,6 +60,13 @@ async def test_a_row_without_a_grader_fails_and_is_no_zero(name, sentence):
     with pytest.raises(GradingError) as caught:
         await make_grader("by_row")(row(name), "72")
     assert sentence in caught.value.detail
+
+
+def test_an_expert_of_a_row_without_a_grader_has_no_answer():
+    write = expert_answers(make_grader("by_row"))
+    assert write(row(None)) is None
+    assert write(row("code")) is None
+    assert write(row("boxed_number", r"\boxed{72}")) == r"\boxed{72}"
 
 
 def test_settings_of_no_grader_are_one_sentence():
