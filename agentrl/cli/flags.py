@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
 from agentrl.cli.sections import SettingsCommand, flag_of
-from agentrl.config import Section, Spelling, leaves, others_of, sections_of, spellings
+from agentrl.config import Section, Spelling, leaves, sections_of, spellings
 from agentrl.engine.sglang.launch.arguments import Value, from_flags
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
@@ -46,7 +46,7 @@ def config_flags(
             sections.setdefault(section, []).append(name)
         if isinstance(command, SettingsCommand):
             command.sections = sections
-            command.others = others_of(tree)
+            command.tree = tree
             owners = [item for kind in sections_of(tree).values() for item in kind.keys().owners().items()]
             command.variants = {
                 name: f"{field} = {variants[0]}" for name, (field, variants) in owners if len(variants) == 1

@@ -9,6 +9,7 @@ from click import Context
 from rich_click.utils import OptionGroupDict
 
 from agentrl.cli.commands import Command
+from agentrl.config import Section, others_of
 from agentrl.errors import ConfigError, did_you_mean
 
 ALL = "all"
@@ -27,13 +28,17 @@ class SettingsCommand(Command):
     """A command whose settings are flags, in sections: --help, --help SECTION and --help all.
 
     sections: the names of the settings by section. variants: of those that one variant alone has, that one
-    (`correction = tis`), under which they are shown. others: settings of other tools, each with what to do in
-    place of it. `config_flags` fills all three.
+    (`correction = tis`), under which they are shown. tree: of which they are. `config_flags` fills all three.
     """
 
     sections: Mapping[str, Sequence[str]] = {}
     variants: Mapping[str, str] = {}
-    others: Mapping[str, str] = {}
+    tree: type[Section] | None = None
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """Settings of other tools, each with what to do in place of it."""
+        return {} if self.tree is None else others_of(self.tree)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the arguments; a word after --help is a section.
@@ -41,7 +46,8 @@ class SettingsCommand(Command):
         Raises:
             ConfigError: there is no such section, or a flag is one of another tool.
         """
-        self._refuse_others(args)
+        if not ctx.resilient_parsing:
+            self._refuse_others(args)
         place = next((index for index, word in enumerate(args) if word in _HELP), None)
         if place is None or ctx.resilient_parsing:
             self._shown({name for names in self.sections.values() for name in names})
@@ -54,8 +60,9 @@ class SettingsCommand(Command):
         """Answer all flags of other tools at once: whoever brings a script has many of them."""
         own = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
         given = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        by_flag = {flag_of(name): text for name, text in self.others.items()}
-        foreign = [flag for flag in dict.fromkeys(given) if flag not in own and flag in by_flag]
+        unknown = [flag for flag in dict.fromkeys(given) if flag not in own]
+        by_flag = {flag_of(name): text for name, text in self.others.items()} if unknown else {}
+        foreign = [flag for flag in unknown if flag in by_flag]
         if len(foreign) == 1:
             raise ConfigError(f"{foreign[0]} is a flag of other tools: {by_flag[foreign[0]]}")
         if foreign:
