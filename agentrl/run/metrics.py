@@ -7,6 +7,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import comb
 from pathlib import PurePath
 from types import MappingProxyType
 
@@ -21,7 +22,7 @@ from agentrl.evaluation.report import (
     total_counts,
     total_tools,
 )
-from agentrl.evaluation.statistics import ks_of, num_solved, pass_at_k
+from agentrl.evaluation.statistics import SOLVED
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
@@ -215,9 +216,13 @@ def _passed(groups: Sequence[Group]) -> dict[str, float]:
     """
     compared = [group.without_greedy for group in groups]
     roles = [group.siblings(agent) for group in compared for agent in group.trained_agents]
-    solved = [(len(role), num_solved([rollout.verdict.total for rollout in role])) for role in roles]
-    ks = ks_of(max((n for n, _ in solved), default=0))[1:]
-    return {f"rollout/pass@{k}": _mean([pass_at_k(n, c, k) for n, c in solved if n >= k]) for k in ks}
+    solved = [(len(role), sum(r.verdict.total >= SOLVED for r in role)) for role in roles]
+    most = max((n for n, _ in solved), default=0)
+    ks = {1 << power for power in range(1, most.bit_length())} | ({most} - {0, 1})
+    return {
+        f"rollout/pass@{k}": _mean([1.0 - comb(n - c, k) / comb(n, k) for n, c in solved if n >= k])
+        for k in sorted(ks)
+    }
 
 
 def _repeats(episode: Episode) -> bool:
