@@ -109,6 +109,9 @@ def test_learned(): ...
 )
 def test_every_test_is_in_one_tier(tmp_path: Path, expression: str, expected: str) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "tests").mkdir()
+    for name in ("slow.py", "slow.txt"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     (tmp_path / "test_marked.py").write_text(MARKED)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     markers = "\n  ".join(project["tool"]["pytest"]["ini_options"]["markers"])
