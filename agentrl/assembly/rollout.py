@@ -17,6 +17,7 @@ from agentrl.algorithms.post_process import RewardPostProcess
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.functions import Trying, checked, function_at
 from agentrl.data import Prompt
+from agentrl.data.eval_sets import NO_SETTINGS, sets_of
 from agentrl.envs import AnyEnv, PlayEpisode, play
 from agentrl.envs.contract import check_generate
 from agentrl.envs.generate import Generate, generating
@@ -120,10 +121,11 @@ def most_in_flight(config: RunConfig, *, num_agents: int) -> int:
     if config.env.custom_generate_function_path is not None:
         return slots
     groups = staleness_policy(rollout).capacity + (rollout.over_sampling_batch_size or 0)
-    sets = len(evals.eval_prompt_data) if isinstance(evals.eval_prompt_data, dict) else 1
+    sets = [NO_SETTINGS] if evals.eval_prompt_data is None else sets_of(evals.eval_prompt_data).values()
     # One more of each is greedy: of a group where the estimator compares with it, of an evaluation always.
     played = groups * (rollout.n_samples_per_prompt + 1)
-    evaluated = sets * evals.eval_episodes * (evals.n_samples_per_eval_prompt + 1) * config.evaluates
+    own = map(evals.of_set, sets)
+    evaluated = sum(e.eval_episodes * (e.n_samples_per_eval_prompt + 1) for e in own) * config.evaluates
     return min(slots, (played + evaluated) * num_agents)
 
 

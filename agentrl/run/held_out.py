@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
@@ -26,6 +26,10 @@ from agentrl.types.seams import Engine, Policy
 GREEDY, SAMPLED = "greedy", "sampled"
 MODES = (f"/{SAMPLED}", f"/{GREEDY}")
 """The ends of the metrics that are the mean score of an evaluation."""
+
+
+Graded: TypeAlias = Mapping[str, tuple[EnvFactory, Scorer]]
+"""Of each set that has a grader of its own, what makes its environments, and its scorer."""
 
 
 class PlayedSet(NamedTuple):
@@ -75,20 +79,16 @@ class HeldOut:
     seed: int
 
     @classmethod
-    async def of(
-        cls, data: RunData, config: RunConfig, world: World, engine: Engine | None, addresses: Addresses
+    def of(
+        cls, data: RunData, config: RunConfig, world: World, engine: Engine | None, graded: Graded
     ) -> HeldOut | None:
         """The evaluations of a run; None = nothing is held out, or no engine plays.
 
-        addresses: of models that are served, for graders of single sets.
-
-        Raises:
-            UserError: the grader of a set cannot be made, or fails.
+        graded: see `graded_sets`.
         """
         if data.held_out is None or engine is None:
             return None
 
-        graded = await graded_sets(config, data.held_out, addresses)
         sets = {name: PlayedSet.of(config, held, graded.get(name)) for name, held in data.held_out.items()}
         return cls(world, engine, sets, config.eval.eval_split, config.run.seed)
 
@@ -148,14 +148,18 @@ class HeldOut:
 
 
 async def graded_sets(
-    config: RunConfig, sets: Mapping[str, HeldOutSet], addresses: Addresses
-) -> Mapping[str, tuple[EnvFactory, Scorer]]:
-    """For each set that has a grader of its own, what makes its environments, and its scorer."""
+    config: RunConfig, sets: Mapping[str, HeldOutSet] | None, addresses: Addresses
+) -> Graded:
+    """The graders of single sets. addresses: of models that are served.
+
+    Raises:
+        UserError: the grader of a set cannot be made, or fails.
+    """
 
     def factory(reward: RewardChoice) -> EnvFactory:
         return run_env_factory(config.model_copy(update={"env": reward}), addresses)
 
-    return await graded_as(config.env, factory, sets, addresses)
+    return await graded_as(config.env, factory, sets or {}, addresses)
 
 
 def _named(name: str, mode: str) -> str:

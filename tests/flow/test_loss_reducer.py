@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from tests.flow.runs import TINY, train
+from tests.flow.runs import train
+from tests.flow.test_replay import SMALL as REPLAYED
 from tests.flow.test_replay import weights_of
 
-SMALL = {
-    **TINY,
-    "rollout_batch_size": 4,
-    "n_samples_per_prompt": 4,
-    "eval_episodes": 4,
-    "num_rollout": 2,
-    "use_tensorboard": False,
-}
+SMALL = {**REPLAYED, "num_rollout": 2}
 
 
 def test_a_function_that_computes_what_a_name_does_trains_bit_for_bit_as_that_name(tmp_path):

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from tests.flow.runs import TINY, WARM, journal_of, metrics_of, train
+from tests.flow.runs import WARM, journal_of, metrics_of, train
+from tests.flow.test_replay import SMALL as REPLAYED
 from tests.flow.test_replay import replay_of, weights_of
 
-SMALL = {
-    **TINY,
-    "rollout_batch_size": 4,
-    "n_samples_per_prompt": 4,
-    "eval_episodes": 4,
-    "num_rollout": 2,
-    "use_tensorboard": False,
-    **{**WARM, "warm_start_steps": 10, "num_demonstrations": 32},
-}
+SMALL = {**REPLAYED, "num_rollout": 2, **WARM, "warm_start_steps": 10, "num_demonstrations": 32}
 MIRROR = {"custom_reward_post_process_path": "tests.flow.worlds:mirrored"}
 
 
