@@ -3,6 +3,7 @@
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import AnyScript, BaseEnv, Env, Script, tasks_of
 from agentrl.envs.dialect import Chat, Dialect, Tags
+from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay, Generate
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.normal_form import exact_match, squad_normalize
 from agentrl.envs.pettingzoo import PettingZooEnv
@@ -22,7 +23,10 @@ __all__ = [
     "Dialect",
     "Env",
     "EnvSpec",
+    "EpisodeEndedError",
+    "EpisodeInPlay",
     "EpisodeInProgress",
+    "Generate",
     "GroupReward",
     "MultiAgentEnv",
     "PettingZooEnv",

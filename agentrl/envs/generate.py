@@ -11,16 +11,27 @@ async def second_look(episode):
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
+from agentrl.envs.own_tokens import OwnTokens
 from agentrl.envs.play import Game, PlayEpisode, ending_of
 from agentrl.errors import AgentRLError, StageError, UserError
 from agentrl.runtime.stage import stage
-from agentrl.types import Ending, Episode, Limits, Message, Observation, Task
-from agentrl.types.seams import Agent, MultiAgentEnvironment, SingleAgentEnvironment
+from agentrl.types import (
+    Ending,
+    Episode,
+    Limits,
+    Message,
+    Observation,
+    Restart,
+    RewardParts,
+    Task,
+)
+from agentrl.types.seams import Act, Agent, MultiAgentEnvironment, SingleAgentEnvironment
 
 
 class EpisodeEndedError(AgentRLError):
@@ -34,19 +45,29 @@ class EpisodeInPlay:
     agent's, with the tokens, authors, logprobs and versions that were recorded when it was sampled. Limits
     and deadlines of the environment hold. The episode ends when the world ends it, when a turn is unfinished,
     after `limits.max_turns` turns, or when the function returns, which truncates it.
+
+    One that writes its prompts itself calls `tokens.sample` and `keep` in place of `act`. It ends the episode
+    with a `step`, which the environment rewards, or with `finish`, and a reward of its own.
     """
 
     def __init__(self, game: Game) -> None:
         self._game = game
         (self._name,) = game.players
+        self.tokens = OwnTokens(game)
         self._ending: Ending | None = None
         self._has_news = False
         self._is_step_due = False
+        self._has_kept = False
 
     @property
     def task(self) -> Task:
         """The task."""
         return self._game.task
+
+    @property
+    def id(self) -> str:
+        """The name of the episode in the journal."""
+        return self._game.episode_id
 
     @property
     def seed(self) -> int:
@@ -77,6 +98,8 @@ class EpisodeInPlay:
             StageError: the agent failed, or there is nothing new to act on.
         """
         self._check_running()
+        if self._has_kept:
+            raise _mixed()
         if not (self._has_news or added):
             raise StageError("generate", "invalid", "act() needs a reset(), a step() or a message to act on")
         if self._game.turns[self._name] == self.limits.max_turns:
@@ -112,6 +135,53 @@ class EpisodeInPlay:
             return step.observations.get(self._name, ())
         return self._deliver(step.observations)
 
+    def keep(self, ids: Sequence[int], trained: Sequence[bool]) -> None:
+        """Make turns of tokens: those of the world, and those that `tokens.sample` returned after them.
+
+        Called again, it begins another trajectory of the same rollout. A token is trained once: in later
+        trajectories it is the world's.
+
+        Args:
+            ids: int [T], a whole trajectory, the prompt first. trained: bool [T].
+
+        Raises:
+            EpisodeEndedError: the episode had ended before.
+            StageError: a trained token is not one that the policy sampled in this place.
+        """
+        self._check_running()
+        game = self._game
+        if game.turns[self._name] and not self._has_kept:
+            raise _mixed()
+        self._has_kept = True
+        restart = Restart.REWRITTEN if game.turns[self._name] else None
+        turns = self.tokens.turns_of(ids, trained, game.turns[self._name])
+        for turn in turns:
+            if self._is_step_due:
+                game.record.rewards.append(None)
+            game.record.add(self._name, turn, Act(turn.action, turn.tokens, restart))
+            game.turns[self._name] += 1
+            self._has_news, self._is_step_due, restart = False, True, None
+
+    def finish(self, reward: float, *, truncated: bool = False) -> None:
+        """End the episode with a reward of the function's own, which the environment does not see.
+
+        reward: of the last turn; a number, or `RewardParts`. truncated: whether a limit ended it.
+
+        Raises:
+            EpisodeEndedError: the episode had ended before.
+            StageError: the reward is not finite, or there was no turn since the last step.
+        """
+        self._check_running()
+        if self.tokens.was_aborted:
+            self._end(Ending.ABORTED)
+        if not self._is_step_due:
+            raise StageError("generate", "invalid", "finish() needs a turn before it; call act() or keep()")
+        if not math.isfinite(reward):
+            raise StageError("reward", "invalid", f"the reward must be a finite number, got {reward!r}")
+        self._game.record.rewards.append(reward if isinstance(reward, RewardParts) else float(reward))
+        self._is_step_due = False
+        self._ending = Ending.TRUNCATED if truncated else Ending.COMPLETED
+
     async def run(self, generate: Generate) -> Ending:
         """Play by a generate function until it returns or the episode has ended.
 
@@ -121,6 +191,8 @@ class EpisodeInPlay:
         async with stage("generate", None):
             with suppress(EpisodeEndedError):
                 await generate(self)
+        if self._ending is None and self.tokens.was_aborted:
+            return Ending.ABORTED
         if not self._game.turns[self._name] and self._ending is None:
             raise StageError("generate", "invalid", "it returned without a turn; call reset(), then act()")
         return self._ending or Ending.TRUNCATED
@@ -137,6 +209,10 @@ class EpisodeInPlay:
     def _end(self, ending: Ending) -> None:
         self._ending = ending
         self._check_running()
+
+
+def _mixed() -> StageError:
+    return StageError("generate", "invalid", "an episode is played by act(), or by keep(), not by both")
 
 
 Generate: TypeAlias = Callable[[EpisodeInPlay], Awaitable[None]]

@@ -308,15 +308,15 @@ class Game:
 
     async def act(self, name: str, observation: Observation) -> Act:
         """One turn of an agent, which is not recorded."""
-        session = Session(
-            session_id_of(self.episode_id, name), self._seed(name), self.world.limits.max_tokens
-        )
+        session = self.session(name, self.turns[name])
         async with stage("act", None, "" if name == AGENT else name):
             return await self.players[name].act(observation, tools=self.world.tools_of(name), session=session)
 
-    def _seed(self, name: str) -> int:
+    def session(self, name: str, number: int) -> Session:
+        """An agent's part of the episode in its turn of this number."""
         prefix = "" if name == AGENT else f"{name}/"
-        return zlib.crc32(f"{self.sampling_seed}/{prefix}{self.turns[name]}".encode())
+        seed = zlib.crc32(f"{self.sampling_seed}/{prefix}{number}".encode())
+        return Session(session_id_of(self.episode_id, name), seed, self.world.limits.max_tokens)
 
 
 def _players(world: MultiAgentEnvironment, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:

@@ -35,7 +35,7 @@ from agentrl.processes.forking import Death, Workers, started
 from agentrl.rendering.messages import MarkupEscaper, escaped_tool, unreadable_call
 from agentrl.tools import Shared
 from agentrl.types import Message, Observation, Restart
-from agentrl.types.seams import Seen, Stops, ToolSchema
+from agentrl.types.seams import Seen, Stops, Tokenizer, ToolSchema
 
 T = TypeVar("T")
 
@@ -69,8 +69,13 @@ class TokenRenderer(ABC):
         self._tools: tuple[ToolSchema, ...] = ()
         self._escaped_tools: tuple[ToolSchema, ...] = ()
 
-    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+    @property
+    def tokenizer(self) -> Tokenizer:
         """See `Renderer`, as of all methods."""
+        return self._tokenizer
+
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """What ends a turn."""
         own, more = self.ends(tools), self.more_stops
         if not any(more):
             return own

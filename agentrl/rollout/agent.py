@@ -20,7 +20,17 @@ from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.runtime.activity import requesting
 from agentrl.runtime.clocks import SharedDeadline
 from agentrl.types import JSON, Completion, Finish, Message, Observation, Restart, TurnTokens
-from agentrl.types.seams import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
+from agentrl.types.seams import (
+    Act,
+    Agent,
+    EpisodeRenderer,
+    Policy,
+    Renderer,
+    Sampling,
+    Session,
+    Tokenizer,
+    ToolSchema,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,7 @@ class TokenAgent:
         bounded: EpisodeRenderer | None = None,
     ) -> None:
         self._policy = policy
+        self._plain = renderer
         self._renderer = bounded or Immediate(renderer)
         self._settings = settings
         self._conversation = Conversation(self._renderer)
@@ -110,7 +121,7 @@ class TokenAgent:
             tokens = TurnTokens(_int32(world[:num_recorded]), _empty_completion())
             return Act(Message("assistant"), tokens, restart)
         prompt_crc32 = zlib.crc32(array("i", conversation.prefix))
-        sampling = self._sampling(num_free_tokens, tools, session.seed)
+        sampling = self.sampling(len(conversation.prefix), tools, session)
         completion = await self._sampled(turn, sampling, session.id)
         sampled: list[int] = completion.token_ids.tolist()
         message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
@@ -133,6 +144,40 @@ class TokenAgent:
         elif not self.has_begun:
             await self._begun(observation, tools)
         return TurnTokens(_int32(conversation.prefix[: session.max_tokens]), _empty_completion())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of its renderer."""
+        return self._plain.tokenizer
+
+    async def render(self, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """A first prompt; the agent's own conversation stays as it is."""
+        return await self._renderer.render(observation, tools)
+
+    def sampling(self, num_used: int, tools: Sequence[ToolSchema], session: Session) -> Sampling:
+        """How it samples a turn after `num_used` tokens.
+
+        Raises:
+            ConfigError: neither the episode nor the settings limit its tokens.
+        """
+        stops = self._plain.stops(tools)
+        return Sampling(
+            max_new_tokens=self._num_free_tokens(session, num_used),
+            temperature=self._settings.temperature,
+            top_p=self._settings.top_p,
+            top_k=self._settings.top_k,
+            stop=stops.strings,
+            stop_token_ids=stops.token_ids,
+            seed=session.seed,
+            return_kept_ids=self._settings.return_kept_ids,
+        )
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+        """What the policy samples after these tokens. Where the agent was stopped, nothing, and aborted."""
+        if self._is_stopping:
+            return _empty_completion(Finish.ABORT)
+        with requesting():
+            return await self._policy.generate(prompt_ids, sampling, session=session.id)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
@@ -195,19 +240,6 @@ class TokenAgent:
         self._turn = turn
         raise TurnStoppedError(session_id)
 
-    def _sampling(self, max_new_tokens: int, tools: Sequence[ToolSchema], seed: int) -> Sampling:
-        stops = self._renderer.stops(tools)
-        return Sampling(
-            max_new_tokens=max_new_tokens,
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-            top_k=self._settings.top_k,
-            stop=stops.strings,
-            stop_token_ids=stops.token_ids,
-            seed=seed,
-            return_kept_ids=self._settings.return_kept_ids,
-        )
-
     def _num_free_tokens(self, session: Session, num_used: int) -> int:
         bounds = [] if self._settings.max_response_len is None else [self._settings.max_response_len]
         if session.max_tokens is not None:
@@ -265,8 +297,37 @@ class _ResumableDeadlineAgent(DeadlineAgent):
         )
 
 
+class _TokenDeadlineAgent(_ResumableDeadlineAgent):
+    """A `DeadlineAgent` that can also be asked for tokens: at the deadline it samples none."""
+
+    def __init__(self, agent: TokenAgent, deadline: SharedDeadline) -> None:
+        super().__init__(agent, deadline, agent)
+        self._source = agent
+        self.render, self.sampling = agent.render, agent.sampling
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the agent."""
+        return self._source.tokenizer
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+        """What the agent samples, or nothing at the deadline."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                with self._deadline.ends(limit):
+                    return await self._source.sample(prompt_ids, sampling, session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        return _empty_completion()
+
+
 def with_deadline(agent: Agent, deadline: SharedDeadline) -> Agent:
-    """The agent with the deadline of `DeadlineAgent`; a `ResumableAgent` stays one."""
+    """The agent with the deadline of `DeadlineAgent`; a `ResumableAgent` stays one, a TokenAgent also a
+    `TokenSource`."""
+    if isinstance(agent, TokenAgent):
+        return _TokenDeadlineAgent(agent, deadline)
     if isinstance(agent, ResumableAgent):
         return _ResumableDeadlineAgent(agent, deadline, agent)
     return DeadlineAgent(agent, deadline)
@@ -276,6 +337,6 @@ def _int32(ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.asarray(ids, dtype=np.int32)
 
 
-def _empty_completion() -> Completion:
+def _empty_completion(finish: Finish = Finish.LENGTH) -> Completion:
     empty = np.zeros(0, dtype=np.int32)
-    return Completion(empty, np.zeros(0, dtype=np.float32), empty.copy(), Finish.LENGTH)
+    return Completion(empty, np.zeros(0, dtype=np.float32), empty.copy(), finish)

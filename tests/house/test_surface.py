@@ -77,8 +77,10 @@ FOR_LOOPS = FOR_AUTHORS | {
 EXAMPLES = {
     "examples/one_page/": FOR_LOOPS,
     "examples/second_look/": FOR_AUTHORS | {"agentrl.envs.generate"},
+    "envs_contrib/slime/": FOR_AUTHORS
+    | {"agentrl.envs", "agentrl.errors", "agentrl.types", "agentrl.types.seams"},
 }
-"""Examples that show more than environments: a training loop, and functions by path."""
+"""What shows more than environments: a training loop, and functions by path."""
 
 
 def test_the_public_names_are_pinned() -> None:

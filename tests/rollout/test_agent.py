@@ -18,8 +18,20 @@ ANSWER = (Message("tool", "de"),)
 LOOK = (ToolSchema("look", "Look.", {}),)
 
 
+class Alphabet:
+    """A tokenizer with one token for each letter, which begins each text with 1."""
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [*([1] if add_special_tokens else ()), *map(ord, text)]
+
+    def decode(self, token_ids, skip_special_tokens=False):
+        return "".join(chr(token) for token in token_ids if token > 2 or not skip_special_tokens)
+
+
 class Letters:
     """A renderer with one token for each letter, whose parse() returns the number of tokens."""
+
+    tokenizer = Alphabet()
 
     def __init__(self):
         self.parsed = []

@@ -24,6 +24,8 @@ from agentrl.types.seams.environment import (
     Session,
     SingleAgentEnvironment,
     Stops,
+    Tokenizer,
+    TokenSource,
     ToolSchema,
 )
 from agentrl.types.seams.trainer import (
@@ -75,6 +77,8 @@ __all__ = [
     "Stops",
     "Teacher",
     "TensorSpec",
+    "TokenSource",
+    "Tokenizer",
     "ToolSchema",
     "Trainer",
     "WeightSink",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentrl.types import (
     JSON,
+    Completion,
     Finish,
     JointStep,
     Limits,
@@ -21,6 +22,7 @@ from agentrl.types import (
     TurnTokens,
     Usage,
 )
+from agentrl.types.seams.engine import Sampling
 
 
 class ToolSchema(NamedTuple):
@@ -133,6 +135,34 @@ class Agent(Protocol):
         """Release what belongs to the episode, which has ended in some way."""
 
 
+class Tokenizer(Protocol):
+    """What is needed of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text. add_special_tokens: whether it begins as the model expects every text to."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str | list[str]:
+        """The text of tokens."""
+
+
+@runtime_checkable
+class TokenSource(Protocol):
+    """What an agent has where its policy can be asked for tokens after any others."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the policy."""
+
+    async def render(self, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """A first prompt, as the agent would begin an episode with it."""
+
+    def sampling(self, num_used: int, tools: Sequence[ToolSchema], session: Session) -> Sampling:
+        """How it samples a turn after `num_used` tokens; `max_new_tokens` is what the limits leave."""
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+        """What the policy samples after these tokens; empty at a deadline."""
+
+
 class Stops(NamedTuple):
     """What ends a turn: strings that this tokenizer splits, and single tokens."""
 
@@ -160,6 +190,10 @@ class Renderer(Protocol):
     would have to take something back (tools, reasoning), extend() says so, and the caller begins
     a new prefix with render().
     """
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """What ends a turn."""
