@@ -167,6 +167,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _ranks_come_out_even(self) -> RunConfig:
+        if self.trainer.trainer == "megatron":
+            self.layout.check_ranks()
+        return self
+
+    @model_validator(mode="after")
     def _megatron_supports_the_optimizer(self) -> RunConfig:
         if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
             raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")

@@ -17,7 +17,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.needed import checked_run
 from agentrl.assembly.places import with_devices
-from agentrl.config import Changes, Section, changes_of, effective_values, write_toml
+from agentrl.config import Changes, Section, changes_of, effective_values, sections_of, write_toml
 from agentrl.errors import ConfigError, EngineError, RemoteError, TrainerError
 from agentrl.records.history import (
     Ending,
@@ -36,7 +36,7 @@ from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
 from agentrl.runtime.activity import READS
 from agentrl.runtime.files import disk_errors
-from agentrl.trainer.config import ON_GPUS, RanksConfig
+from agentrl.trainer.config import ON_GPUS
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -206,11 +206,16 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
     """
     old, new = _flat(before), _flat(after)
     changing = changes_of(type(after))
-    if after.trainer.trainer == "megatron":
-        # Its state is that of a layout.
-        changing = {name: change for name, change in changing.items() if name not in RanksConfig.model_fields}
     moved = {name for name, change in changing.items() if change is Changes.PLACE}
-    names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in moved]
+    # A key that another trainer or engine brings along, at its default, decides nothing.
+    plain = {
+        key: value for kind in sections_of(type(after)).values() for key, value in kind().effective().items()
+    }
+    names = [
+        name
+        for name in (old | new)
+        if old.get(name, plain.get(name)) != new.get(name, plain.get(name)) and name not in moved
+    ]
     if refused := sorted(set(names) - changing.keys()):
         name, model = refused[0], RunFolder(folder).checkpoint
         # Not before a run has ended, and of one that trains.

@@ -67,7 +67,7 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_expressions), AfterValida
 class TrainerConfig(Section):
     """The optimizer, its schedule, and how much goes through the model at once."""
 
-    trainer: Literal["torch", "megatron"] = "torch"
+    trainer: Annotated[Literal["torch", "megatron"], Changes.SPEED] = "torch"
     """Plain torch, whose ranks share the weights of any model, or Megatron-Core and its layouts (RL and SFT;
     a warm start is torch's)."""
     device: Annotated[Literal["cpu", "cuda"], Changes.SPEED] = "cpu"

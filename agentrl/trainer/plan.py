@@ -20,6 +20,7 @@ from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.summary import SavedTrainer
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 
@@ -111,8 +112,11 @@ class Worker(Protocol):
     def is_written(self) -> bool | OSError:
         """Whether what `save` copied is on disk; why it cannot be written, if so."""
 
-    def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
-        """Restore what `save` has written."""
+    def load(self, folder: Path, saved: SavedTrainer) -> None:
+        """Restore what `save` has written, also where the layout or the trainer was another one.
+
+        saved: its summary.
+        """
 
     def start_recording(self, recording: Recording) -> None:
         """Record this rank from now on."""

@@ -196,18 +196,18 @@ class RankTrainer:
         return task
 
     async def load_state(self, directory: str) -> None:
-        """Restore the state that a trainer with the same layout has saved, bit for bit.
+        """Restore the state that a trainer has saved: values and means bit for bit, under any layout.
 
         Raises:
             ModelLoadError: the directory holds no such state.
-            ConfigError: it was saved under another layout, or with other networks.
+            ConfigError: it was saved with other networks, or by another optimizer.
             TrainerError: a rank failed.
         """
         # Ranks of other machines read it under the same path.
         folder = Path(directory).resolve()
-        steps, done = saved.read_summary(folder, self._plan)
+        summary = saved.read_summary(folder, self._plan)
         with working(LOADS_STATE):
-            await called(self.ranks, Worker.load, folder, steps, done)
+            await called(self.ranks, Worker.load, folder, summary)
 
     async def start_recording(self, recording: Recording) -> None:
         """Record every rank from now on.

@@ -15,48 +15,19 @@ import json
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.runtime.ownership import read_file
 from agentrl.trainer.plan import Done, Plan
+from agentrl.trainer.summary import FOLDERS, MUON, Dtype, SavedDone, SavedTrainer
 from agentrl.types import ScoreRole
 
 ABOUT = "trainer.json"
-FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic", "ref": "reference"}
-"""The folder of each network that changes."""
-
-Dtype = Literal["float32", "bfloat16"]
-
-
-class SavedDone(Section):
-    """An optimizer's steps."""
-
-    steps: int
-    """Steps (count)."""
-    skipped: int
-    """Those that changed no weights (count)."""
-
-
-class SavedTrainer(Section):
-    """The contents of trainer.json."""
-
-    format: Literal[1] = 1
-    """The version of this directory's format."""
-    dtype: Dtype
-    """The dtype of the weights."""
-    layout: dict[str, int]
-    """The settings that the files depend on, by name."""
-    steps: int
-    """Updates that the trainer made (count)."""
-    done: dict[str, SavedDone]
-    """The steps of each network's optimizer."""
 
 
 class StateCopy:
@@ -129,12 +100,12 @@ def write_summary(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole,
     (folder / ABOUT).write_text(json.dumps(saved.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 
-def read_summary(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
-    """The saved trainer's updates, and the steps of each optimizer; checks them against the plan.
+def read_summary(folder: Path, plan: Plan) -> SavedTrainer:
+    """The summary of a saved trainer, checked against the plan.
 
     Raises:
         ModelLoadError: it is no such directory.
-        ConfigError: it was saved under another layout, or with other networks.
+        ConfigError: it was saved with other networks, or by another optimizer.
     """
     path = folder / ABOUT
     try:
@@ -143,17 +114,28 @@ def read_summary(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
         raise ModelLoadError(f"{path} cannot be read ({error}); name what a trainer has saved.") from None
     except ValidationError as error:
         raise ModelLoadError(f"{path} is not as a trainer writes it ({error.errors()[0]['msg']}).") from None
-    own_settings = {"dtype": dtype_of(plan), **plan.layout_facts, "networks": _networks(plan)}
-    saved_settings = {"dtype": saved.dtype, **saved.layout, "networks": sorted(saved.done)}
-    for name, value in own_settings.items():
-        if saved_settings.get(name) != value:
+    # Another layout, and the other trainer, read it through `elsewhere`; Muon's state has no other form.
+    for name, theirs, own in (
+        ("muon", saved.layout.get(MUON, 0), plan.layout_facts.get(MUON, 0)),
+        ("networks", sorted(saved.done), _networks(plan)),
+    ):
+        if theirs != own:
             raise ConfigError(
-                f"{folder} was saved with {name} = {_printable(saved_settings.get(name))}, this trainer has "
-                f"{_printable(value)}; go on with the settings that it was saved with."
+                f"{folder} was saved with {name} = {_printable(theirs)}, this trainer has "
+                f"{_printable(own)}; go on with the settings that it was saved with."
             )
+    return saved
+
+
+def done_of(saved: SavedTrainer) -> dict[ScoreRole, Done]:
+    """What each network's optimizer did."""
     roles = {folder: role for role, folder in FOLDERS.items()}
-    done = {roles[name]: Done(counts.steps, counts.skipped) for name, counts in saved.done.items()}
-    return saved.steps, done
+    return {roles[name]: Done(counts.steps, counts.skipped) for name, counts in saved.done.items()}
+
+
+def is_own(saved: SavedTrainer, plan: Plan) -> bool:
+    """Whether ranks of this plan would save the same files."""
+    return (saved.dtype, saved.layout) == (dtype_of(plan), dict(plan.layout_facts))
 
 
 def _networks(plan: Plan) -> list[str]:

@@ -278,6 +278,8 @@ async def test_a_server_an_actor_and_the_router_that_are_killed_are_replaced(ses
         assert [await member.control.weight_version() for member in members] == [1, 1]
         urls = sorted(member.process.url for member in members)
         assert sorted(await fleet.policy.servers()) == urls
-    assert any("server-0: it ended (exit code 137); it is restarted. the last lines of" in e for e in events)
+    assert any(
+        "server-0: it ended (exit code 137); it is restarted. the last lines of" in e for e in events
+    ), events
     assert any("server-1: its actor, process" in e and "the last lines of" in e for e in events), events
     assert any("the router: it ended" in e for e in events), events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agentrl.config import Changes
 from agentrl.trainer.config import RanksConfig, Size
@@ -17,23 +17,23 @@ class MegatronConfig(RanksConfig):
     The ranks are tensor x context x pipeline x data; the data-parallel size is what is left of them.
     """
 
-    tensor_model_parallel_size: Size = 1
+    tensor_model_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that shard every matrix (count)."""
-    pipeline_model_parallel_size: Size = 1
+    pipeline_model_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that share the layers, one stage each (count)."""
-    num_virtual_stages_per_pipeline_rank: Size = 1
+    num_virtual_stages_per_pipeline_rank: Annotated[Size, Changes.SPEED] = 1
     """Stages of each pipeline rank; more than 1 makes the pipeline's bubble smaller (count)."""
-    context_parallel_size: Size = 1
+    context_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that share every sequence (count)."""
-    sequence_parallel: bool = False
+    sequence_parallel: Annotated[bool, Changes.SPEED] = False
     """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
-    use_distributed_optimizer: bool = True
+    use_distributed_optimizer: Annotated[bool, Changes.SPEED] = True
     """Shard the optimizer's state over the replicas and context ranks."""
-    offload: bool = False
+    offload: Annotated[bool, Changes.SPEED] = False
     """Keep the networks that are not in use in the memory of the CPU."""
     recompute_granularity: Annotated[Literal["full", "selective"] | None, Changes.SPEED] = None
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
-    megatron_config: dict[str, JSON] = Field(default_factory=dict)
+    megatron_config: Annotated[dict[str, JSON], Changes.SPEED] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
 
     @property
@@ -69,8 +69,12 @@ class MegatronConfig(RanksConfig):
         """Rows that go through a pipeline of virtual stages at a time."""
         return self.pipeline_model_parallel_size if self.num_virtual_stages_per_pipeline_rank > 1 else 1
 
-    @model_validator(mode="after")
-    def _ranks_come_out_even(self) -> MegatronConfig:
+    def check_ranks(self) -> None:
+        """Check that its settings fit each other. A run of the torch trainer may keep any of them.
+
+        Raises:
+            ValueError: they do not; one sentence.
+        """
         if self.world_size % self.model_parallel_size:
             raise ValueError(
                 f"actor_num_nodes x actor_num_gpus_per_node = {self.world_size} must be a multiple of "
@@ -85,4 +89,3 @@ class MegatronConfig(RanksConfig):
                 "num_virtual_stages_per_pipeline_rank needs pipeline_model_parallel_size of at least 2; "
                 "raise it, or leave it out."
             )
-        return self

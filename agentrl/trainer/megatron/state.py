@@ -10,19 +10,20 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor, nn
 
+from agentrl.trainer.elsewhere import MOMENTS
 from agentrl.trainer.megatron.model.network import Piece
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class StatePart(NamedTuple):
     """The part of a parameter that this rank updates; all of it without the distributed optimizer.
 
-    main: its values, in fp32 and flat; is_copy: the parameter itself has half precision. moments: AdamW's
+    start: its place in this tensor rank's flat shard. main: its values, in fp32 and flat; is_copy: the
+    parameter itself has half precision. moments: AdamW's
     means by name, flat, too; none before the first step.
     """
 
     name: str
+    start: int
     main: Tensor
     is_copy: bool
     moments: dict[str, Tensor]
@@ -37,7 +38,8 @@ def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[S
             state = only.optimizer.state.get(main, {})
             moments = {name: state[name].view(-1) for name in MOMENTS if name in state}
             is_copy = main.dtype != piece.parameter.dtype
-            yield StatePart(piece.placed.megatron, main.detach().view(-1), is_copy, moments)
+            start = _start_of(only, piece.parameter)
+            yield StatePart(piece.placed.megatron, start, main.detach().view(-1), is_copy, moments)
 
 
 def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int) -> None:
@@ -53,6 +55,13 @@ def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps
         if main is not None:
             moments = {name: torch.zeros_like(main) for name in MOMENTS}
             only.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
+
+
+def _start_of(optimizer: nn.Module, parameter: nn.Parameter) -> int:
+    """The place of this rank's part in the flat parameter."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        return 0
+    return int(optimizer._get_model_param_range_map(parameter)["param"].start)
 
 
 def _main_of(optimizer: nn.Module, parameter: nn.Parameter) -> Tensor | None:

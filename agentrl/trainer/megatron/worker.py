@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import fastest, kernels_in_words
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
+from agentrl.trainer.elsewhere import saved_elsewhere
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.process_group import opened_store
@@ -22,7 +23,7 @@ from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
-from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
+from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
 from agentrl.trainer.megatron.gather import BucketLoads, gathered, packed_on_device
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
@@ -36,7 +37,8 @@ from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.offload import NetworkMemory, free_bytes, offloaded_bytes
 from agentrl.trainer.plan import Done, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
-from agentrl.trainer.saved import FOLDERS, StateWriter
+from agentrl.trainer.saved import StateWriter, done_of, is_own
+from agentrl.trainer.summary import FOLDERS, SavedTrainer
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 
@@ -181,15 +183,23 @@ class MegatronWorker(Recorder, DeviceStore):
         """Whether the copies that `save` made are on disk, or why they cannot be written."""
         return self._writer.is_done()
 
-    def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
+    def load(self, folder: Path, saved: SavedTrainer) -> None:
         """Restore what `save` has written."""
-        self._step = step
+        self._step, done, config = saved.steps, done_of(saved), config_of(Path(self._plan.models["old"]))
+        is_same = is_own(saved, self._plan)
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
-                saving.read(folder / FOLDERS[role], learner, done[role])
+                if is_same:
+                    saving.read(folder / FOLDERS[role], learner, done[role])
+                else:
+                    saving.take(saved_elsewhere(folder, role, saved, config), learner, done[role])
         if self._plan.moves_reference:
+            network = self._passes["ref"].network
             with self._memory["ref"].onloaded():
-                saving.read_shards(folder / FOLDERS["ref"], self._passes["ref"].network)
+                if is_same:
+                    saving.read_shards(folder / FOLDERS["ref"], network)
+                else:
+                    network.load(saved_elsewhere(folder, "ref", saved, config).value)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.elsewhere import MOMENTS, TORCH_FILE, Unsharded, saved_elsewhere
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.offload import NetworkMemory
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
-from agentrl.trainer.saved import FOLDERS, StateWriter
+from agentrl.trainer.saved import StateWriter, done_of
+from agentrl.trainer.summary import FOLDERS, SavedTrainer
 from agentrl.trainer.torch.forward import TorchNetwork
 from agentrl.trainer.torch.sharding import (
     ShardedRanks,
@@ -38,8 +40,6 @@ from agentrl.trainer.torch.sharding import (
 )
 from agentrl.types import ScoreRole, TrainBatch
 from agentrl.weights.checksum import checksum
-
-_STATE = "state.pt"
 
 
 class Optimizer:
@@ -103,12 +103,13 @@ class LearnerState(TypedDict):
     """A network that learns, as `torch.save` writes it.
 
     network: what learns of it, and its buffers. frozen: a checksum of the rest, which the directory has that
-    the network is loaded from; None = there is none.
+    the network is loaded from; None = there is none. parameters: of each optimizer, by name, in its order.
     """
 
     network: dict[str, Tensor]
     frozen: int | None
     optimizers: list[dict[str, object]]
+    parameters: list[list[str]]
 
 
 class Learner:
@@ -163,6 +164,7 @@ class Learner:
             "network": {name: t for name, t in model.state_dict().items() if name not in frozen},
             "frozen": self._frozen,
             "optimizers": [part.state_dict() for part in self._optimizer.parts],
+            "parameters": self._parameters,
         }
 
     def optimizer_tensors(self) -> Iterator[Tensor]:
@@ -184,6 +186,41 @@ class Learner:
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
             part.load_state_dict(optimizer_shards(saved, part))
         self.done = done
+
+    def take(self, saved: Unsharded, done: Done) -> None:
+        """Restore what Megatron's ranks have saved. done: as for `resume`.
+
+        Raises:
+            ModelLoadError: it is of another model.
+        """
+        names = self.network.model.state_dict().keys() - frozen_names(self.network.model)
+        optimizers = []
+        for part, listed in zip(self._optimizer.parts, self._parameters, strict=True):
+            state = {
+                number: {
+                    "step": torch.tensor(float(done.stepped)),
+                    **{kind: saved.moment(name, kind) for kind in MOMENTS},
+                }
+                for number, name in enumerate(listed if done.stepped else ())
+            }
+            optimizers.append({**part.state_dict(), "state": state})
+        self.resume(
+            {
+                "network": {name: saved.value(name) for name in names},
+                "frozen": self._frozen,
+                "optimizers": optimizers,
+                "parameters": self._parameters,
+            },
+            done,
+        )
+
+    @property
+    def _parameters(self) -> list[list[str]]:
+        names = {id(parameter): name for name, parameter in self.network.model.named_parameters()}
+        return [
+            [names[id(parameter)] for group in part.param_groups for parameter in group["params"]]
+            for part in self._optimizer.parts
+        ]
 
     @cached_property
     def _frozen(self) -> int | None:
@@ -280,14 +317,19 @@ class SavedNetworks:
                 copies[FOLDERS[role]] = copied(learner.state(), self._copy_of(role))
         if self._ref is not None:
             with self._memory["ref"].onloaded():
-                state: LearnerState = {"network": self._ref.state_dict(), "frozen": None, "optimizers": []}
+                state: LearnerState = {
+                    "network": self._ref.state_dict(),
+                    "frozen": None,
+                    "optimizers": [],
+                    "parameters": [],
+                }
                 copies[FOLDERS["ref"]] = copied(state, self._copy_of("ref"))
 
         def write() -> None:
             for name, state in copies.items():
                 (folder / name).mkdir()
                 try:
-                    torch.save(state, folder / name / _STATE)
+                    torch.save(state, folder / name / TORCH_FILE)
                 except RuntimeError as error:
                     # What torch makes of a disk that is full.
                     raise OSError(str(error)) from error
@@ -300,16 +342,29 @@ class SavedNetworks:
         """Whether the copies that `save` made are on disk, or why they cannot be written."""
         return self._writer.is_done()
 
-    def load(self, folder: Path, done: Mapping[ScoreRole, Done]) -> None:
-        """Restore what `save` has written. done: by each optimizer until then.
+    def load(self, folder: Path, saved: SavedTrainer, config: PreTrainedConfig) -> None:
+        """Restore what `save` has written, or Megatron's ranks. config: the policy's.
 
         Raises:
             ModelLoadError: a file is missing, damaged, or of another model.
         """
+        done = done_of(saved)
+        if not saved.is_of_torch:
+            self._take(folder, saved, config)
+            return
         for role, learner in self._learners.items():
             self._restore(folder, role, partial(learner.resume, done=done[role]))
         if (ref := self._ref) is not None:
             self._restore(folder, "ref", lambda state: load_weights(ref, state["network"]))
+
+    def _take(self, folder: Path, saved: SavedTrainer, config: PreTrainedConfig) -> None:
+        for role, learner in self._learners.items():
+            with self._memory[role].onloaded():
+                learner.take(saved_elsewhere(folder, role, saved, config), done_of(saved)[role])
+        if self._ref is not None:
+            with self._memory["ref"].onloaded():
+                network = saved_elsewhere(folder, "ref", saved, config)
+                load_weights(self._ref, {name: network.value(name) for name in self._ref.state_dict()})
 
     @property
     def _is_first(self) -> bool:
@@ -320,7 +375,7 @@ class SavedNetworks:
         return self._writer.copy_of(role) if self._is_first else only_gathered
 
     def _restore(self, folder: Path, role: ScoreRole, resume: Callable[[LearnerState], object]) -> None:
-        path = folder / FOLDERS[role] / _STATE
+        path = folder / FOLDERS[role] / TORCH_FILE
         try:
             with self._memory[role].onloaded():
                 # Of what all have, a rank reads its part alone.

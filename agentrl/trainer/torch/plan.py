@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agentrl.trainer.plan import Plan
+from agentrl.trainer.summary import MUON
 from agentrl.types import ScoreRole
 
 WORKER = "agentrl.trainer.torch.worker"
@@ -49,4 +50,4 @@ class TorchPlan(Plan):
     @property
     def layout_facts(self) -> Mapping[str, int]:
         """The optimizer: each has a state of its own for the weights."""
-        return {"muon": int(self.config.optimizer == "muon")}
+        return {MUON: int(self.config.optimizer == "muon")}

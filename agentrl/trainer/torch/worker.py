@@ -24,6 +24,7 @@ from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
+from agentrl.trainer.summary import SavedTrainer
 from agentrl.trainer.torch.compact import compact
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import TorchNetwork, check_scores, token_outputs
@@ -232,14 +233,14 @@ class TorchWorker(Recorder, DeviceStore):
         """Whether the copies that `save` made are on disk, or why they cannot be written."""
         return self._saved.is_written()
 
-    def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
+    def load(self, folder: Path, saved: SavedTrainer) -> None:
         """Restore what `save` has written.
 
         Raises:
             ModelLoadError: a file is missing, damaged, or of another model.
         """
-        self._saved.load(folder, done)
-        self._step = step
+        self._saved.load(folder, saved, self.model.config)
+        self._step = saved.steps
 
     def _tensors_of(self, manifest: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
         adapters = None if tuple(manifest) != self.adapters() else self._adapters

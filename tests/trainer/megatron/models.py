@@ -24,8 +24,9 @@ SIZES = {
     "max_position_embeddings": 128,
     "pad_token_id": None,
 }
+# The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**SIZES),
+    "llama": lambda: LlamaConfig(**{**SIZES, "pad_token_id": 26}),
     "llama, scaled": lambda: LlamaConfig(
         **SIZES,
         rope_parameters={
@@ -37,7 +38,7 @@ CONFIGS = {
             "original_max_position_embeddings": 8192,
         },
     ),
-    "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**{**SIZES, "pad_token_id": 76}, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES),
     "qwen3, tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "glm4": lambda: Glm4Config(**SIZES),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agentrl.errors import ConfigError, ModelLoadError
@@ -80,5 +79,6 @@ def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
     ],
 )
 def test_a_layout_that_does_not_come_out_even_is_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
-        MegatronConfig(**settings)
+    layout = MegatronConfig(**settings)
+    with pytest.raises(ValueError, match=message):
+        layout.check_ranks()

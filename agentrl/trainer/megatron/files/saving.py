@@ -12,6 +12,7 @@ part, since Megatron's own loading of them fails with torch's AdamW.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.errors import ModelLoadError
+from agentrl.trainer.elsewhere import Unsharded
+from agentrl.trainer.megatron.files.names import MAIN, file_of, rank_file, tensor_folder
 from agentrl.trainer.megatron.learner import MegatronLearner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
@@ -59,7 +62,7 @@ def copies(folder: Path, learner: MegatronLearner, copy: Callable[[Tensor], Tens
     if files or network.layout.shares_the_optimizer:
         named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
         copied = [(name, copy(tensor)) for name, tensor in named]
-        files.append(FileCopy(_path(folder, dist.get_rank()), copied))
+        files.append(FileCopy(rank_file(folder, dist.get_rank()), copied))
     return files
 
 
@@ -72,11 +75,29 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
     """
     network = learner.passes.network
     read_shards(folder, network)
-    path = _path(folder, _owner(network))
+    path = rank_file(folder, _owner(network))
     with open_tensors(path) as opened:
         for part in learner.optimizer.resume(done):
             for name, tensor in _named_tensors(part):
                 _fill(tensor, opened.get_tensor(name), path)
+
+
+@torch.no_grad()
+def take(saved: Unsharded, learner: MegatronLearner, done: Done) -> None:
+    """Restore parameters and optimizer from what another layout, or the torch trainer, has saved.
+
+    Raises:
+        ModelLoadError: a file is missing, cut short, or of another model.
+    """
+    network = learner.passes.network
+    network.load(saved.value)
+    placed_by_name = {placed.megatron: placed for placed in network.shape.rules()}
+    for part in learner.optimizer.resume(done):
+        placed = placed_by_name[part.name]
+        if part.is_copy:
+            _take(part.main, part, network.shard_of(placed, saved.value))
+        for kind, moment in part.moments.items():
+            _take(moment, part, network.shard_of(placed, partial(saved.moment, kind=kind)))
 
 
 @torch.no_grad()
@@ -85,8 +106,8 @@ def shard_copies(folder: Path, network: Network, copy: Callable[[Tensor], Tensor
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
         return []
     return [
-        FileCopy(_rank_folder(folder) / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
-        for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0]))
+        FileCopy(_own_folder(folder) / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
+        for name, group in groupby(_shards(network), lambda shard: file_of(shard[0]))
     ]
 
 
@@ -97,23 +118,16 @@ def read_shards(folder: Path, network: Network) -> None:
     Raises:
         ModelLoadError: a file is missing, cut short, or of another model.
     """
-    for name, group in groupby(network.pieces(), lambda piece: _file_of(piece.placed)):
-        path = _rank_folder(folder) / name
+    for name, group in groupby(network.pieces(), lambda piece: file_of(piece.placed)):
+        path = _own_folder(folder) / name
         with open_tensors(path) as opened:
             for placed, parameter in group:
                 _fill(parameter, opened.get_tensor(placed.megatron), path)
 
 
-def _rank_folder(folder: Path) -> Path:
+def _own_folder(folder: Path) -> Path:
     """The folder of this tensor rank's shards."""
-    return folder / f"tensor-{parallel_state.get_tensor_model_parallel_rank()}"
-
-
-def _file_of(placed: Placed) -> str:
-    if placed.layer is not None:
-        return f"layer-{placed.layer:05d}.safetensors"
-    kind = "embedding" if placed.rule.megatron.startswith("embedding.") else "head"
-    return f"{kind}.safetensors"
+    return tensor_folder(folder, parallel_state.get_tensor_model_parallel_rank())
 
 
 def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
@@ -126,7 +140,7 @@ def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
 
 def _named_tensors(part: StatePart) -> Iterator[tuple[str, Tensor]]:
     if part.is_copy:
-        yield f"{part.name}.main", part.main
+        yield f"{part.name}.{MAIN}", part.main
     for name, moment in part.moments.items():
         yield f"{part.name}.{name}", moment
 
@@ -139,8 +153,8 @@ def _owner(network: Network) -> int:
     return dist.get_process_group_ranks(group)[0]
 
 
-def _path(folder: Path, rank: int) -> Path:
-    return folder / "optimizer" / f"rank-{rank:05d}.safetensors"
+def _take(tensor: Tensor, part: StatePart, shard: Tensor) -> None:
+    tensor.copy_(shard.reshape(-1)[part.start : part.start + len(tensor)])
 
 
 def _fill(tensor: Tensor, saved: Tensor, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -70,17 +71,21 @@ class Network:
     @torch.no_grad()
     def load(self, read: Read) -> None:
         """Fill the parameters from a checkpoint, one after the other, each cast to its dtype."""
-        ranks = self.layout.tensor_model_parallel_size
-        dims, rank = self.shape.dims(ranks), parallel_state.get_tensor_model_parallel_rank()
         for placed, parameter in self.pieces():
-            unsharded = placed.rule.join([read(name) for name in placed.hf], dims)
-            shard = placed.rule.cut(unsharded, ranks)[rank]
+            shard = self.shard_of(placed, read)
             if shard.shape != parameter.shape:
                 raise ValueError(
                     f"{placed.megatron} is {tuple(parameter.shape)} here, the checkpoint gives "
                     f"{tuple(shard.shape)}"
                 )
             parameter.copy_(shard)
+
+    def shard_of(self, placed: Placed, read: Read) -> Tensor:
+        """This tensor rank's shard of a parameter, from a checkpoint's tensors."""
+        ranks = self.layout.tensor_model_parallel_size
+        unsharded = placed.rule.join([read(name) for name in placed.hf], self.shape.dims(ranks))
+        rank: int = parallel_state.get_tensor_model_parallel_rank()
+        return placed.rule.cut(unsharded, ranks)[rank]
 
     @property
     def head(self) -> OutputHead:
@@ -118,6 +123,10 @@ class Network:
             vp_stage=number,
             **self.shape.rotary,
         )
+        if first and self.shape.pad is not None:
+            ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
+            embed = partial(_without_pad, stage.embedding.forward, pad=self.shape.pad, ranks=ranks)
+            stage.embedding.forward = embed
         if last and self.shape.critic:
             stage.output_layer = _ValueHead(self.config)
         if last:
@@ -183,6 +192,20 @@ def _global(name: str, first_layer: int) -> str:
         return name
     number, _, rest = rest.partition(".")
     return f"decoder.layers.{int(number) + first_layer}.{rest}"
+
+
+def _without_pad(
+    embed: Callable[..., Tensor], input_ids: Tensor, position_ids: Tensor, *, pad: int, ranks: int
+) -> Tensor:
+    """The embeddings [tokens, rows, width] of [rows, tokens]; those of `pad` have no gradient, as in torch.
+
+    ranks: the tensor ranks that shard the tokens.
+    """
+    embedded = embed(input_ids=input_ids, position_ids=position_ids)
+    is_pad = (input_ids == pad).transpose(0, 1)
+    if ranks > 1:
+        is_pad = is_pad.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
+    return torch.where(is_pad[..., None], embedded.detach(), embedded)
 
 
 def _identity(hidden: Tensor, **_: object) -> tuple[Tensor, None]:

@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
     rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
-    one output in place of the vocabulary.
+    one output in place of the vocabulary. pad: the token whose embedding does not learn, see `pad_of`.
     """
 
     family: Family
@@ -43,6 +43,7 @@ class Shape(NamedTuple):
     max_length: int
     tied: bool
     critic: bool = False
+    pad: int | None = None
 
     @property
     def of_a_critic(self) -> Shape:
@@ -91,7 +92,18 @@ def shape_of(config: PretrainedConfig) -> Shape:
         vocab=int(fields["vocab_size"]),
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
+        pad=pad_of(fields),
     )
+
+
+def pad_of(fields: Mapping[str, JSON]) -> int | None:
+    """The token that has no gradient as an input, as in torch (`padding_idx` of its embedding).
+
+    A new model's row of it is 0, and where a policy samples it, the norm over that row has a gradient that
+    is larger than all others together. None = there is no such token.
+    """
+    pad = fields.get("pad_token_id")
+    return None if not isinstance(pad, int) else pad % int(str(fields["vocab_size"]))
 
 
 def check_layout(shape: Shape, layout: MegatronConfig) -> None:

@@ -1,0 +1,46 @@
+"""The summary of a trainer's saved state: trainer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from agentrl.config import Section
+from agentrl.types import ScoreRole
+
+FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic", "ref": "reference"}
+"""The folder of each network that changes."""
+
+MUON = "muon"
+"""The one fact of torch's files: which optimizer it is."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class SavedDone(Section):
+    """An optimizer's steps."""
+
+    steps: int
+    """Steps (count)."""
+    skipped: int
+    """Those that changed no weights (count)."""
+
+
+class SavedTrainer(Section):
+    """The contents of trainer.json."""
+
+    format: Literal[1] = 1
+    """The version of this directory's format."""
+    dtype: Dtype
+    """The dtype of the weights."""
+    layout: dict[str, int]
+    """The settings that the files depend on, by name."""
+    steps: int
+    """Updates that the trainer made (count)."""
+    done: dict[str, SavedDone]
+    """The steps of each network's optimizer."""
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether the torch trainer has saved it; else Megatron."""
+        return MUON in self.layout
