@@ -159,17 +159,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _replicas_come_out_even(self) -> RunConfig:
         ranks, size = self.layout.world_size, self.trainer.fsdp_size
-        if self.trainer.trainer == "torch" and ranks > 1 and size is not None and ranks % size:
+        if self.trainer.trainer == "megatron":
+            self.layout.check_ranks()
+        elif ranks > 1 and size is not None and ranks % size:
             raise ValueError(
                 f"actor_num_nodes x actor_num_gpus_per_node = {ranks} must be a multiple of fsdp_size = "
                 f"{size}; change one of them."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_come_out_even(self) -> RunConfig:
-        if self.trainer.trainer == "megatron":
-            self.layout.check_ranks()
         return self
 
     @model_validator(mode="after")

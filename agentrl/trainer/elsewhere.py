@@ -19,7 +19,7 @@ from agentrl.trainer.megatron.files.names import MAIN, file_of, rank_file, tenso
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
-from agentrl.trainer.summary import FOLDERS, SavedTrainer
+from agentrl.trainer.summary import FOLDERS, RankLayout, SavedTrainer
 from agentrl.types import ScoreRole
 from agentrl.weights.hf.opening import open_tensors, specs_in
 from agentrl.weights.hf.tensors import tensor_shapes
@@ -65,7 +65,7 @@ def saved_elsewhere(
     place = folder / FOLDERS[role]
     if saved.is_of_torch:
         return _TorchFile(place / TORCH_FILE)
-    return _RankFiles(place, shape, shapes, saved.layout)
+    return _RankFiles(place, shape, shapes, RankLayout(**saved.layout))
 
 
 class _TorchFile:
@@ -113,12 +113,12 @@ class _RankFiles:
         folder: Path,
         shape: Shape,
         shapes: Mapping[str, Sequence[int]],
-        layout: Mapping[str, int],
+        layout: RankLayout,
     ) -> None:
         self._folder, self._shape, self._shapes = folder, shape, shapes
-        self._tensor_ranks = layout["tensor_model_parallel_size"]
-        self._replicas = layout["data_parallel_size"] * layout["context_parallel_size"]
-        self._num_ranks = self._tensor_ranks * self._replicas * layout["pipeline_model_parallel_size"]
+        self._tensor_ranks = layout.tensor_model_parallel_size
+        self._replicas = layout.data_parallel_size * layout.context_parallel_size
+        self._num_ranks = self._tensor_ranks * self._replicas * layout.pipeline_model_parallel_size
         self._placed = {name: placed for placed in shape.rules() for name in placed.hf}
         # Queries, keys and values are one parameter: it is put together once.
         self._tensors = lru_cache(2)(self._unsharded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentrl.config import Section
 from agentrl.types import ScoreRole
@@ -15,6 +15,17 @@ MUON = "muon"
 """The one fact of torch's files: which optimizer it is."""
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+class RankLayout(NamedTuple):
+    """What the files of Megatron's ranks depend on: sizes (count), and whether ranks share an optimizer."""
+
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    num_virtual_stages_per_pipeline_rank: int
+    context_parallel_size: int
+    data_parallel_size: int
+    shares_the_optimizer: int
 
 
 class SavedDone(Section):

@@ -8,17 +8,9 @@ from typing import ClassVar
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Plan
+from agentrl.trainer.summary import RankLayout
 
 WORKER = "agentrl.trainer.megatron.worker"
-
-_LAYOUT = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "num_virtual_stages_per_pipeline_rank",
-    "context_parallel_size",
-    "data_parallel_size",
-    "shares_the_optimizer",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,4 +33,4 @@ class MegatronPlan(Plan):
     @property
     def layout_facts(self) -> Mapping[str, int]:
         """The settings that the files of a saved state depend on."""
-        return {name: int(getattr(self.layout, name)) for name in _LAYOUT}
+        return {name: int(getattr(self.layout, name)) for name in RankLayout._fields}

@@ -74,6 +74,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     family = family_of(config.model_type)
     fields = config.to_dict()
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
+    vocab = int(fields["vocab_size"])
     _check_supported(config.model_type, fields)
     return Shape(
         family=family,
@@ -89,21 +90,20 @@ def shape_of(config: PretrainedConfig) -> Shape:
             **family.settings,
         },
         rotary=_rotary(config.model_type, fields["rope_parameters"]),
-        vocab=int(fields["vocab_size"]),
+        vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
-        pad=pad_of(fields),
+        pad=pad_of(fields.get("pad_token_id"), vocab),
     )
 
 
-def pad_of(fields: Mapping[str, JSON]) -> int | None:
+def pad_of(pad: JSON, vocab: int) -> int | None:
     """The token that has no gradient as an input, as in torch (`padding_idx` of its embedding).
 
     A new model's row of it is 0, and where a policy samples it, the norm over that row has a gradient that
     is larger than all others together. None = there is no such token.
     """
-    pad = fields.get("pad_token_id")
-    return None if not isinstance(pad, int) else pad % int(str(fields["vocab_size"]))
+    return pad % vocab if isinstance(pad, int) else None
 
 
 def check_layout(shape: Shape, layout: MegatronConfig) -> None:
