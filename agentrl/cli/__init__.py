@@ -55,6 +55,10 @@ cli.offer(
         "rescore": Offer(
             "agentrl.cli.rescore:rescore_command", "Score saved episodes by other rewards, and compare."
         ),
+        "convert": Offer(
+            "agentrl.cli.convert:convert_command",
+            "Turn adapters, GGUF files and checkpoints of Megatron into model directories, and back.",
+        ),
         "data": Offer("agentrl.cli.data:data", "Check and count files of prompts."),
         "envs": Offer(
             "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
@@ -63,12 +67,7 @@ cli.offer(
             "agentrl.cli.fit:fit_command",
             "Tell what of a model fits on GPUs: memory by part, and the longest row.",
         ),
-        "from-gguf": Offer(
-            "agentrl.cli.from_gguf:from_gguf_command",
-            "Turn a GGUF file, such as llama.cpp runs, into a Hugging Face model directory.",
-        ),
         "graders": Offer("agentrl.cli.graders:graders", "The graders that a run can name."),
-        "merge": Offer("agentrl.cli.merge:merge_command", "Add low-rank adapters to their base model."),
         "plot": Offer("agentrl.cli.plot:plot_command", "Draw the curves of runs."),
         "recipes": Offer(
             "agentrl.cli.recipes:recipes",

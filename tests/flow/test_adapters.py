@@ -73,7 +73,7 @@ def first(warm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def merged(first):
     """The whole model of these."""
-    main(["merge", str(first), str(first.with_name("merged"))])
+    main(["convert", str(first), str(first.with_name("merged"))])
     return first.with_name("merged")
 
 

@@ -111,7 +111,7 @@ def base_folder(directory: Path) -> Path:
     if (base / ADAPTER_CONFIG).exists():
         raise ModelLoadError(
             f"{directory} holds adapters of {base}, which holds adapters, too; merge those into their model "
-            f"(`agentrl merge {base} OUT`), and write OUT to {named}."
+            f"(`agentrl convert {base} OUT`), and write OUT to {named}."
         )
     return base
 

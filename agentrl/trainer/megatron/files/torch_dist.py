@@ -1,0 +1,154 @@
+"""Hugging Face directories and Megatron's distributed checkpoints, one as the other, bit for bit.
+
+A layer's tensors stand under one key for all layers, whose first axis is the layer's number, and a norm under
+the matrix after it, whether the layers are TransformerEngine's or Megatron's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.errors import ModelLoadError
+from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
+from agentrl.trainer.megatron.model.families import Placed
+from agentrl.trainer.megatron.model.rules import Run
+from agentrl.trainer.megatron.model.shape import shape_of
+from agentrl.types.seams import TensorSpec
+from agentrl.weights.codec import bytes_of
+from agentrl.weights.hf.export import write_tensors
+from agentrl.weights.hf.tensors import TensorFiles, tensor_shapes
+from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
+
+_NORMS: Mapping[str, str] = {
+    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
+    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+}
+_LAYERS = "decoder.layers."
+_MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+
+
+class MegatronTensors:
+    """A distributed checkpoint by Hugging Face names. like: a directory with the model's config.json.
+
+    Raises:
+        ModelLoadError: it is no such checkpoint, or of a model that has no table.
+    """
+
+    def __init__(self, folder: Path, like: Path) -> None:
+        config = config_of(like)
+        self.opened = TorchDist.open(folder)
+        self._shape, self._shapes = shape_of(config), tensor_shapes(config)
+        self._placed = {name: placed for placed in self._shape.rules() for name in placed.hf}
+
+    @property
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """All tensors, in the order of the layers.
+
+        Raises:
+            ModelLoadError: one is missing.
+        """
+        return tuple(
+            TensorSpec(name, self._shapes[name], self.opened.specs[self._key(placed)[0]].dtype)
+            for name, placed in self._placed.items()
+        )
+
+    def read(self, name: str) -> Tensor:
+        """A tensor.
+
+        Raises:
+            ModelLoadError: it is missing, or of another shape.
+        """
+        placed = self._placed[name]
+        parameter = self.opened.read(*self._key(placed))
+        tensors = [torch.empty(self._shapes[each], dtype=parameter.dtype) for each in placed.hf]
+        try:
+            placed.rule.unshard(parameter, Run(0, 1), tensors, self._shape.dims(1))
+        except (RuntimeError, ValueError) as error:
+            raise ModelLoadError(
+                f"{self.opened.folder} holds {placed.megatron} as {list(parameter.shape)}, which is not that "
+                "of the config.json; name the directory of the same model."
+            ) from error
+        return tensors[placed.hf.index(name)]
+
+    def _key(self, placed: Placed) -> tuple[str, int | None]:
+        """The key of a parameter, and its row there."""
+        if placed.layer is None:
+            keys: list[tuple[str, int | None]] = [(placed.rule.megatron, None)]
+        else:
+            name = _stored_name(placed)
+            # Where layers differ, each has keys of its own.
+            keys = [(f"{_LAYERS}{name}", placed.layer), (f"{_LAYERS}{placed.layer}.{name}", None)]
+        found = next((key for key in keys if key[0] in self.opened.specs), None)
+        if found is None:
+            raise ModelLoadError(f"{self.opened.folder} lacks {placed.megatron}; is it of another model?")
+        return found
+
+
+def to_hugging_face(folder: Path, like: Path, target: Path) -> int:
+    """Write a distributed checkpoint as a Hugging Face directory, and compare what was written.
+
+    like: a directory with config, tokenizer and all else. Returns the number of tensors.
+
+    Raises:
+        ModelLoadError: see `MegatronTensors`; or what was written is not what was read.
+        OSError: the disk did not take it.
+    """
+    source = MegatronTensors(folder, like)
+    manifest = source.manifest
+    pieces = ((spec, bytes_of(source.read(spec.name))) for spec in manifest)
+    write_tensors(target, pieces, manifest=manifest, like=like)
+    with TensorFiles(target) as written:
+        _compare(target, ((spec.name, source.read(spec.name), written.read(spec.name)) for spec in manifest))
+    return len(manifest)
+
+
+def to_torch_dist(directory: Path, target: Path) -> int:
+    """Write a Hugging Face directory as a distributed checkpoint, and compare what was written.
+
+    Returns the number of tensors.
+
+    Raises:
+        ModelLoadError: the directory holds no model that Megatron trains; or what was written is not what was
+            read.
+        OSError: the disk did not take it.
+    """
+    with CheckpointReader(directory) as source:
+        layers = 1 + max(placed.layer or 0 for placed in source.shape.rules())
+        empty = (f"{_LAYERS}{m}._extra_state/shard_{n}_{layers}" for m in _MATRICES for n in range(layers))
+        write_torch_dist(target, _pieces(source, layers), empty)
+        written = MegatronTensors(target, directory)
+        names = [spec.name for spec in written.manifest]
+        _compare(target, ((name, source.read(name), written.read(name)) for name in names))
+    return len(names)
+
+
+def _pieces(source: CheckpointReader, layers: int) -> Iterator[Chunk]:
+    dims = source.shape.dims(1)
+    for placed in source.shape.rules():
+        parameter = placed.rule.join([source.read(name) for name in placed.hf], dims)
+        zeros = (0,) * parameter.dim()
+        if placed.layer is None:
+            yield Chunk(placed.rule.megatron, tuple(parameter.shape), zeros, parameter)
+            continue
+        key, shape = f"{_LAYERS}{_stored_name(placed)}", (layers, *parameter.shape)
+        yield Chunk(key, shape, (placed.layer, *zeros), parameter[None])
+
+
+def _stored_name(placed: Placed) -> str:
+    return _NORMS.get(placed.rule.megatron, placed.rule.megatron)
+
+
+def _compare(target: Path, triples: Iterator[tuple[str, Tensor, Tensor]]) -> None:
+    for name, read, written in triples:
+        if read.dtype != written.dtype or not np.array_equal(_bits(read), _bits(written)):
+            raise ModelLoadError(f"{target} holds other bits of {name} than its source; try another disk.")
+
+
+def _bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    return bytes_of(tensor.contiguous())
