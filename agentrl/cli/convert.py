@@ -42,8 +42,8 @@ def convert_command(source: Path, target: Path, like: Path | None) -> None:
     require("converting a model", *TRAINING)
     if not source.exists():
         raise ConfigError(
-            f"there is no {source}; name a folder of adapters, a model directory, a checkpoint of Megatron or a "
-            "GGUF file."
+            f"there is no {source}; name a folder of adapters, a model directory, a checkpoint of Megatron "
+            "or a GGUF file."
         )
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; name a new folder, or remove it.")
