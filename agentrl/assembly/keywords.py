@@ -112,6 +112,9 @@ class TrainSettings(TypedDict, total=False):
     async_buffer_size: int | None
     update_weights_interval: int
     partial_rollout: bool | None
+    data_buffer_size: int
+    data_buffer_groups: int
+    data_buffer_filter_path: Function | None
     max_idle_rollouts: int | None
     num_rollout_workers: int
     replay: Name | None

@@ -34,7 +34,8 @@ F = TypeVar("F")
 class Filters(NamedTuple):
     """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts.
 
-    privileged: what a teacher reads besides the prompts. post_process: changes the scores of a batch.
+    privileged: what a teacher reads besides the prompts. post_process: changes the scores of a batch. reused:
+    of the data buffer.
     """
 
     drops: GroupFilter | None = None
@@ -42,6 +43,7 @@ class Filters(NamedTuple):
     removed: RolloutFilter | None = None
     privileged: PrivilegedContext | None = None
     post_process: RewardPostProcess | None = None
+    reused: BufferFilter | None = None
 
 
 def build_filters(config: RolloutConfig) -> Filters:
@@ -56,6 +58,7 @@ def build_filters(config: RolloutConfig) -> Filters:
         _filter_at(config.rollout_sample_filter_path, check_rollout_filter),
         _filter_at(config.privileged_context_path, check_privileged_context, "privileged context"),
         _filter_at(config.custom_reward_post_process_path, check_post_process, "reward post-processing"),
+        _filter_at(config.data_buffer_filter_path, check_buffer_filter),
     )
 
 

@@ -156,6 +156,15 @@ class StalenessSection(Section):
     flight. Left out, on above max_staleness 0; at 0 it lets the groups that are left of an over-sampled batch
     go on into the next one."""
 
+    data_buffer_size: Annotated[int, Field(ge=0)] = 0
+    """Groups of earlier batches that are kept to be trained on once more (count; 0 = none)."""
+    data_buffer_groups: Annotated[int, Field(ge=0)] = 0
+    """Groups of the data buffer that each batch trains on beside its own, off-policy (count); they leave the
+    buffer."""
+    data_buffer_filter_path: ImportPath | None = None
+    """Function that chooses them (package.module:name), such as agentrl.algorithms.filters:highest_std; left
+    out, the oldest."""
+
     @property
     def is_async(self) -> bool:
         """Whether groups are in flight while others are trained."""
@@ -168,6 +177,8 @@ class StalenessSection(Section):
             return f"max_staleness = {self.max_staleness}"
         if self.update_weights_interval > 1:
             return f"update_weights_interval = {self.update_weights_interval}"
+        if self.data_buffer_groups:
+            return f"data_buffer_groups = {self.data_buffer_groups}"
         return "partial_rollout" if self.is_async else ""
 
     @property
@@ -213,6 +224,9 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
         unused = {}
         if self.max_staleness == 0 and self.over_sampling_batch_size is None:
             unused["partial_rollout"] = "without max_staleness or over_sampling_batch_size; add one"
+        if not self.data_buffer_groups:
+            why = "without data_buffer_groups; set it"
+            unused |= dict.fromkeys(("data_buffer_size", "data_buffer_filter_path"), why)
         if not self.is_async:
             why = "without max_staleness above 0; raise it"
             unused |= dict.fromkeys(("staleness_policy", "staleness_window", "async_buffer_size"), why)
@@ -264,7 +278,8 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
         is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
         split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
         functions = ("rollout_sample_filter_path", "custom_reward_post_process_path")
-        of_training = ("max_idle_rollouts", "update_weights_interval")
+        buffer = ("data_buffer_size", "data_buffer_groups", "data_buffer_filter_path")
+        of_training = ("max_idle_rollouts", "update_weights_interval", *buffer)
         return dict.fromkeys((*split, *functions, *of_training), PLAYS_ONLY)
 
     @model_validator(mode="after")
@@ -273,6 +288,15 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
             raise ValueError(
                 "replay trains without playing, and debug_rollout_only plays without training; drop one of "
                 "them."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_buffer_holds_what_is_taken(self) -> Self:
+        if self.data_buffer_size < self.data_buffer_groups:
+            raise ValueError(
+                f"data_buffer_size ({self.data_buffer_size}) must be at least data_buffer_groups "
+                f"({self.data_buffer_groups}), the groups that a batch takes of it; raise it."
             )
         return self
 

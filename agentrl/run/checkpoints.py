@@ -90,6 +90,8 @@ class RunState(Section):
     """The duration of each stage, over all attempts."""
     idle_rollouts: int = 0
     """The iterations in a row up to now that trained on nothing (count)."""
+    data_buffer: tuple[tuple[int, str], ...] = ()
+    """Groups that are kept to be trained on once more, each by its step and its id; the journal has them."""
     controls: dict[str, float] = Field(default_factory=dict)
     """Coefficients and baselines that the algorithm adapts, by name."""
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from agentrl.algorithms.filters import ZERO_STD, has_signal
-from agentrl.records import Entry, Outcome
+from agentrl.errors import ConfigError
+from agentrl.records import Entry, Outcome, read_journal
+from agentrl.records.history import JOURNAL
+from agentrl.records.journal import SUFFIX
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Episode, Group, RolloutId
@@ -74,6 +78,20 @@ def outcomes_of(entries: Iterable[Entry]) -> list[GroupOutcome]:
             raise ValueError(f"the run stopped before episode {entry.episode.id} was in a complete step")
         groups.setdefault(match["group"], []).append(entry)
     return [_group_outcome(id, group) for id, group in groups.items()]
+
+
+def groups_of_step(folder: Path, step: int) -> list[Group]:
+    """The complete groups of a step, from the journal in the folder of a run.
+
+    Raises:
+        ConfigError: its file is missing or damaged.
+    """
+    path = folder / JOURNAL / f"step_{step:06d}{SUFFIX}"
+    try:
+        outcomes = outcomes_of(read_journal(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; restore that file.") from None
+    return [outcome.group for outcome in outcomes if outcome.group is not None]
 
 
 def ordinal_of(episode_id: str) -> int | None:

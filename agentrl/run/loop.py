@@ -26,6 +26,7 @@ from agentrl.rollout.group import LEFT_OUT, GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
 from agentrl.run.credit import NO_CREDIT, Credited, Crediting
+from agentrl.run.data_buffer import DataBuffer, Kept, data_buffer_metrics
 from agentrl.run.metrics import mean_score, rollout_metrics, staleness_metrics
 from agentrl.runtime.activity import TAKE, working
 from agentrl.runtime.stage import stage
@@ -91,7 +92,7 @@ class Loop:
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
     of engine and trainer, where they share devices. moving: the reference; None = it does not move.
-    critic_only: only the critic learns.
+    critic_only: only the critic learns. data_buffer: groups of earlier batches; None = none are kept.
     """
 
     producer: Rollouts
@@ -111,6 +112,7 @@ class Loop:
     colocation: Colocation = field(default_factory=Colocation)
     moving: MovingReference | None = None
     critic_only: bool = False
+    data_buffer: DataBuffer | None = None
 
     @property
     def version(self) -> int:
@@ -137,7 +139,8 @@ class Loop:
 class IterationTraining:
     """The training of the batch of one iteration, and what is known of it afterwards.
 
-    groups: complete ones. removed: see `Iteration`. staleness: metrics, before the updates of the batch.
+    groups: complete ones, and those of the data buffer, `reused`. removed: see `Iteration`.
+    staleness: metrics, before the updates of the batch.
     reports: of the optimizer steps that were not left out. unprocessed: the outcomes with the scores before
     `post_process`; None = it was not called.
     """
@@ -149,6 +152,7 @@ class IterationTraining:
     staleness: dict[str, float] = field(default_factory=dict)
     reports: Sequence[StepReport] = ()
     unprocessed: Sequence[GroupOutcome] | None = None
+    reused: Sequence[Kept] = ()
     batch: RolloutBatch = field(init=False)
     credited: Credited = NO_CREDIT
 
@@ -160,10 +164,12 @@ class IterationTraining:
     async def receive(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Account for the batch, and check it."""
         self.outcomes = self.loop.in_progress.outcomes = outcomes
-        await self._check([outcome.kept for outcome in outcomes if outcome.kept is not None])
+        if self.loop.data_buffer is not None:
+            self.reused = await self.loop.data_buffer.take()
+        await self._check([*self.played, *(kept.group for kept in self.reused)])
         # Of a batch that was played beside the training of others; before its own updates.
         if self.loop.algorithm.max_staleness is not None:
-            self.staleness = staleness_metrics(self.groups, version=self.loop.producer.version)
+            self.staleness = staleness_metrics(self.played, version=self.loop.producer.version)
 
     async def choose(self, groups: Sequence[Group]) -> None:
         """Train on these groups in place of all that were received: fewer, others, or with other verdicts."""
@@ -184,7 +190,9 @@ class IterationTraining:
         """The credit, as far as it is known before the first update, of the scores that count."""
         if self.loop.post_process is not None:
             self.unprocessed = self.outcomes
-            await self.choose(await self._post_processed(self.loop.post_process))
+            # Those of the data buffer have been processed before.
+            processed = await self._post_processed(self.loop.post_process)
+            await self.choose([*processed, *(kept.group for kept in self.reused)])
         self.credited = await self._crediting.before(self.batch)
 
     async def update(self) -> None:
@@ -210,12 +218,17 @@ class IterationTraining:
 
     def iteration(self, times: Times, published: PublishReport | None) -> Iteration:
         """The iteration, which has ended: nothing of it is in progress any more."""
-        loop, reports, groups = self.loop, self.reports, self.groups
-        in_progress, removed = loop.in_progress, loop.in_progress.removed
+        loop, reports, groups = self.loop, self.reports, self.played
+        in_progress = loop.in_progress
+        ids = {verdict.rollout_id for group in groups for verdict in group.verdicts}
+        removed = {id: reason for id, reason in in_progress.removed.items() if id in ids}
         trained = [group for group in groups if group.id in in_progress.trained]
         dropped = [group for group in groups if group.id not in in_progress.trained]
         metrics = rollout_metrics(self.unprocessed or self.outcomes, removed)
         metrics |= self.staleness | self.report_metrics
+        if loop.data_buffer is not None:
+            loop.data_buffer.add(self.step + 1, trained)
+            metrics |= data_buffer_metrics(self.reused, loop.data_buffer, step=self.step + 1)
         if self.unprocessed is not None:
             metrics["rollout/rewards"] = mean_score(self.outcomes)
         phases = _phases(times)
@@ -236,6 +249,11 @@ class IterationTraining:
             *(self.step, self.outcomes, trained, dropped, metrics, warnings, phases, removed),
             advantages=self.credited.advantages,
         )
+
+    @property
+    def played(self) -> list[Group]:
+        """The groups that were played for this batch."""
+        return [outcome.kept for outcome in self.outcomes if outcome.kept is not None]
 
     @property
     def report_metrics(self) -> dict[str, float]:
@@ -283,7 +301,7 @@ class IterationTraining:
     async def _post_processed(self, function: RewardPostProcess) -> Sequence[Group]:
         try:
             async with stage("reward", None):
-                return post_processed(function, self.groups)
+                return post_processed(function, self.played)
         except StageError as error:
             raise UserError(f"the reward post-processing failed ({error.detail}); mend it.") from error
 
@@ -306,6 +324,7 @@ class PlayLoop:
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
     colocation: Colocation = field(default_factory=Colocation)
+    data_buffer: DataBuffer | None = None
 
     @property
     def version(self) -> int:

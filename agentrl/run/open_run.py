@@ -50,9 +50,10 @@ class _OpenIteration:
         """
         if self._is_updated:
             raise UserError("the batch was trained on: `credit` comes before `update`.")
-        known = {outcome.kept.id for outcome in self._training.outcomes if outcome.kept is not None}
+        training = self._training
+        known = {group.id for group in (*training.played, *(kept.group for kept in training.reused))}
         others = [group.id for group in groups if group.id not in known]
-        if others and self._training.loop.algorithm.max_staleness is None:
+        if others and training.loop.algorithm.max_staleness is None:
             raise UserError(
                 f"group {others[0]} is not of this batch, and tokens of older weights leave a bias in the "
                 "gradient; set max_staleness, and a correction."

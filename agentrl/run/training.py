@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.laws import TokenLaws
@@ -21,8 +22,10 @@ from agentrl.rollout.player import Player
 from agentrl.rollout.players.players import Players
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
+from agentrl.run.data_buffer import DataBuffer
 from agentrl.run.evaluations import Evaluations
 from agentrl.run.iterations import RL, ROLLOUT, Iterations
+from agentrl.run.journal_entries import groups_of_step
 from agentrl.run.loop import Loop, PlayLoop
 from agentrl.run.parts import (
     Progress,
@@ -182,7 +185,11 @@ class TrainingRun:
             overlaps=config.rollout.is_async,
             colocation=colocation,
             moving=moving_reference(config.algorithm),
+            data_buffer=DataBuffer.of(config.rollout, self.filters.reused),
         )
+        if origin is not None and loop.data_buffer is not None:
+            groups_of = partial(groups_of_step, self.records.folder.path)
+            await asyncio.to_thread(loop.data_buffer.restore, origin.state.data_buffer, groups_of)
         recorder = StepRecorder(config.observe, trainer, self.records.folder.path, self.records.console.line)
         async with self._iterations(loop, recorder, prompts) as iterations:
             yield iterations

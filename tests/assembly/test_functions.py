@@ -83,9 +83,19 @@ def chosen_by(path):
     return build_filters(rollout)
 
 
+def reused_by(path):
+    buffer = {
+        "data_buffer_groups": 2,
+        "data_buffer_size": 2,
+        "data_buffer_filter_path": f"my_functions:{path}",
+    }
+    return build_filters(RolloutConfig(**buffer))
+
+
 FILTERS = {
     "dynamic_sampling_filter_path": lambda path: filters_of(dynamic_sampling_filter_path=path),
     "buffer_filter_path": chosen_by,
+    "data_buffer_filter_path": reused_by,
     "rollout_sample_filter_path": lambda path: filters_of(rollout_sample_filter_path=path),
     "custom_reward_post_process_path": lambda path: filters_of(custom_reward_post_process_path=path),
 }
@@ -100,7 +110,8 @@ def test_every_filter_is_imported_once_and_tried_out():
     assert filters.choose is None
     assert my_functions.calls
     assert chosen_by("first").choose is my_functions.first
-    assert filters_of() == (None, None, None, None, None)
+    assert reused_by("first").reused is my_functions.first
+    assert set(filters_of()) == {None}
 
 
 @pytest.mark.parametrize("setting", FILTERS)

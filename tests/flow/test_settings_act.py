@@ -48,6 +48,9 @@ LATE = {"max_staleness": 1}
 SINGLE = {"env": "SingleTurn-v0", "rollout_max_context_len": 96, **FILE}
 
 
+BUFFER = {"data_buffer_groups": 1, "data_buffer_size": 4, "correction": "tis", "num_rollout": 3}
+
+
 class Change(NamedTuple):
     """Another value of a setting, and what has to be set for it to act."""
 
@@ -134,6 +137,10 @@ CHANGES = {
     ),
     "max_staleness": Change(1, {"correction": "tis"}),
     "update_weights_interval": Change(2, {"correction": "tis"}),
+    "data_buffer_groups": Change(2, {**BUFFER, "data_buffer_size": 2}),
+    "data_buffer_size": Change(1, BUFFER),
+    # A choice that is refused: tests/flow/test_data_buffer.py shows one that acts.
+    "data_buffer_filter_path": Change("tests.flow.worlds:drop_all", BUFFER),
     "replay": Change("nowhere"),
     "debug_rollout_only": Change(True),
     "max_idle_rollouts": Change(1, {"env": "tests.flow.worlds:Bandit"}),
