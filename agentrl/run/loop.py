@@ -33,6 +33,7 @@ from agentrl.runtime.stage import stage
 from agentrl.trainer.recording import Phase
 from agentrl.types import FloatArray, Group, RolloutId
 from agentrl.types.seams import PublishReport, StepReport, Trainer, WeightSink
+from agentrl.weights.hf.source import Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Loop:
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
     of engine and trainer, where they share devices. moving: the reference; None = it does not move.
     critic_only: only the critic learns. data_buffer: groups of earlier batches; None = none are kept.
+    operations: of the policy; None = they are not counted. ranks: of the trainer (count).
     """
 
     producer: Rollouts
@@ -113,6 +115,8 @@ class Loop:
     moving: MovingReference | None = None
     critic_only: bool = False
     data_buffer: DataBuffer | None = None
+    operations: Operations | None = None
+    ranks: int = 1
 
     @property
     def version(self) -> int:
@@ -139,9 +143,9 @@ class Loop:
 class IterationTraining:
     """The training of the batch of one iteration, and what is known of it afterwards.
 
-    groups: complete ones, and those of the data buffer, `reused`. removed: see `Iteration`.
-    staleness: metrics, before the updates of the batch.
-    reports: of the optimizer steps that were not left out. unprocessed: the outcomes with the scores before
+    groups: complete ones, and those of the data buffer, `reused`. removed: see `Iteration`. staleness:
+    metrics, before the updates of the batch. reports: of the optimizer steps that were not left out. flops:
+    operations of the policy's passes in these. unprocessed: the outcomes with the scores before
     `post_process`; None = it was not called.
     """
 
@@ -153,6 +157,7 @@ class IterationTraining:
     reports: Sequence[StepReport] = ()
     unprocessed: Sequence[GroupOutcome] | None = None
     reused: Sequence[Kept] = ()
+    flops: float = 0.0
     batch: RolloutBatch = field(init=False)
     credited: Credited = NO_CREDIT
 
@@ -241,6 +246,8 @@ class IterationTraining:
             "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), training_s),
         }
+        if self.flops:
+            metrics["perf/actor_train_tflops"] = _per_second(self.flops, training_s) / loop.ranks / 1e12
         if not loop.critic_only:
             loop.algorithm.controls.observe(groups, metrics)
         warnings = loop.watch.warnings(metrics, num_steps=len(reports))
@@ -313,6 +320,9 @@ class IterationTraining:
         if not report.is_left_out:
             loop.in_progress.trained |= {group.id for group in step.groups}
             loop.in_progress.has_new_weights = True
+            lengths = [len(sample) for sample in batch.samples]
+            if loop.operations is not None and not batch.critic_only:
+                self.flops += 3 * loop.operations.forward(lengths, batch.num_loss_tokens)
         return report
 
 
@@ -360,7 +370,7 @@ def _seconds(phases: Sequence[Phase]) -> dict[str, float]:
     return seconds | {"perf/step_time": phases[-1].end_s - phases[0].start_s}
 
 
-def _per_second(number: int, seconds: float) -> float:
+def _per_second(number: float, seconds: float) -> float:
     return number / max(seconds, 1e-9)
 
 

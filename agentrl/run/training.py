@@ -40,6 +40,7 @@ from agentrl.run.stages import LagMeter
 from agentrl.run.states import AnyLoop, Prompts, RunStates
 from agentrl.run.warm_start import warm_started
 from agentrl.types.seams import Engine, Trainer, WeightSink
+from agentrl.weights.hf.source import Operations
 
 
 # The models of a run that ends: the last one, and the one that scored best, where the last one is worse.
@@ -186,6 +187,8 @@ class TrainingRun:
             colocation=colocation,
             moving=moving_reference(config.algorithm),
             data_buffer=DataBuffer.of(config.rollout, self.filters.reused),
+            operations=Operations.of(progress.source.config),
+            ranks=config.layout.world_size,
         )
         if origin is not None and loop.data_buffer is not None:
             groups_of = partial(groups_of_step, self.records.folder.path)

@@ -12,6 +12,7 @@ from agentrl.errors import TrainerError
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.types import JSON, TrainBatch
+from agentrl.weights.hf.source import Operations
 from benchmarks.batches import batch_of
 from benchmarks.gpu import card
 from benchmarks.gpu.job import Bench, Turn
@@ -20,7 +21,6 @@ from benchmarks.gpu.ranks import Ranks, is_out_of_memory
 from benchmarks.gpu.shapes import Shape, Work, lengths_of, model_folder, shape_of, work_of
 from benchmarks.gpu.timing import repeated, seconds_of
 from benchmarks.gpu.variants import Variant, parsed
-from benchmarks.megatron.flops import forward_flops
 
 _FORWARD_AND_BACKWARD = 3
 _GIB = 1 << 30
@@ -66,7 +66,8 @@ class Load:
     def report(self, what: str, tokens_per_s: float, passes: int, line: str, facts: dict[str, JSON]) -> None:
         """Report a rate. passes: 1 forward; a backward pass counts as two more."""
         batch, lengths = self.batch, self.lengths
-        flops = forward_flops(self.shape.config(self.work.layers), lengths, batch.num_loss_tokens)
+        operations = Operations.of(self.shape.config(self.work.layers))
+        flops = 0.0 if operations is None else operations.forward(lengths, batch.num_loss_tokens)
         per_s = passes * flops / sum(lengths) * tokens_per_s
         share = per_s / (self.turn.matmul * self.ranks) if self.turn.matmul else 0.0
         memory = (card.used() - self.base) / _GIB

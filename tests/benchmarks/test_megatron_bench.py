@@ -9,9 +9,7 @@ import sys
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -20,11 +18,9 @@ from transformers import (
 
 from agentrl.errors import UserError
 from benchmarks.batches import batch_of
-from benchmarks.gpu.shapes import SHAPES
 from benchmarks.megatron import everything
 from benchmarks.megatron.context import on_the_cpu
 from benchmarks.megatron.everything import bench_megatron
-from benchmarks.megatron.flops import forward_flops
 from benchmarks.megatron.settings import SETTINGS, BatchWorkload, MegatronSettings
 
 
@@ -109,27 +105,6 @@ def test_gpus_are_hidden_from_processes_for_the_cpu_only(monkeypatch, before):
         ).stdout.strip()
     assert output == "''"
     assert os.environ.get(name) == before
-
-
-@pytest.mark.parametrize("make", [*(shape.config for shape in SHAPES.values()), tiny_config])
-def test_operations_are_those_that_torch_counts(make):
-    """One layer, a small vocabulary: torch counts attention to all tokens, also to later ones."""
-    config = make()
-    config.num_hidden_layers, config.vocab_size = 1, 512
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, 48, dtype=torch.int64), use_cache=False)
-    counted = counter.get_total_flops()
-    assert forward_flops(config, [48], 48, causal=False) == pytest.approx(counted, rel=1e-3)
-
-
-def test_causal_attention_needs_half_of_the_operations():
-    attention = [
-        forward_flops(tiny().config, [1000], 0, causal=causal)
-        - forward_flops(tiny().config, [1] * 1000, 0, causal=causal)
-        for causal in (True, False)
-    ]
-    assert attention[0] == pytest.approx(attention[1] / 2, rel=0.01)
 
 
 def test_an_unknown_section_is_an_error_message():

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
@@ -18,7 +20,7 @@ from agentrl.weights.hf.folders import (
     model_remedy,
     tokenizer_folder,
 )
-from agentrl.weights.hf.tensors import config_errors
+from agentrl.weights.hf.tensors import config_errors, meta_model
 from agentrl.weights.quiet import quiet_transformers
 
 
@@ -46,6 +48,53 @@ class ModelSource:
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; nothing is added at its ends."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What a model computes for tokens; a multiplication and an addition count as two operations.
+
+    matrices: elements of the matrices that each token is multiplied with, but the head. head: of the head.
+    scores: multiplications for each pair of tokens of which one attends to the other.
+    """
+
+    matrices: int
+    head: int
+    scores: int
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Operations | None:
+        """Those of a model with this config; None = it has experts, or layers other than attention.
+
+        Raises:
+            ModelLoadError: there is no model of such sizes.
+        """
+        text = config.get_text_config()
+        experts = ("num_experts", "num_local_experts", "n_routed_experts")
+        kinds = set(getattr(text, "layer_types", None) or ())
+        if any(getattr(text, name, None) for name in experts):
+            return None
+        if not hasattr(text, "hidden_size") or kinds - {"full_attention", "sliding_attention"}:
+            return None
+        model = meta_model(config)
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+        heads = int(text.num_attention_heads)
+        width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+        return cls(
+            sum(module.weight.numel() for module in linear),
+            int(text.vocab_size) * int(text.hidden_size),
+            int(text.num_hidden_layers) * 2 * heads * width,
+        )
+
+    def forward(self, lengths: Sequence[int], predicted: int, *, causal: bool = True) -> float:
+        """The operations of a forward pass over sequences; a backward pass needs twice as many.
+
+        lengths: of the sequences (tokens). predicted: tokens that go through the head (count). causal: a
+        token attends to itself and to all earlier tokens; else to all.
+        """
+        pairs = sum(length * (length + 1) / 2 if causal else length**2 for length in lengths)
+        return 2.0 * (self.matrices * sum(lengths) + self.scores * pairs + predicted * self.head)
 
 
 def long_ropes(config: PreTrainedConfig) -> tuple[int, ...]:
