@@ -74,18 +74,19 @@ class Operations:
         kinds = set(getattr(text, "layer_types", None) or ())
         if any(getattr(text, name, None) for name in experts):
             return None
-        if not hasattr(text, "hidden_size") or kinds - {"full_attention", "sliding_attention"}:
+        if kinds - {"full_attention", "sliding_attention"}:
             return None
         model = meta_model(config)
         head = model.get_output_embeddings()
         linear = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
-        heads = int(text.num_attention_heads)
-        width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-        return cls(
-            sum(module.weight.numel() for module in linear),
-            int(text.vocab_size) * int(text.hidden_size),
-            int(text.num_hidden_layers) * 2 * heads * width,
-        )
+        matrices = sum(module.weight.numel() for module in linear)
+        try:
+            heads, hidden = int(text.num_attention_heads), int(text.hidden_size)
+            layers, vocab = int(text.num_hidden_layers), int(text.vocab_size)
+        except AttributeError:
+            return None
+        width = int(getattr(text, "head_dim", None) or hidden // heads)
+        return cls(matrices, vocab * hidden, layers * 2 * heads * width)
 
     def forward(self, lengths: Sequence[int], predicted: int, *, causal: bool = True) -> float:
         """The operations of a forward pass over sequences; a backward pass needs twice as many.
