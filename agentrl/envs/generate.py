@@ -126,6 +126,8 @@ class EpisodeInPlay:
             StageError: the environment failed, or the agent has not acted since the last step.
         """
         self._check_running()
+        if self.tokens.was_aborted:
+            self._end(Ending.ABORTED)
         if not self._is_step_due:
             raise StageError("generate", "invalid", "step() needs an act() before it")
         step = await self._game.step({self._name: action})

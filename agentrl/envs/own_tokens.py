@@ -25,7 +25,7 @@ from agentrl.envs.play import Game
 from agentrl.errors import StageError, UserError
 from agentrl.types import Completion, Finish, Message, Observation, Turn, TurnTokens
 from agentrl.types.arrays import IntArray
-from agentrl.types.seams import Sampling, Session, Tokenizer, TokenSource
+from agentrl.types.seams import Sampling, Tokenizer, TokenSource
 
 _MAX_REQUESTS = 1000
 _NONE = -2
@@ -54,7 +54,7 @@ class OwnTokens:
         self._game = game
         (self._name,) = game.players
         self._requests: list[_Request] = []
-        self._num_sampled = 0
+        self._num_asked = self._num_sampled = 0
         self._kept: set[int] = set()
 
     @property
@@ -69,12 +69,13 @@ class OwnTokens:
     @property
     def sampling(self) -> Sampling:
         """How the first turn of the episode is sampled: temperature, lengths, stops of the run."""
-        return self._source.sampling(0, self._game.world.tools_of(self._name), self._session)
+        session = self._game.session(self._name, 0)
+        return self._source.sampling(0, self._game.world.tools_of(self._name), session)
 
     @property
     def was_aborted(self) -> bool:
-        """Whether the engine gave up the last request, as where the run ends."""
-        return bool(self._requests) and self._requests[-1].completion.finish is Finish.ABORT
+        """Whether the engine gave up a request, as where the run ends."""
+        return any(request.completion.finish is Finish.ABORT for request in self._requests)
 
     async def render(self, observation: Observation) -> list[int]:
         """The first prompt of an episode in the run's own dialect, up to where the policy writes."""
@@ -99,9 +100,12 @@ class OwnTokens:
         Raises:
             StageError: the prompt is empty, or it is the thousandth of this episode.
         """
-        if not len(prompt_ids) or len(self._requests) == _MAX_REQUESTS:
+        if not len(prompt_ids) or self._num_asked == _MAX_REQUESTS:
             raise _invalid(f"sample() needs a prompt, and answers {_MAX_REQUESTS} in an episode")
-        own = self._source.sampling(len(prompt_ids), self._game.world.tools_of(self._name), self._session)
+        # Several may be asked at once: each has a number, and so a seed, of its own.
+        session = self._game.session(self._name, self._num_asked)
+        self._num_asked += 1
+        own = self._source.sampling(len(prompt_ids), self._game.world.tools_of(self._name), session)
         most = own.max_new_tokens if max_new_tokens is None else min(max_new_tokens, own.max_new_tokens)
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if most < 1:
@@ -114,7 +118,7 @@ class OwnTokens:
             stop=tuple(dict.fromkeys((*own.stop, *stop))),
             stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *stop_token_ids))),
         )
-        return self._asked(prompt, await self._source.sample(prompt.tolist(), sampling, self._session))
+        return self._asked(prompt, await self._source.sample(prompt.tolist(), sampling, session))
 
     def turns_of(self, ids: Sequence[int], trained: Sequence[bool], step: int) -> list[Turn]:
         """The turns of a trajectory: each ends with a run of trained tokens. The world's after the last one
@@ -140,7 +144,9 @@ class OwnTokens:
             completion, crc32 = self._sampled(int(origin[start]), end - start)
             turns.append(self._turn(tokens[before:start], completion, crc32, step + len(turns)))
             before = end
-        return turns or [self._turn(tokens, _nothing(), None, step)]
+        # Tokens that no policy reads must not lengthen the sample.
+        most = self._game.world.limits.max_tokens
+        return turns or [self._turn(tokens[:most], _nothing(), None, step)]
 
     @property
     def _source(self) -> TokenSource:
@@ -151,10 +157,6 @@ class OwnTokens:
                 "play it with a model that agentrl samples from, by --model or in a run."
             )
         return agent
-
-    @property
-    def _session(self) -> Session:
-        return self._game.session(self._name, len(self._requests))
 
     def _asked(self, prompt: IntArray, completion: Completion) -> Completion:
         self._requests.append(_Request(prompt, completion, self._num_sampled))
@@ -171,10 +173,14 @@ class OwnTokens:
                 length = _num_equal(completion.token_ids, tokens[start:])
                 found.append((start, length, first not in self._kept, first))
         origin = np.full(len(tokens), _NONE, dtype=np.int64)
-        # What was asked later begins further on. Of several completions of one prompt, that one goes on here
-        # which reaches furthest, and of equal ones one that no trajectory has.
+        begun = np.full(len(tokens), len(tokens), dtype=np.int64)
+        # Of several completions of one prompt, that one goes on here which reaches furthest, and of equal
+        # ones one that no trajectory has. What begins within another and reaches no further branches off.
         for start, length, _, first in sorted(found):
-            origin[start : start + length] = np.arange(first, first + length)
+            place = slice(start, start + length)
+            if not length or (begun[place] < start).all():
+                continue
+            origin[place], begun[place] = np.arange(first, first + length), start
         return origin
 
     def _sampled(self, number: int, length: int) -> tuple[Completion, int | None]:

@@ -173,12 +173,16 @@ class StalenessSection(Section):
     @property
     def off_policy_by(self) -> str:
         """The setting by which tokens may be older than the weights that train them; "" = they are not."""
+        reuses = f"data_buffer_groups = {self.data_buffer_groups}" if self.data_buffer_groups else ""
+        return self.plays_off_policy_by or reuses
+
+    @property
+    def plays_off_policy_by(self) -> str:
+        """The same of tokens that are trained on for the first time."""
         if self.max_staleness > 0:
             return f"max_staleness = {self.max_staleness}"
         if self.update_weights_interval > 1:
             return f"update_weights_interval = {self.update_weights_interval}"
-        if self.data_buffer_groups:
-            return f"data_buffer_groups = {self.data_buffer_groups}"
         return "partial_rollout" if self.is_async else ""
 
     @property

@@ -196,8 +196,10 @@ class IterationTraining:
         if self.loop.post_process is not None:
             self.unprocessed = self.outcomes
             # Those of the data buffer have been processed before.
-            processed = await self._post_processed(self.loop.post_process)
-            await self.choose([*processed, *(kept.group for kept in self.reused)])
+            reused = {kept.group.id for kept in self.reused}
+            others = [group for group in self.groups if group.id not in reused]
+            processed = await self._post_processed(self.loop.post_process, others)
+            await self.choose([*processed, *(group for group in self.groups if group.id in reused)])
         self.credited = await self._crediting.before(self.batch)
 
     async def update(self) -> None:
@@ -305,10 +307,10 @@ class IterationTraining:
         except StageError as error:
             raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
 
-    async def _post_processed(self, function: RewardPostProcess) -> Sequence[Group]:
+    async def _post_processed(self, function: RewardPostProcess, groups: Sequence[Group]) -> Sequence[Group]:
         try:
             async with stage("reward", None):
-                return post_processed(function, self.played)
+                return post_processed(function, groups)
         except StageError as error:
             raise UserError(f"the reward post-processing failed ({error.detail}); mend it.") from error
 

@@ -320,7 +320,8 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
         return None
     check_agents(config.algorithm, env.possible_agents)
     played = rollout if rollout.replay is None else read_run(Path(rollout.replay)).rollout
-    staleness = played.max_staleness if played.off_policy_by else None
+    is_older = played.plays_off_policy_by or rollout.data_buffer_groups
+    staleness = played.max_staleness if is_older else None
     return build_algorithm(
         config.algorithm,
         max_length=_longest(env, config),

@@ -211,8 +211,11 @@ def _warnings(replay: Replay, config: RunConfig) -> Iterator[str]:
             f"opd_teacher = {teacher} reads prompts with a privileged context, and {replay.folder} was "
             "played without one; name a run that was played with privileged_context_path."
         )
-    if off_policy_by := played.rollout.off_policy_by:
-        replayed = f"replay = {replay.folder}, played with {off_policy_by},"
+    own, theirs = config.rollout.data_buffer_groups, played.rollout.plays_off_policy_by
+    if own or theirs:
+        replayed = (
+            f"replay = {replay.folder}, played with {theirs}," if theirs else config.rollout.off_policy_by
+        )
         try:
             config.algorithm.check_rollouts(None, off_policy_by=replayed)
         except ValueError as error:

@@ -62,8 +62,8 @@ class RunStates:
             due_evaluations=self.evaluations.due,
             evaluating=self.evaluations.step,
             stages=records.watch.stages,
-            # A run that is resumed after this end goes on for as long again.
             data_buffer=() if loop.data_buffer is None else loop.data_buffer.saved,
+            # A run that is resumed after this end goes on for as long again.
             idle_rollouts=0 if self.is_idle else progress.idle_rollouts,
             controls={} if self.algorithm is None else self.algorithm.controls.state(),
         )

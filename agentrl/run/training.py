@@ -187,7 +187,7 @@ class TrainingRun:
             colocation=colocation,
             moving=moving_reference(config.algorithm),
             data_buffer=DataBuffer.of(config.rollout, self.filters.reused),
-            operations=Operations.of(progress.source.config),
+            operations=Operations.of(progress.source.config) if config.trainer.all_learn else None,
             ranks=config.layout.world_size,
         )
         if origin is not None and loop.data_buffer is not None:

@@ -151,6 +151,11 @@ class TrainerConfig(Section):
         return "bfloat16" if self.trainer == "megatron" and self.bf16 else "float32"
 
     @property
+    def all_learn(self) -> bool:
+        """Whether every weight learns."""
+        return not (self.lora_rank or self.only_train_params_name_list or self.freeze_params_name_list)
+
+    @property
     def offloads_rollout(self) -> bool:
         """`offload_rollout`, derived where it was left out."""
         return self.colocate if self.offload_rollout is None else self.offload_rollout

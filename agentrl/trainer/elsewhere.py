@@ -5,6 +5,7 @@ Values and means are moved, never rounded: a state that goes to another layout a
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,6 +29,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's means, by torch's names."""
 TORCH_FILE = "state.pt"
 
+_DAMAGED = (
+    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError),
+    pickle.UnpicklingError,
+)
 _HEAD = "lm_head.weight"
 """A critic's head has this name in the torch trainer."""
 
@@ -82,7 +87,7 @@ class _TorchFile:
                 for number, name in enumerate(names)
                 if number in optimizer["state"]
             }
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        except _DAMAGED as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelLoadError(f"{path} is not what the torch trainer saves: {reason}") from error
 

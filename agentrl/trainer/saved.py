@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.runtime.ownership import read_file
 from agentrl.trainer.plan import Done, Plan
-from agentrl.trainer.summary import FOLDERS, MUON, Dtype, SavedDone, SavedTrainer
+from agentrl.trainer.summary import FOLDERS, MUON, Dtype, RankLayout, SavedDone, SavedTrainer
 from agentrl.types import ScoreRole
 
 ABOUT = "trainer.json"
@@ -114,6 +114,9 @@ def read_summary(folder: Path, plan: Plan) -> SavedTrainer:
         raise ModelLoadError(f"{path} cannot be read ({error}); name what a trainer has saved.") from None
     except ValidationError as error:
         raise ModelLoadError(f"{path} is not as a trainer writes it ({error.errors()[0]['msg']}).") from None
+    keys, sizes = saved.layout.keys(), saved.layout.values()
+    if not saved.is_of_torch and (keys != {*RankLayout._fields} or min(sizes, default=0) < 0):
+        raise ModelLoadError(f"{path} is not as a trainer writes it (layout); name what a trainer has saved.")
     # Another layout, and the other trainer, read it through `elsewhere`; Muon's state has no other form.
     for name, theirs, own in (
         ("muon", saved.layout.get(MUON, 0), plan.layout_facts.get(MUON, 0)),

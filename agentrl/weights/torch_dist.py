@@ -16,6 +16,7 @@ import json
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -39,7 +40,12 @@ from agentrl.weights.hf.directory import atomic_directory
 
 LATEST, RELEASE = "latest_checkpointed_iteration.txt", "release"
 _METADATA, _COMMON, _FORMAT, _DATA = ".metadata", "common.pt", "metadata.json", "__0_0.distcp"
-_MAX_METADATA_BYTES = 256 << 20
+_MAX_METADATA_BYTES, _MAX_LATEST_BYTES = 256 << 20, 64
+_DAMAGED = (
+    *(OSError, RuntimeError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError, EOFError),
+    *(MemoryError, pickle.UnpicklingError),
+)
+"""What reading a file raises that is not as it was written."""
 
 T = TypeVar("T")
 
@@ -78,15 +84,16 @@ class TorchDist:
         Raises:
             ModelLoadError: it holds no such checkpoint, or a damaged one.
         """
-        folder = _iteration(folder)
-        path = folder / _METADATA
+        path = folder / LATEST
         try:
+            folder = _iteration(folder)
+            path = folder / _METADATA
             if path.stat().st_size > _MAX_METADATA_BYTES:
                 raise ValueError(f"more than {_MAX_METADATA_BYTES >> 20} MiB")
             with path.open("rb") as file:
                 metadata = _Reader(file).load()
             return cls(folder, *_read(metadata, folder))
-        except (OSError, ValueError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        except _DAMAGED as error:
             raise ModelLoadError(f"{path} is not what Megatron writes ({error}); copy it again.") from None
 
     def read(self, key: str, row: int | None = None) -> Tensor:
@@ -98,7 +105,7 @@ class TorchDist:
         if key not in self.specs:
             raise ModelLoadError(f"{self.folder} has no tensor {key}; is it of another model?")
         spec = self.specs[key]
-        whole = torch.empty(spec.shape if row is None else spec.shape[1:], dtype=torch_dtype(spec.dtype))
+        whole = torch.zeros(spec.shape if row is None else spec.shape[1:], dtype=torch_dtype(spec.dtype))
         covered = 0
         for stored in self._pieces[key]:
             tensor, offset = self._piece(stored, whole.dtype), stored.offset
@@ -122,7 +129,7 @@ class TorchDist:
                 file.seek(stored.start)
                 data = file.read(stored.length)
             tensor = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        except _DAMAGED as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelLoadError(
                 f"{stored.path} is cut short or damaged ({reason}); copy it again."
@@ -183,7 +190,8 @@ def _written(file: BinaryIO, pieces: Iterable[Chunk], empty: Iterable[str]) -> M
 def _iteration(folder: Path) -> Path:
     if not (folder / LATEST).exists():
         return folder
-    name = (folder / LATEST).read_text(encoding="utf-8").strip()[:64]
+    with (folder / LATEST).open("rb") as file:
+        name = file.read(_MAX_LATEST_BYTES).decode().strip()
     return folder / (f"iter_{int(name):07d}" if name.isdecimal() else RELEASE)
 
 
@@ -239,10 +247,15 @@ def _read(metadata: object, folder: Path) -> tuple[dict[str, TensorSpec], dict[s
     specs, pieces = {}, {}
     for key, stored in metadata.field("state_dict_metadata", dict).items():
         if isinstance(stored, _Tensor):
-            dtype = stored.field("properties", _Record).values[0]
-            specs[str(key)] = TensorSpec(str(key), _sizes(stored.field("size", tuple)), str(dtype))
+            dtype, shape = (
+                str(stored.field("properties", _Record).values[0]),
+                _sizes(stored.field("size", tuple)),
+            )
+            torch_dtype(dtype)
+            specs[str(key)] = TensorSpec(str(key), shape, dtype)
             chunks = stored.field("chunks", list)
             pieces[str(key)] = [_stored(chunk, found.get(str(key), {}), folder) for chunk in chunks]
+            _check_places(str(key), shape, pieces[str(key)])
     return specs, pieces
 
 
@@ -257,6 +270,21 @@ def _stored(chunk: object, infos: Mapping[object, _Record], folder: Path) -> _St
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no file of the folder")
     return _Stored(offset, sizes, folder / name, info.field("offset", int), info.field("length", int))
+
+
+def _check_places(key: str, shape: tuple[int, ...], pieces: Sequence[_Stored]) -> None:
+    """Check that the pieces are parts of the tensor, and together as large.
+
+    Raises:
+        ValueError: they are not.
+    """
+    for piece in pieces:
+        ends = [start + size for start, size in zip(piece.offset, piece.sizes, strict=True)]
+        if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
+            raise ValueError(f"a chunk of {key} is outside of it")
+    places = {piece.offset for piece in pieces}
+    if len(places) < len(pieces) or sum(prod(piece.sizes) for piece in pieces) != prod(shape):
+        raise ValueError(f"the chunks of {key} are not all of it, each once")
 
 
 def _sizes(values: tuple[object, ...]) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ async def generate(args: object, sample: Sample, sampling_params: Mapping[str, o
     """slime's own generate function: one turn after the sample's tokens."""
     own = engine()
     if not sample.tokens:
-        sample.tokens = own.tokenizer.encode(str(sample.prompt), add_special_tokens=False)
+        sample.tokens, _ = own.prompt_of({"text": sample.prompt})
     completion = await own.sample(sample.tokens, sampling_params)
     sample.append_response_tokens(
         args,

@@ -22,6 +22,16 @@ _SAMPLED_AS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 _CHANGES_TOKENS = frozenset(
     {"min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"}
 )
+_KNOWN = _CHANGES_TOKENS | {
+    *("n", "max_new_tokens", "stop", "stop_token_ids", *_SAMPLED_AS),
+    *(
+        "skip_special_tokens",
+        "no_stop_trim",
+        "spaces_between_special_tokens",
+        "sampling_seed",
+        "custom_params",
+    ),
+}
 """Settings that would sample from another distribution than the one that is trained, unless they are off."""
 
 
@@ -87,7 +97,12 @@ class EngineOfEpisode:
     def text_of(self, completion: Completion, params: Mapping[str, object]) -> str:
         """The text that SGLang would return."""
         hides = params.get("skip_special_tokens", True) is not False
-        return str(self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=hides))
+        ids, matched = completion.token_ids.tolist(), completion.matched
+        trims = completion.finish is Finish.STOP and not params.get("no_stop_trim")
+        if trims and isinstance(matched, int) and ids[-1:] == [matched]:
+            ids = ids[:-1]
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=hides))
+        return text.removesuffix(matched) if trims and isinstance(matched, str) else text
 
     async def reply(self, payload: Mapping[str, object]) -> dict[str, JSON]:
         """What SGLang would answer to `/generate`.
@@ -97,7 +112,7 @@ class EngineOfEpisode:
         """
         params = payload.get("sampling_params")
         params = params if isinstance(params, Mapping) else {}
-        prompt_ids, prompt = self._prompt(payload)
+        prompt_ids, prompt = self.prompt_of(payload)
         completion = await self.sample(prompt_ids, params)
         ids, text = completion.token_ids.tolist(), self.text_of(completion, params)
         if prompt is not None:
@@ -106,6 +121,8 @@ class EngineOfEpisode:
 
     def _check(self, params: Mapping[str, object]) -> None:
         own = self.sampling_params
+        if strange := [name for name in params if name not in _KNOWN and params[name] not in (None, False)]:
+            raise _invalid(f"the request sets {strange[0]}, which has no effect here; leave it out")
         for name, off in _SAMPLED_AS.items():
             if params.get(name, off) != own[name]:
                 raise _invalid(
@@ -115,8 +132,12 @@ class EngineOfEpisode:
         if changed or params.get("n") not in (None, 1):
             raise _invalid(f"the request sets {(changed or ['n'])[0]}, and no run samples so; leave it out")
 
-    def _prompt(self, payload: Mapping[str, object]) -> tuple[list[int], str | None]:
-        """The tokens of a prompt, and its text where it was text."""
+    def prompt_of(self, payload: Mapping[str, object]) -> tuple[list[int], str | None]:
+        """The tokens of a prompt, and its text where it was text.
+
+        Raises:
+            StageError: it has none.
+        """
         ids, text = payload.get("input_ids"), payload.get("text")
         if isinstance(ids, Sequence) and not isinstance(ids, str):
             return [int(token) for token in ids], None

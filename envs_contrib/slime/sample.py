@@ -164,10 +164,10 @@ def sample_of(episode: Episode, verdict: Verdict | None = None, reward_key: str 
 
 
 def label_of(answer: str | None, metadata: Mapping[str, JSON]) -> JSON:
-    """The label as the row had it: a list of answers, an object, or text."""
+    """The label: a list of answers, an object where the text is one in JSON, or text."""
     if "answers" in metadata:
         return metadata["answers"]
-    if answer is not None and answer[:1] in ("{", "["):
+    if answer is not None and answer.startswith("{"):
         try:
             parsed: JSON = json.loads(answer)
             return parsed

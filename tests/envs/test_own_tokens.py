@@ -382,3 +382,77 @@ async def test_one_that_never_yields_lets_others_run():
     await played(asks, env=world(max_tokens=len(PROMPT)))
     task.cancel()
     assert len(ticks) > 900
+
+
+async def test_requests_at_once_have_seeds_of_their_own():
+    async def asks(episode):
+        prompt = await episode.tokens.render(await episode.reset())
+        await asyncio.gather(*(episode.tokens.sample(prompt) for _ in range(3)))
+        episode.keep(prompt, [False] * len(prompt))
+        episode.finish(0.0)
+
+    _, policy = await played(asks)
+    one_by_one = (await played(two_turns))[1].samplings
+    seeds = [sampling.seed for sampling in policy.samplings]
+    assert len(set(seeds)) == 3
+    assert seeds[:2] == [sampling.seed for sampling in one_by_one]
+
+
+async def test_a_branch_takes_nothing_from_the_trunk():
+    """A request begins within another completion, and samples its next token again, then others."""
+
+    class Newer(Reciter):
+        async def generate(self, prompt_ids, sampling, *, session):
+            self.version += 1
+            return await super().generate(prompt_ids, sampling, session=session)
+
+    lines = [[10, 11, 12, 13, 14], [12, 99]]
+
+    async def branches(episode):
+        prompt = await episode.tokens.render(await episode.reset())
+        trunk = [*prompt, *(await episode.tokens.sample(prompt)).token_ids.tolist()]
+        start = trunk[: len(prompt) + 2]
+        branch = [*start, *(await episode.tokens.sample(start)).token_ids.tolist()]
+        for ids in (trunk, branch):
+            episode.keep(ids, [place >= len(prompt) for place in range(len(ids))])
+        episode.finish(1.0)
+
+    agent = TokenAgent(Newer(lambda turn, sampling: lines[turn]), Letters(), SamplingSettings())
+    trunk, branch = samples_of(await generating(branches)(world(), agent, TASK))
+    assert trunk.token_ids[trunk.loss_mask].tolist() == lines[0]
+    assert set(trunk.versions[trunk.loss_mask].tolist()) == {1}
+    # Its first tokens are the trunk's, which has trained them.
+    assert branch.token_ids[branch.loss_mask].tolist() == lines[1]
+    assert set(branch.versions[branch.loss_mask].tolist()) == {2}
+
+
+@pytest.mark.parametrize("ends", ["step", "finish"])
+async def test_an_answer_that_the_engine_gave_up_is_not_scored(ends):
+    async def asks(episode):
+        prompt = await episode.tokens.render(await episode.reset())
+        await asyncio.gather(*(episode.tokens.sample(prompt) for _ in range(2)))
+        episode.keep(prompt, [False] * len(prompt))
+        if ends == "step":
+            await episode.step(say("3"))
+        episode.finish(1.0)
+
+    class GivesUp(Reciter):
+        async def generate(self, prompt_ids, sampling, *, session):
+            is_first = not self.prompts
+            done = await super().generate(prompt_ids, sampling, session=session)
+            return dataclasses.replace(done, finish=Finish.ABORT) if is_first else done
+
+    env = world()
+    agent = TokenAgent(GivesUp(lambda turn, sampling: [5]), Letters(), SamplingSettings())
+    episode = await generating(asks)(env, agent, TASK)
+    assert (episode.ending, episode.step_rewards, env.actions) == (Ending.ABORTED, (), [])
+
+
+async def test_a_trajectory_that_trains_nothing_is_no_longer_than_the_limit():
+    async def keeps(episode):
+        await episode.reset()
+        episode.keep([5] * 1000, [False] * 1000)
+        episode.finish(0.0)
+
+    episode, _ = await played(keeps, env=world(max_tokens=30))
+    assert len(episode.turns[0].tokens.world_ids) == 30

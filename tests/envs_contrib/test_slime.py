@@ -204,6 +204,12 @@ async def several(args, sample, sampling_params):
     return answered(sample, await ask(args, {"text": "x", "sampling_params": {**sampling_params, "n": 4}}))
 
 
+async def constrained(args, sample, sampling_params):
+    return answered(
+        sample, await ask(args, {"text": "x", "sampling_params": {**sampling_params, "regex": "a+"}})
+    )
+
+
 async def promptless(args, sample, sampling_params):
     return answered(sample, await ask(args, {"sampling_params": sampling_params}))
 
@@ -242,6 +248,7 @@ async def several_numbers(args, sample):
         (hotter, half, "the request samples with temperature = 2, the run with 1.0"),
         (penalised, half, "the request sets repetition_penalty, and no run samples so; leave it out"),
         (several, half, "the request sets n, and no run samples so; leave it out"),
+        (constrained, half, "the request sets regex, which has no effect here; leave it out"),
         (promptless, half, "the request has neither `input_ids` nor `text`"),
         (elsewhere, half, "the engine of a run answers /generate, not /flush_cache"),
         (nothing, half, "a generate function of slime returns a Sample, or a list of them, not None"),

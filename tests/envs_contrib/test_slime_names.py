@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import StageError
 from envs_contrib.slime import Sample
 from envs_contrib.slime.policy import HOST
+from envs_contrib.slime.sample import label_of
 
 
 def test_a_sample_keeps_its_own_books():
@@ -123,3 +124,17 @@ async def test_post_reaches_other_servers():
         server.server_close()
     with pytest.raises(StageError, match="there is no episode in play"):
         await post(f"http://{HOST}/generate", {"text": "x"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "metadata", "label"),
+    [
+        ("[1, 2]", {}, "[1, 2]"),
+        ('{"target": ["x"]}', {}, {"target": ["x"]}),
+        ("{1, 2}", {}, "{1, 2}"),
+        ("x", {"answers": ["x", "y"]}, ["x", "y"]),
+        (None, {}, None),
+    ],
+)
+def test_a_label_is_that_of_the_row(answer, metadata, label):
+    assert label_of(answer, metadata) == label

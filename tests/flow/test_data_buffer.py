@@ -8,6 +8,7 @@ import agentrl
 from agentrl.records import reconcile
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import journal_of, metrics_of, tokens_of, train
+from tests.flow.test_replay import replay_of
 from tests.flow.test_resume import SMALL, accounted, facts_of, weights_of
 
 BUFFER = {
@@ -102,6 +103,22 @@ def test_scores_that_a_function_changed_are_changed_once(tmp_path, updates):
     # The first call tries it out.
     assert SEEN[-4:] == [[*groups_in(folder, step)] for step in range(1, 5)]
     assert len(updates[1]) == 16
+
+
+def test_a_replay_needs_a_correction_for_what_it_reuses_alone(tmp_path):
+    folder = train("Talkative", tmp_path, "x", **BUFFER).folder
+    plain = {name: value for name, value in BUFFER.items() if not name.startswith("data_buffer")}
+    plain |= {"correction": "none"}
+    # What was reused then was trained on once more, not played otherwise.
+    assert weights_of(replay_of(folder, "Talkative", tmp_path, "again", plain))
+    buffer = {"data_buffer_size": 3, "data_buffer_groups": 2}
+    with pytest.raises(agentrl.UserError, match="data_buffer_groups = 2 trains on tokens of older weights"):
+        replay_of(folder, "Talkative", tmp_path, "refused", plain, **buffer)
+    done = replay_of(folder, "Talkative", tmp_path, "third", plain, **buffer, correction="tis")
+    rows = [row for row in metrics_of(done) if "rollout/data_buffer/groups" in row]
+    assert [row["rollout/data_buffer/groups"] for row in rows] == [0.0, 2.0, 2.0, 2.0]
+    # The same batches, with the same groups once more, teach the same.
+    assert weights_of(done) == weights_of(folder)
 
 
 @pytest.mark.parametrize(

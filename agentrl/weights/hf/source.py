@@ -64,7 +64,7 @@ class Operations:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Operations | None:
-        """Those of a model with this config; None = it has experts, or layers other than attention.
+        """Those of a model with this config; None = it has experts, or layers other than full attention.
 
         Raises:
             ModelLoadError: there is no model of such sizes.
@@ -72,9 +72,11 @@ class Operations:
         text = config.get_text_config()
         experts = ("num_experts", "num_local_experts", "n_routed_experts")
         kinds = set(getattr(text, "layer_types", None) or ())
+        if not kinds and getattr(text, "sliding_window", None):
+            return None
         if any(getattr(text, name, None) for name in experts):
             return None
-        if kinds - {"full_attention", "sliding_attention"}:
+        if kinds - {"full_attention"}:
             return None
         model = meta_model(config)
         head = model.get_output_embeddings()

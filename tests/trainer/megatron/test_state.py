@@ -224,6 +224,10 @@ def test_what_does_not_fit_is_told(tmp_path):
     other = plan_of(tmp_path, critic=True, **LAYOUTS["TP2"])
     with pytest.raises(ConfigError, match="networks = policy, this trainer has critic and policy"):
         saved.read_summary(state, other)
+    text = (state / saved.ABOUT).read_text().replace("data_parallel_size", "replicas")
+    (state / saved.ABOUT).write_text(text)
+    with pytest.raises(ModelLoadError, match=r"is not as a trainer writes it \(layout\)"):
+        saved.read_summary(state, plan)
     (state / saved.ABOUT).write_text("{}")
     with pytest.raises(ModelLoadError, match="not as a trainer writes it"):
         saved.read_summary(state, plan)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.torch_dist import to_hugging_face, to_torch_dist
 from agentrl.weights.hf.export import save_model
-from agentrl.weights.torch_dist import TorchDist
+from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import tokenizer
@@ -207,3 +209,32 @@ def test_damage_is_named(checkpoint, tmp_path):
     with pytest.raises(ModelLoadError, match=r".metadata is not what Megatron writes \(.*\); copy it again"):
         TorchDist.open(release)
     assert not (tmp_path / "out").exists()
+
+
+def test_no_damage_is_a_traceback(checkpoint, tmp_path):
+    release = copied(checkpoint, tmp_path)
+    metadata, rng = (release / ".metadata").read_bytes(), random.Random(0)
+    for _ in range(400):
+        damaged = bytearray(metadata)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        (release / ".metadata").write_bytes(damaged)
+        with suppress(ModelLoadError):
+            opened = TorchDist.open(release)
+            opened.read("embedding.word_embeddings.weight")
+            opened.read("decoder.layers.mlp.linear_fc2.weight", 1)
+    (release.parent / "latest_checkpointed_iteration.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelLoadError, match="is not what Megatron writes"):
+        TorchDist.open(release.parent)
+
+
+@pytest.mark.parametrize(
+    ("offset", "sentence"),
+    [((96, 0), "a chunk of x is outside of it"), ((0, 0), "are not all of it, each once")],
+)
+def test_chunks_are_all_of_a_tensor_each_once(tmp_path, offset, sentence):
+    half = torch.ones(49, 48)
+    chunks = [Chunk("x", (98, 48), place, half) for place in ((0, 0), offset)]
+    write_torch_dist(tmp_path / "dist", chunks)
+    with pytest.raises(ModelLoadError, match=sentence):
+        TorchDist.open(tmp_path / "dist")
