@@ -31,8 +31,8 @@ def convert_command(source: Path, target: Path, like: Path | None) -> None:
     a distributed checkpoint of Megatron, --like      a Hugging Face directory
     a Hugging Face directory                          a distributed checkpoint of Megatron
 
-    One tensor is in memory at a time. TO must not exist, and appears whole or not at all. FROM stays as it
-    is; nothing in it is run, and nothing is downloaded. agentrl itself trains and serves Hugging Face
+    A few tensors are in memory at a time. TO must not exist, and appears whole or not at all. FROM stays as
+    it is; nothing in it is run, and nothing is downloaded. agentrl itself trains and serves Hugging Face
     directories and folders of adapters.
 
         agentrl convert runs/quickstart/checkpoint models/quickstart
