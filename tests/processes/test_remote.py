@@ -270,11 +270,12 @@ def test_a_process_that_goes_fails_its_calls_and_all_later_ones(start, tmp_path,
         os.kill(pid, signal.SIGKILL)
     else:
         remote.call_beside(Counter.leave)
+    # A call beside it may be answered before it has left.
+    until(lambda: not is_running(pid))
     for call in (waiting, remote.call(Counter.add, 1), remote.call_beside(Counter.now)):
         with pytest.raises(RemoteError, match=GONE) as caught:
             call.result()
         assert caught.value.is_gone
-    until(lambda: not is_running(pid))
 
 
 def test_one_that_stands_still_is_ended_at_once(start, tmp_path):

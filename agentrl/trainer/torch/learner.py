@@ -216,9 +216,10 @@ class Learner:
 
     @property
     def _parameters(self) -> list[list[str]]:
+        """The names of each optimizer's parameters; "" = it is none of the model's."""
         names = {id(parameter): name for name, parameter in self.network.model.named_parameters()}
         return [
-            [names[id(parameter)] for group in part.param_groups for parameter in group["params"]]
+            [names.get(id(parameter), "") for group in part.param_groups for parameter in group["params"]]
             for part in self._optimizer.parts
         ]
 
