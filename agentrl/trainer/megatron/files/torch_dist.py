@@ -7,6 +7,7 @@ the matrix after it, whether the layers are TransformerEngine's or Megatron's ow
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ class MegatronTensors:
         self.opened = TorchDist.open(folder)
         self._shape, self._shapes = shape_of(config), tensor_shapes(config)
         self._placed = {name: placed for placed in self._shape.rules() for name in placed.hf}
+        # Queries, keys and values are one parameter: it is read once.
+        self._tensors = lru_cache(1)(self._unsharded)
 
     @property
     def manifest(self) -> tuple[TensorSpec, ...]:
@@ -65,6 +68,9 @@ class MegatronTensors:
             ModelLoadError: it is missing, or of another shape.
         """
         placed = self._placed[name]
+        return self._tensors(placed)[placed.hf.index(name)]
+
+    def _unsharded(self, placed: Placed) -> list[Tensor]:
         parameter = self.opened.read(*self._key(placed))
         tensors = [torch.empty(self._shapes[each], dtype=parameter.dtype) for each in placed.hf]
         try:
@@ -74,7 +80,7 @@ class MegatronTensors:
                 f"{self.opened.folder} holds {placed.megatron} as {list(parameter.shape)}, which is not that "
                 "of the config.json; name the directory of the same model."
             ) from error
-        return tensors[placed.hf.index(name)]
+        return tensors
 
     def _key(self, placed: Placed) -> tuple[str, int | None]:
         """The key of a parameter, and its row there."""
