@@ -23,6 +23,7 @@ from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.export import write_tensors
+from agentrl.weights.hf.folders import check_has_config
 from agentrl.weights.hf.tensors import TensorFiles, tensor_shapes
 from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
 
@@ -42,6 +43,7 @@ class MegatronTensors:
     """
 
     def __init__(self, folder: Path, like: Path) -> None:
+        check_has_config(like)
         config = config_of(like)
         self.opened = TorchDist.open(folder)
         self._shape, self._shapes = shape_of(config), tensor_shapes(config)
