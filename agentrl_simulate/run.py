@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from agentrl.assembly.rollout import build_producer, staleness_policy
+from agentrl.assembly.rollout import Filters, build_producer, staleness_policy
 from agentrl.data import Prompt
 from agentrl.errors import ConfigError
 from agentrl.rollout.cadence import Cadence, OwnDevices, Publishing, Times
@@ -209,9 +209,9 @@ class _Simulation:
             section, engines, rollout.num_steps_per_rollout * self._passes, self._passes
         )
         prompts = (Prompt(index, TASK, 0) for index in count())
-        choose = None if rollout.buffer_filter_path is None else _any_groups
+        filters = Filters(choose=None if rollout.buffer_filter_path is None else _any_groups)
         number = rollout.num_rollout
-        producer = build_producer(rollout, prompts.__next__, player, choose, num_batches=number)
+        producer = build_producer(rollout, prompts.__next__, player, filters, num_batches=number)
         turns = SharedDevices(engines, section.offload_s) if section.colocate else OwnDevices()
         cadence = Cadence(producer, Publishing.of(rollout), turns, now_s)
         try:

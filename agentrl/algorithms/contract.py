@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
+from agentrl.algorithms.conversion import Conversion, converted
 from agentrl.algorithms.corrections import CorrectionFunction, as_corrected
 from agentrl.algorithms.filters import (
     BufferFilter,
@@ -208,6 +209,29 @@ def check_post_process(function: RewardPostProcess) -> None:
     post_processed(function, groups[:1])
     post_processed(function, groups)
     _check_repeats(lambda: dict(function(groups)))
+
+
+def check_conversion(function: Conversion) -> None:
+    """Check that a conversion of samples satisfies its contract: use it in the tests of your own.
+
+    It is called with groups of different sizes, one of them with an episode that became two samples, and
+    some samples without a trainable token. It must return a sample for each, with the same tokens, no token
+    under the loss mask that was not, all extras, and the same in a second call.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The function's own errors are not
+            caught.
+    """
+    groups, samples, _ = _parts(spread=1.0)
+    first, second = (converted(function, groups, samples) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        if not np.array_equal(one.loss_mask, other.loss_mask) or one.extras.keys() != other.extras.keys():
+            raise ValueError("a second call decided otherwise; draw no random numbers")
+
+
+def small_groups() -> tuple[Group, ...]:
+    """Groups of different sizes, with equal and unequal rewards, to try a function on."""
+    return _parts(spread=1.0)[0]
 
 
 def _check_repeats(decide: Callable[[], object]) -> None:

@@ -88,6 +88,13 @@ class RolloutBatch:
         tokens = Tokens.of(scored, version)
         return cls(tuple(groups), samples, idle, tokens, frozenset(removed), masks_older, played)
 
+    def with_samples(self, samples: Sequence[Sample]) -> RolloutBatch:
+        """The same groups with other samples of the same tokens: of all groups, in their order."""
+        each = iter(samples)
+        own = {group.id: tuple(islice(each, len(self.samples[group.id]))) for group in self.groups}
+        scored = [sample for group in self.groups if group.id not in self.idle for sample in own[group.id]]
+        return replace(self, samples=own, tokens=Tokens.of(scored, self.tokens.version))
+
     def cut_off(self) -> dict[RolloutId, Sample]:
         """For each rollout of `tokens` whose episode was truncated: its last sample, and a token after it.
 

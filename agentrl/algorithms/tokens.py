@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import FloatArray, Group, RolloutId, Sample, Scores, Verdict, newest_version, staleness_of
+from agentrl.types import (
+    Author,
+    FloatArray,
+    Group,
+    RolloutId,
+    Sample,
+    Scores,
+    Verdict,
+    newest_version,
+    staleness_of,
+)
 
 Floats = npt.NDArray[np.float64]
 """The precision of formulas; float32 is for inputs and results."""
@@ -169,7 +179,15 @@ class Tokens:
         return tuple(arrays)
 
     def by_rollout(self, values_N: Floats) -> dict[RolloutId, FloatArray]:
-        """The values of each rollout's tokens, float32: a single one where all of them are equal."""
+        """The values of the tokens that each rollout sampled, float32: a single one where all are equal.
+
+        0 where a conversion took a token out of the loss.
+        """
+        sampled = [sample.author == Author.POLICY for sample in self.samples]
+        if any((s.loss_mask != mask).any() for s, mask in zip(self.samples, sampled, strict=True)):
+            whole = [replace(s, loss_mask=mask) for s, mask in zip(self.samples, sampled, strict=True)]
+            all_of_them = Tokens.of(whole, self.version)
+            return all_of_them.by_rollout(all_of_them.gather(self.scatter(values_N), "advantages"))
         parts = [_bounded(values_N[start:stop]) for start, stop in pairwise(self.bounds)]
         return {
             id: part[:1].copy() if len(part) and (part == part[0]).all() else part.copy()

@@ -9,7 +9,6 @@ from functools import partial
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.contract import check_correction, check_estimator, check_reducer
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
 from agentrl.algorithms.correction_config import CustomConfig, OpsmConfig
 from agentrl.algorithms.corrections import Correction, CustomCorrection
@@ -32,10 +31,10 @@ from agentrl.algorithms.weights import (
     token_mean,
     ungrouped,
 )
-from agentrl.assembly.functions import checked
+from agentrl.assembly import hooks
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError
-from agentrl.losses import KlTerm, Loss, LossKernel, PolicyLoss, check_loss
+from agentrl.losses import KlTerm, Loss, LossKernel, PolicyLoss
 from agentrl.trainer.teacher import TrainerTeacher
 from agentrl.types import Group, ScoreRole
 from agentrl.types.seams import Teacher
@@ -143,7 +142,7 @@ def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -
     if path is None:
         estimator = config.advantage_estimator.estimator(CreditParts(kl, controls.baselines))
     else:
-        estimator = _custom_estimator(path)
+        estimator = hooks.CUSTOM_ADVANTAGE_FUNCTION_PATH.at(path)
     if config.hierarchy.is_set:
         estimator = Hierarchical(estimator, _hierarchy(config))
     return Adjusted(
@@ -163,7 +162,7 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         ConfigError: a custom loss cannot be imported, or violates its contract.
     """
     if config.custom_loss_function_path is not None:
-        return _custom_loss(config.custom_loss_function_path)
+        return hooks.CUSTOM_LOSS_FUNCTION_PATH.at(config.custom_loss_function_path)
     low, high = config.ratio_bounds
     estimator, correction = config.advantage_estimator, config.correction
     sapo = estimator if isinstance(estimator, SapoConfig) else SapoConfig()
@@ -268,18 +267,6 @@ def _hierarchy(config: AlgorithmConfig) -> Hierarchy:
     return Hierarchy(config.hierarchy.roles, config.hierarchy.reward_shares)
 
 
-def _custom_estimator(path: str) -> AdvantageEstimator:
-    return checked("estimator", path, check_estimator)
-
-
-def _custom_correction(path: str) -> Correction:
-    return CustomCorrection(checked("correction", path, check_correction))
-
-
-def _custom_loss(path: str) -> Loss:
-    return checked("loss", path, check_loss)
-
-
 def _shaping(config: AlgorithmConfig) -> Shaping:
     shaping = config.shaping
     low, high = shaping.low, shaping.high
@@ -302,7 +289,7 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
     """
     if config.custom_pg_loss_reducer_function_path is not None:
         path = config.custom_pg_loss_reducer_function_path
-        return CustomWeights(checked("loss reducer", path, check_reducer))
+        return CustomWeights(hooks.CUSTOM_PG_LOSS_REDUCER_FUNCTION_PATH.at(path))
     match config.advantage_estimator.weighting:
         case "token":
             return ungrouped(token_mean)
@@ -319,7 +306,7 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
 def _correction(config: AlgorithmConfig) -> Correction | None:
     weight, gate, named = config.correction.correction(), config.gate_statistic.gate(), config.correction
     if isinstance(named, CustomConfig):
-        weight = _custom_correction(str(named.tis_function_path))
+        weight = CustomCorrection(hooks.CUSTOM_TIS_FUNCTION_PATH.at(str(named.tis_function_path)))
     if gate is None and not named.is_self_normalized:
         return weight
     return InStages(weight, gate, named.counted if named.is_self_normalized else None)

@@ -164,6 +164,7 @@ def custom_source(path: str, *, seed: int) -> DataSource:
 def first_tasks(source: DataSource, n: int) -> list[Task]:
     """The tasks of the first `n` numbers, at most of one epoch, without the skipped ones."""
     count = n if source.num_tasks is None else min(n, source.num_tasks)
+    source = source.preview()
     tasks = (source.task(ordinal) for ordinal in range(count))
     return [task for task in tasks if not isinstance(task, Skipped)]
 

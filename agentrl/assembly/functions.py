@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.metrics import StepFunction, check_callback
@@ -25,27 +26,6 @@ def function_at(noun: str, path: str) -> object:
             f"{path} is a {type(imported).__name__}; name a function, or an object that is one."
         )
     return imported
-
-
-def checked(noun: str, path: str, check: Callable[[T], None]) -> T:
-    """The function at `package.module:name`, after its check. noun: its kind, for error texts.
-
-    Raises:
-        ConfigError: it cannot be imported, violates its contract, or fails.
-    """
-    function = cast(T, function_at(noun, path))
-    with Trying(path):
-        check(function)
-    return function
-
-
-def callback_at(path: str) -> StepFunction:
-    """The function at a path that is called with each step and its metrics.
-
-    Raises:
-        ConfigError: it cannot be imported, or takes other arguments.
-    """
-    return checked("callback", path, check_callback)
 
 
 class Trying:
@@ -69,3 +49,46 @@ class Trying:
             raise ConfigError(
                 f"{self._path} fails when it is tried out ({type(error).__name__}: {error}); mend it."
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Hook(Generic[T]):
+    """A kind of function that a run takes by its path.
+
+    noun: its kind, for error texts. signature: as a type. runs: when. changes: what it may change. example:
+    its path, or the place of one in the docs. check: its contract; None = it is tried out in the run's own
+    environment.
+    """
+
+    noun: str
+    signature: str
+    runs: str
+    changes: str
+    example: str
+    check: Callable[[T], None] | None = None
+
+    def at(self, path: str) -> T:
+        """The function at `package.module:name`, after its check.
+
+        Raises:
+            ConfigError: it cannot be imported, violates its contract, or fails.
+        """
+        function = cast(T, function_at(self.noun, path))
+        if self.check is not None:
+            with Trying(path):
+                self.check(function)
+        return function
+
+    def maybe(self, path: str | None) -> T | None:
+        """The same; None where there is no path."""
+        return None if path is None else self.at(path)
+
+
+CALLBACK: Hook[StepFunction] = Hook(
+    "callback",
+    "(int, Mapping[str, float]) -> object",
+    runs="with each step and its metrics, when they are logged",
+    changes="True ends the run",
+    example="[until_solved](#metrics-and-events)",
+    check=check_callback,
+)

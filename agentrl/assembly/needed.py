@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.functions import callback_at
+from agentrl.assembly.functions import CALLBACK
 from agentrl.assembly.load import load_run
 from agentrl.assembly.trust import check_trusted
 from agentrl.envs.registry import find
@@ -61,8 +61,7 @@ def _check_needs(config: RunConfig) -> None:
             f"num_rollout_workers = {config.num_players} starts as many processes, and this machine has "
             f"{cores} cores; set at most {_PLAYERS_PER_CORE * cores}."
         )
-    if config.observe.callback is not None:
-        callback_at(config.observe.callback)
+    CALLBACK.maybe(config.observe.callback)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     if config.observe.use_prometheus:

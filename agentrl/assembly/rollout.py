@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-from agentrl.algorithms.contract import (
-    check_buffer_filter,
-    check_group_filter,
-    check_post_process,
-    check_rollout_filter,
-)
-from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_context
-from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
-from agentrl.algorithms.post_process import RewardPostProcess
+from agentrl.algorithms.distillation import PrivilegedContext
+from agentrl.algorithms.filters import BufferFilter, GroupFilter
+from agentrl.assembly import hooks
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.functions import Trying, checked, function_at
+from agentrl.assembly.functions import Trying
 from agentrl.data import Prompt
 from agentrl.data.eval_sets import NO_SETTINGS, sets_of
 from agentrl.envs import AnyEnv, PlayEpisode, play
-from agentrl.envs.contract import check_generate
-from agentrl.envs.generate import Generate, generating
+from agentrl.envs.config import GenerateChoice
+from agentrl.envs.contract import check_generate, check_sample_hook
+from agentrl.envs.generate import generating
+from agentrl.envs.sample_hook import hooked
+from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
+from agentrl.rollout.own_rollout import FunctionProducer, RolloutFunction
 from agentrl.rollout.player import Player
 from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.staleness import GroupPlaces, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
-F = TypeVar("F")
-
 
 class Filters(NamedTuple):
-    """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts.
+    """The functions that decide what a run plays and trains on, where it has any.
 
-    privileged: what a teacher reads besides the prompts. post_process: changes the scores of a batch. reused:
-    of the data buffer.
+    drops: dynamic sampling. choose: of an over-sampled batch. privileged: what a teacher reads besides the
+    prompts. reused: of the data buffer. batch: those of a whole batch. play: plays one.
     """
 
     drops: GroupFilter | None = None
     choose: BufferFilter | None = None
-    removed: RolloutFilter | None = None
     privileged: PrivilegedContext | None = None
-    post_process: RewardPostProcess | None = None
     reused: BufferFilter | None = None
+    batch: BatchFunctions | None = None
+    play: RolloutFunction | None = None
 
 
 def build_filters(config: RolloutConfig) -> Filters:
@@ -52,49 +48,67 @@ def build_filters(config: RolloutConfig) -> Filters:
     Raises:
         ConfigError: one cannot be imported, or violates its contract.
     """
+    of_batch = BatchFunctions(
+        hooks.ROLLOUT_SAMPLE_FILTER_PATH.maybe(config.rollout_sample_filter_path),
+        hooks.CUSTOM_CONVERT_SAMPLES_TO_TRAIN_DATA_PATH.maybe(
+            config.custom_convert_samples_to_train_data_path
+        ),
+        hooks.CUSTOM_REWARD_POST_PROCESS_PATH.maybe(config.custom_reward_post_process_path),
+        hooks.CUSTOM_ROLLOUT_LOG_FUNCTION_PATH.maybe(config.custom_rollout_log_function_path),
+        hooks.CUSTOM_UPDATE_WEIGHT_POST_WRITE_PATH.maybe(config.custom_update_weight_post_write_path),
+    )
     return Filters(
-        _filter_at(config.dynamic_sampling_filter_path, check_group_filter),
-        _filter_at(config.buffer_filter_path, check_buffer_filter),
-        _filter_at(config.rollout_sample_filter_path, check_rollout_filter),
-        _filter_at(config.privileged_context_path, check_privileged_context, "privileged context"),
-        _filter_at(config.custom_reward_post_process_path, check_post_process, "reward post-processing"),
-        _filter_at(config.data_buffer_filter_path, check_buffer_filter),
+        hooks.DYNAMIC_SAMPLING_FILTER_PATH.maybe(config.dynamic_sampling_filter_path),
+        hooks.BUFFER_FILTER_PATH.maybe(config.buffer_filter_path),
+        hooks.PRIVILEGED_CONTEXT_PATH.maybe(config.privileged_context_path),
+        hooks.DATA_BUFFER_FILTER_PATH.maybe(config.data_buffer_filter_path),
+        None if of_batch == BatchFunctions() else of_batch,
+        hooks.ROLLOUT_FUNCTION_PATH.maybe(config.rollout_function_path),
     )
 
 
-async def build_play(path: str | None, make_env: Callable[[], AnyEnv], task: Task | None) -> PlayEpisode:
-    """The function that plays an episode: `agentrl.play`, or one that plays by the generate function at a
-    path.
+async def build_play(
+    choice: GenerateChoice, make_env: Callable[[], AnyEnv], task: Task | None
+) -> PlayEpisode:
+    """The function that plays an episode: `agentrl.play`, or one that plays by functions by path.
 
-    task: the generate function is tried out on it; None = there is no task.
+    task: they are tried out on it; None = there is no task.
 
     Raises:
-        ConfigError: the generate function cannot be imported, or violates its contract.
-        UserError: the environment has several agents.
+        ConfigError: a function cannot be imported, or violates its contract.
+        UserError: the environment has several agents, and there is a generate function.
     """
-    if path is None:
-        return play
-    generate = cast(Generate, function_at("generate function", path))
+    generate, hook = choice.custom_generate_function_path, choice.rollout_sample_hook_path
+    plays = play
+    if generate is not None:
+        function = hooks.CUSTOM_GENERATE_FUNCTION_PATH.at(generate)
+        plays = generating(function)
+        if task is not None:
+            with Trying(generate):
+                await check_generate(function, make_env, task)
+    if hook is None:
+        return plays
+    sees = hooks.ROLLOUT_SAMPLE_HOOK_PATH.at(hook)
     if task is not None:
-        with Trying(path):
-            await check_generate(generate, make_env, task)
-    return generating(generate)
+        with Trying(hook):
+            await check_sample_hook(sees, make_env, task)
+    return hooked(plays, sees)
 
 
 def build_producer(
     config: RolloutConfig,
     next_prompt: Callable[[], Prompt],
     player: Player,
-    choose: BufferFilter | None,
+    filters: Filters,
     *,
     num_batches: int,
 ) -> Producer:
-    """The producer of a run's batches.
-
-    choose: the buffer filter of an over-sampled batch. num_batches: until the run ends (count).
-    """
+    """The producer of a run's batches. num_batches: until the run ends (count)."""
     settings = producer_settings(config, num_batches=num_batches)
-    size = config.over_sampling_batch_size
+    size, choose = config.over_sampling_batch_size, filters.choose
+    if filters.play is not None:
+        early, step = EarlyEnd(player.cancelled), config.num_rollout - num_batches
+        return FunctionProducer(next_prompt, player.play, settings, filters.play, early, step)
     if size is not None and not config.is_async:
         over_sampling = OverSampling(size, player.cancelled, choose)
         return OverSamplingProducer(next_prompt, player.play, settings, over_sampling)
@@ -142,7 +156,3 @@ def staleness_policy(config: RolloutConfig) -> StalenessPolicy:
     if config.staleness_policy == "ready_first":
         return ReadyFirst(places)
     return Window(places, config.staleness_window or size)
-
-
-def _filter_at(path: str | None, check: Callable[[F], None], noun: str = "filter") -> F | None:
-    return None if path is None else checked(noun, path, check)

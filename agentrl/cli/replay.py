@@ -91,8 +91,8 @@ async def _differences(
     folder: Path, entry: Entry, env_id: str | None, env_kwargs: Mapping[str, JSON] | None
 ) -> list[Difference]:
     remedy = "name the environment of the episode with --env"
-    make_env, generate = recorded_env(folder, entry.episode.env_id, env_id, env_kwargs, remedy=remedy)
-    play_episode = await build_play(generate, make_env, None)
+    make_env, choice = recorded_env(folder, entry.episode.env_id, env_id, env_kwargs, remedy=remedy)
+    play_episode = await build_play(choice, make_env, None)
     return await replay_episode(make_env(), entry.episode, entry.verdicts, play_episode)
 
 

@@ -93,8 +93,8 @@ def _rescorer(folder: Path, rewards: NewRewards, files: str) -> Rescorer:
     if rewards.steps != "again":
         return Rescorer(folder, rewards)
     first = next((entry.episode for path in files_of(folder, files) for entry in read_journal(path)), None)
-    make_env, generate = recorded_env(folder, "" if first is None else first.env_id, None, None)
-    play_episode = run_until_signal(build_play(generate, make_env, None))
+    make_env, choice = recorded_env(folder, "" if first is None else first.env_id, None, None)
+    play_episode = run_until_signal(build_play(choice, make_env, None))
     return Rescorer(folder, rewards, make_env, play_episode)
 
 

@@ -10,9 +10,18 @@ from agentrl.data.columns import Columns
 from agentrl.data.contract import check_data_source
 from agentrl.data.files import FileSource
 from agentrl.data.mixture import Mixture
-from agentrl.data.source import DataSource, Prompt, PromptStream, Skipped, TaskSource, world_seed
+from agentrl.data.source import (
+    AdaptiveSource,
+    DataSource,
+    Prompt,
+    PromptStream,
+    Skipped,
+    TaskSource,
+    world_seed,
+)
 
 __all__ = [
+    "AdaptiveSource",
     "Bounded",
     "Columns",
     "DataSource",

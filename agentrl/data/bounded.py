@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from agentrl.data.source import TOO_LONG, DataSource, Prompt, Skipped
-from agentrl.types import Task
+from agentrl.types import JSON, Group, Task
 
 
 class Bounded(DataSource):
@@ -39,6 +39,22 @@ class Bounded(DataSource):
         """The prompt of a number, or `Skipped` where it is too long."""
         prompt = self._source.prompt(ordinal)
         return prompt if isinstance(prompt, Skipped) else self._skipped(prompt.task, ordinal) or prompt
+
+    def add_groups(self, groups: Sequence[Group]) -> None:
+        """The source hears of them."""
+        self._source.add_groups(groups)
+
+    def state(self, pending: Iterable[int]) -> JSON:
+        """That of the source."""
+        return self._source.state(pending)
+
+    def restore(self, state: JSON) -> None:
+        """Restore the source."""
+        self._source.restore(state)
+
+    def preview(self) -> DataSource:
+        """The same over a preview of the source."""
+        return Bounded(self._source.preview(), most=self._most, length=self._length)
 
     def _skipped(self, task: Task, ordinal: int) -> Skipped | None:
         length = self._length(task)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
-from agentrl.data.source import DataSource, Prompt, Skipped
+from agentrl.data.source import AdaptiveSource, DataSource, Prompt, Skipped
 from agentrl.types import Message, Task
 
 _FIRST = 8
@@ -19,7 +20,8 @@ def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSour
     - a `fingerprint`: the same text;
     - for any ordinal a `Prompt` with that number, or `Skipped`; the first eight ordinals and 10,007 are
       requested;
-    - the same prompts, in any order of the requests.
+    - the same prompts, in any order of the requests; of an `AdaptiveSource`, in their order, and the same
+      ones where it goes on with what `save` returned.
 
     Returns:
         The first of the two sources.
@@ -35,6 +37,9 @@ def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSour
         raise ValueError(
             "two sources that were made alike have two fingerprints; make it of the content alone"
         )
+    if isinstance(source, AdaptiveSource) and isinstance(other, AdaptiveSource):
+        _check_adaptive(source, other)
+        return source
     ordinals = (*range(_FIRST), _FAR)
     first = {ordinal: source.prompt(ordinal) for ordinal in ordinals}
     for ordinal, prompt in first.items():
@@ -47,6 +52,23 @@ def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSour
                     'random.Random(f"{self.seed}/{ordinal}"), and keep no count of the calls'
                 )
     return source
+
+
+def _check_adaptive(source: AdaptiveSource, other: AdaptiveSource) -> None:
+    """Check the draws of two sources, one of which goes on where the other was saved."""
+    first = [source.preview().task(ordinal) for ordinal in range(_FIRST)]
+    drawing = other.preview()
+    for ordinal in range(_FIRST // 2):
+        _check_prompt(drawing.prompt(ordinal), ordinal)
+    pending = (1, 3)
+    state = json.loads(json.dumps(drawing.state(pending)))
+    other.restore(state)
+    for ordinal in (*pending, *range(_FIRST // 2, _FIRST)):
+        if other.task(ordinal) != first[ordinal]:
+            raise ValueError(
+                f"prompt {ordinal} differed after `load` of what `save` returned; save all that `draw` "
+                'depends on, and draw with random.Random(f"{self.seed}/{ordinal}")'
+            )
 
 
 def _make_source(make: Callable[..., object], seed: int) -> DataSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from abc import ABC, abstractmethod
@@ -10,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from pydantic import TypeAdapter
+
 from agentrl.errors import ConfigError
-from agentrl.types import Task
+from agentrl.types import JSON, Group, Task
 
 TOO_LONG = "prompt_too_long"
 """The reason of a prompt that has more tokens than `rollout_max_prompt_len`."""
@@ -94,6 +97,105 @@ class DataSource(ABC):
                 "restore them, or start a new run."
             )
 
+    def add_groups(self, groups: Sequence[Group]) -> None:
+        """Hear of the groups of an iteration, once it has ended; a source that stays as it is does not."""
+        del groups
+
+    def state(self, pending: Iterable[int]) -> JSON:
+        """What a checkpoint keeps of it. pending: numbers that were drawn and will be requested again."""
+        del pending
+        return None
+
+    def restore(self, state: JSON) -> None:
+        """Be as it was at a checkpoint; before the first prompt of a run."""
+        del state
+
+    def preview(self) -> DataSource:
+        """A source of the same prompts, whose requests leave this one as it is."""
+        return self
+
+
+class AdaptiveSource(DataSource):
+    """A source whose next prompts depend on the groups that were played: a curriculum.
+
+    `draw` is called once for each number, in their order. What was drawn stays: a run that resumes has the
+    same prompts for groups that were in flight. Groups are heard of between two iterations, in the order of
+    their prompts; with max_staleness above 0, prompts of the next batches have been drawn by then.
+
+        class Doubling(AdaptiveSource):
+            fingerprint = "doubling 1"
+
+            def __init__(self, *, seed=0):
+                super().__init__(seed=seed)
+                self.largest = 10
+
+            def draw(self, ordinal):
+                number = random.Random(f"{self.seed}/{ordinal}").randrange(self.largest)
+                return Task.ask(f"{ordinal}", f"What is twice {number}?", str(2 * number))
+
+            def add_groups(self, groups):
+                if all(verdict.total == 1.0 for group in groups for verdict in group.verdicts):
+                    self.largest *= 2
+
+            def save(self):
+                return self.largest
+
+            def load(self, saved):
+                self.largest = saved
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self._drawn: dict[int, Task | Skipped] = {}
+        self._next = 0
+
+    @abstractmethod
+    def draw(self, ordinal: int) -> Task | Skipped:
+        """The next task."""
+
+    @abstractmethod
+    def save(self) -> JSON:
+        """What `draw` depends on besides its number and the seed."""
+
+    @abstractmethod
+    def load(self, saved: JSON) -> None:
+        """Go on with what `save` returned."""
+
+    def task(self, ordinal: int) -> Task | Skipped:
+        """The task of a number, which is drawn now unless it was."""
+        while self._next <= ordinal:
+            self._drawn[self._next] = self.draw(self._next)
+            self._next += 1
+        if ordinal not in self._drawn:
+            raise ConfigError(f"prompt {ordinal} was drawn and is over; it cannot be requested again.")
+        return self._drawn[ordinal]
+
+    def state(self, pending: Iterable[int]) -> JSON:
+        """What was drawn and is pending, and what the next draws depend on."""
+        kept = {n: task for n in pending if isinstance(task := self._drawn.get(n), Task)}
+        self._drawn = {n: task for n, task in self._drawn.items() if n in kept}
+        drawn = {str(n): _TASK.dump_python(task, mode="json") for n, task in kept.items()}
+        return {"next": self._next, "drawn": drawn, "own": self.save()}
+
+    def restore(self, state: JSON) -> None:
+        """Be as it was at a checkpoint.
+
+        Raises:
+            ConfigError: the checkpoint is of another source.
+        """
+        if not isinstance(state, dict) or not isinstance(drawn := state.get("drawn"), dict):
+            raise ConfigError("the run began with another source of prompts; restore data_source_path.")
+        self._next = int(str(state["next"]))
+        self._drawn = {int(n): _TASK.validate_python(task) for n, task in drawn.items()}
+        self.load(state["own"])
+
+    def preview(self) -> DataSource:
+        """A copy, which draws without an effect on this one."""
+        return copy.deepcopy(self)
+
+
+_TASK = TypeAdapter(Task)
+
 
 def world_seed(seed: int, ordinal: int) -> int:
     """The seed of the world that all episodes of a group share, for the prompt of this number."""
@@ -122,6 +224,14 @@ class PromptStream:
     def fingerprint(self) -> str:
         """That of the source."""
         return self.source.fingerprint
+
+    def add_groups(self, groups: Sequence[Group]) -> None:
+        """The source hears of the groups of an iteration, once it has ended."""
+        self.source.add_groups(groups)
+
+    def source_state(self, pending: Iterable[int]) -> JSON:
+        """What a checkpoint keeps of the source. pending: numbers that will be requested again."""
+        return self.source.state(pending)
 
     def next(self) -> Prompt:
         """The next prompt.

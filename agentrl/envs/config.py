@@ -86,6 +86,9 @@ class GenerateChoice(Section):
     custom_generate_function_path: ImportPath | None = None
     """Async function that plays an episode in its own way (package.module:function), in training and in
     evaluations, with the environment and the agent of the run; left out, turn by turn."""
+    rollout_sample_hook_path: ImportPath | None = None
+    """Function that sees each episode when it has ended, before its rewards, and may change its counts and
+    the rewards of its steps (package.module:function), in training and in evaluations."""
 
 
 class LimitChoice(Section):

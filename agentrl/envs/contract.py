@@ -14,6 +14,7 @@ from agentrl.envs.generate import Generate, generating
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.own_tokens import NeedsTokensError
 from agentrl.envs.play import PlayEpisode, play
+from agentrl.envs.sample_hook import SampleHook, hooked
 from agentrl.envs.scoring import AnswerReward, GroupReward, Scorer, graded
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import StageError
@@ -96,6 +97,21 @@ async def check_generate(
             "a second episode of the same seed went otherwise; draw with random.Random(episode.seed), and "
             "keep no state between episodes"
         )
+
+
+async def check_sample_hook(
+    hook: SampleHook, make_env: Callable[[], AnyEnv] | None = None, task: Task = _TASK
+) -> None:
+    """Check a sample hook: it gets an episode of `task` that the scripted agent has played.
+
+    An environment that fails is no fault of the hook, which is then not checked.
+
+    Raises:
+        ValueError: it raised, or changed more of the episode than it may.
+    """
+    failure = (await _played(hooked(play, hook), make_env or _Quiz, task)).failure
+    if failure is not None and failure.stage == "sample_hook":
+        raise ValueError(f"it failed on an episode of the task `{task.id}` ({failure.detail})")
 
 
 async def _played(play_episode: PlayEpisode, make_env: Callable[[], AnyEnv], task: Task) -> Episode:

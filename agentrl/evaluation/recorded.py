@@ -9,6 +9,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import EnvFactory, env_factory, run_env_factory
 from agentrl.assembly.trust import read_trusted
 from agentrl.config import Section, parse
+from agentrl.envs.config import GenerateChoice
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalSettings
 from agentrl.types import JSON
@@ -28,7 +29,7 @@ def recorded_env(
     env_kwargs: Mapping[str, JSON] | None,
     *,
     remedy: str = "restore that file",
-) -> tuple[EnvFactory, str | None]:
+) -> tuple[EnvFactory, GenerateChoice]:
     """The environment of a run, of an eval-only run or of a cell of a benchmark, and the path of the function
     that played its episodes; or the named environment.
 
@@ -40,7 +41,7 @@ def recorded_env(
             these arguments.
     """
     if env_id is not None:
-        return env_factory(env_id, env_kwargs or {}), None
+        return env_factory(env_id, env_kwargs or {}), GenerateChoice()
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no config.toml; {remedy}.")
@@ -50,8 +51,8 @@ def recorded_env(
         if env_kwargs is not None:
             env = config.env.model_copy(update={"env_kwargs": env_kwargs})
             config = config.model_copy(update={"env": env})
-        return run_env_factory(config, {}), config.env.custom_generate_function_path
+        return run_env_factory(config, {}), config.env
     section = parse(_EvalFolder, {"eval": values.get("eval", {})}, source=str(path)).eval
     kwargs = section.env_kwargs if env_kwargs is None else env_kwargs
     make_env = env_factory(recorded_id, kwargs, tools=section, reward=section)
-    return make_env, section.custom_generate_function_path
+    return make_env, section

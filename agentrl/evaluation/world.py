@@ -67,7 +67,7 @@ class EvalWorld:
         sets = _sets(config, env)
         first = next((held.tasks[0] for held in sets.values() if held.tasks), None)
         scorer = await build_scorer(section, make_env, first, addresses)
-        play_episode = await build_play(section.custom_generate_function_path, make_env, first)
+        play_episode = await build_play(section, make_env, first)
         graded = await graded_as(section, factory, sets, addresses)
         return cls(make_env, env, sets, scorer, play_episode, graded)
 

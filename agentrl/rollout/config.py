@@ -27,8 +27,8 @@ _OF_PLAYING = (
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
     *("staleness_policy", "staleness_window", "async_buffer_size", "privileged_context_path"),
-    "custom_reward_post_process_path",
-    "num_rollout_workers",
+    *("custom_reward_post_process_path", "rollout_function_path"),
+    *("custom_update_weight_post_write_path", "num_rollout_workers"),
 )
 
 
@@ -108,6 +108,9 @@ class GroupSection(Section):
     """Time that a group may take (seconds): its episodes that are still in play end there, truncated, and are
     scored and trained with their siblings, so that a straggler holds up nobody; the time in which a colocated
     engine has released its memory is not counted; left out, only the limits of each episode hold."""
+    rollout_function_path: ImportPath | None = None
+    """Async function that plays a batch in its own way (package.module:name): it draws prompts, has them
+    played, and returns the groups of the batch."""
     dynamic_sampling_filter_path: ImportPath | None = None
     """Function that drops a group, so that another one is played for it (package.module:name), such as
     agentrl.algorithms.filters:zero_std; left out, every complete group is in the batch."""
@@ -126,6 +129,13 @@ class GroupSection(Section):
     custom_reward_post_process_path: ImportPath | None = None
     """Function that changes the scores of a whole batch before advantages are computed from them
     (package.module:name); metrics and journal keep those before, too."""
+    custom_convert_samples_to_train_data_path: ImportPath | None = None
+    """Function that takes single tokens of a batch out of the loss, or adds numbers to them that a loss reads
+    (package.module:name)."""
+    custom_rollout_log_function_path: ImportPath | None = None
+    """Function from the groups of an iteration to metrics of your own (package.module:name)."""
+    custom_update_weight_post_write_path: ImportPath | None = None
+    """Function that is called when the engine serves new weights (package.module:name)."""
     privileged_context_path: ImportPath | None = None
     """Function whose text the prompts of a teacher have and those of the policy have not
     (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
@@ -213,7 +223,10 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
     @property
     def without_effect(self) -> Mapping[str, str]:
         """The choice among groups where none are left over, or in flight between two batches."""
-        unused = {}
+        unused: dict[str, str] = {}
+        if self.rollout_function_path is not None:
+            why = "with rollout_function_path, which starts the groups of a batch itself; drop one"
+            unused |= dict.fromkeys(("over_sampling_batch_size", "max_staleness", "partial_rollout"), why)
         if self.over_sampling_batch_size is None:
             unused["buffer_filter_path"] = "without over_sampling_batch_size; add it"
         elif self.is_async:
@@ -281,7 +294,10 @@ class RolloutConfig(StalenessSection, GroupSection, SamplingSection, BatchSectio
             return {}
         is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
         split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
-        functions = ("rollout_sample_filter_path", "custom_reward_post_process_path")
+        functions = (
+            *("rollout_sample_filter_path", "custom_reward_post_process_path"),
+            *("custom_convert_samples_to_train_data_path", "custom_update_weight_post_write_path"),
+        )
         buffer = ("data_buffer_size", "data_buffer_groups", "data_buffer_filter_path")
         of_training = ("max_idle_rollouts", "update_weights_interval", *buffer)
         return dict.fromkeys((*split, *functions, *of_training), PLAYS_ONLY)
@@ -369,6 +385,9 @@ class EvalSection(EvalSampling):
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
     skip_eval_before_train: bool = False
     """Begin without the evaluation of the model as it is, before and after a warm start."""
+    eval_function_path: ImportPath | None = None
+    """Async function that plays each evaluation of a run in its own way, and returns metrics of its own
+    (package.module:name); left out, each set is played, sampled and greedily."""
     async_eval: Annotated[bool | None, Changes.COURSE] = None
     """Training goes on while an evaluation between two iterations plays. One that is due meanwhile begins
     when that one has ended, with the weights of then. Left out, on where groups go on across batches

@@ -32,6 +32,7 @@ from agentrl.rollout.group_log import GroupLog
 from agentrl.rollout.saved import SavedGroups
 from agentrl.run.stages import StageTime
 from agentrl.runtime.ownership import open_file, read_file
+from agentrl.types import JSON
 from agentrl.types.seams import Trainer
 
 STATE, TRAINER, CHECKSUMS, GROUPS = "state.json", "trainer", "checksums.json", "groups.jsonl"
@@ -92,6 +93,8 @@ class RunState(Section):
     """The iterations in a row up to now that trained on nothing (count)."""
     data_buffer: tuple[tuple[int, str], ...] = ()
     """Groups that are kept to be trained on once more, each by its step and its id; the journal has them."""
+    data_source: JSON = None
+    """What a source of prompts that learns from groups depends on."""
     controls: dict[str, float] = Field(default_factory=dict)
     """Coefficients and baselines that the algorithm adapts, by name."""
 

@@ -24,7 +24,8 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.fit import longest_row_that_fits
-from agentrl.assembly.functions import callback_at
+from agentrl.assembly.functions import CALLBACK
+from agentrl.assembly.hooks import EVAL_FUNCTION_PATH
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import BF16, FP32, TorchRank
 from agentrl.assembly.model import model_source
@@ -201,8 +202,8 @@ async def _try_functions(
     sets = data.held_out or {}
     here = {name: held for name, held in sets.items() if held.own.reward not in CALL_SERVERS}
     await graded_sets(config, here, addresses)
-    if config.observe.callback is not None:
-        callback_at(config.observe.callback)
+    CALLBACK.maybe(config.observe.callback)
+    EVAL_FUNCTION_PATH.maybe(config.eval.eval_function_path)
 
 
 async def _misfits(config: RunConfig, env: AnyEnv, data: RunData) -> list[str]:

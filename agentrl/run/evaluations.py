@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agentrl.assembly.config import RunConfig
-from agentrl.evaluation.episodes import Evaluation
 from agentrl.run.checkpoints import RunState
-from agentrl.run.held_out import MODES, HeldOut, eval_metrics, version_metrics
+from agentrl.run.held_out import MODES, Evaluated, HeldOut, eval_metrics, version_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
 from agentrl.types.seams import Engine
 
@@ -32,7 +31,7 @@ class _Started:
     name: str
     step: int
     due: tuple[int, ...]
-    task: asyncio.Task[dict[str, Evaluation]]
+    task: asyncio.Task[Evaluated]
 
 
 @dataclass(slots=True)
@@ -104,8 +103,8 @@ class Evaluations:
         most, step = self._most_prompts, self.progress.step
         with self.records.watch.stage(EVALUATION, self.held_out.num_episodes(most)):
             await self._send_weights()
-            evaluations = await self.held_out.evaluations(most)
-            milestone = await _journalled(self.records, name, step, evaluations, in_table=in_table)
+            evaluated = await self.held_out.evaluations(step, most)
+            milestone = await _journalled(self.records, name, step, evaluated, in_table=in_table)
         due, self.waiting = tuple(self.waiting), []
         # It was not due itself, so that it is in the place of all that were.
         self._record(milestone, {"delay": float(step - due[-1]) if due else 0.0, "replaced": float(len(due))})
@@ -140,7 +139,7 @@ class Evaluations:
         begins = bool(self.waiting) and self._started is None and has_version
         if begins:
             await self._send_weights()
-            task = asyncio.create_task(self.held_out.evaluations(self._most_prompts))
+            task = asyncio.create_task(self.held_out.evaluations(step, self._most_prompts))
             self._started, self.waiting = _Started(name, step, tuple(self.waiting), task), []
         return is_due or has_ended or begins
 
@@ -207,8 +206,8 @@ class Evaluations:
         """Record the evaluation that has ended."""
         started, self._started = self._started, None
         assert started is not None, "an evaluation has ended"
-        evaluations = started.task.result()
-        milestone = await _journalled(self.records, started.name, started.step, evaluations, in_table=False)
+        evaluated = started.task.result()
+        milestone = await _journalled(self.records, started.name, started.step, evaluated, in_table=False)
         delay, replaced = started.step - started.due[-1], len(started.due) - 1
         self._record(milestone, {"delay": float(delay), "replaced": float(replaced)})
 
@@ -216,7 +215,7 @@ class Evaluations:
         """Log a milestone. beside: what is measured of an evaluation beside training."""
         progress, evaluations = self.progress, milestone.evaluations
         progress.milestones.append(milestone)
-        metrics = eval_metrics(evaluations)
+        metrics = {**eval_metrics(evaluations), **milestone.own}
         if self.config.evaluates_beside:
             # The shares of versions that this one did not have are no part of it.
             earlier = {n: value for n, value in progress.latest.items() if "/version_share/" not in n}
@@ -229,15 +228,15 @@ class Evaluations:
 
 
 async def _journalled(
-    records: Records, name: str, step: int, evaluations: Mapping[str, Evaluation], *, in_table: bool
+    records: Records, name: str, step: int, evaluated: Evaluated, *, in_table: bool
 ) -> Milestone:
     """The milestone of an evaluation, whose episodes are in the journal."""
     journal, files = records.journal, dict[str, str]()
-    for key, evaluation in evaluations.items():
+    for key, evaluation in evaluated.parts.items():
         # The name too: before and after a warm start are both step 0.
         path = await journal.write_eval(f"{key} {name}", step, evaluation.entries())
         files[key] = str(path.relative_to(records.folder.path))
-    return Milestone(name, step, in_table, evaluations, files)
+    return Milestone(name, step, in_table, evaluated.parts, files, evaluated.own)
 
 
 def shown(progress: Progress) -> dict[str, str]:

@@ -11,15 +11,18 @@ from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import HeldOutSet, RunData
 from agentrl.assembly.env import EnvFactory, run_env_factory
+from agentrl.assembly.hooks import EVAL_FUNCTION_PATH
 from agentrl.assembly.policy import agent_factory
 from agentrl.assembly.rewards import graded_as
 from agentrl.envs import AnyEnv, Scorer
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import policy_agents
+from agentrl.errors import UserError
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting, summarize
 from agentrl.records import read_journal
 from agentrl.rollout.agent import SamplingSettings
+from agentrl.rollout.own_evaluation import EvalFunction, EvaluationInPlay, PlayedPrompts, evaluated
 from agentrl.run.parts import World, sampling_of
 from agentrl.types.seams import Engine, Policy
 
@@ -65,11 +68,19 @@ class PlayedSet(NamedTuple):
         return self.held.num_prompts(name, self.number if most is None else min(self.number, most))
 
 
+class Evaluated(NamedTuple):
+    """What an evaluation has played, by the name of each part; and metrics of a function of the user."""
+
+    parts: Mapping[str, Evaluation]
+    own: Mapping[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """The evaluation of a policy: each set of prompts in two modes, sampled and greedily (temperature 0).
 
     sets: by name, "" for a single one. An evaluation is named by its mode, in a named set by NAME/MODE.
+    function: plays an evaluation in its own way; None = each set in each mode.
     """
 
     world: World
@@ -77,6 +88,7 @@ class HeldOut:
     sets: Mapping[str, PlayedSet]
     split: str
     seed: int
+    function: EvalFunction | None = None
 
     @classmethod
     def of(
@@ -90,7 +102,8 @@ class HeldOut:
             return None
 
         sets = {name: PlayedSet.of(config, held, graded.get(name)) for name, held in data.held_out.items()}
-        return cls(world, engine, sets, config.eval.eval_split, config.run.seed)
+        section, function = config.eval, EVAL_FUNCTION_PATH.maybe(config.eval.eval_function_path)
+        return cls(world, engine, sets, section.eval_split, config.run.seed, function)
 
     def num_episodes(self, most: int | None = None) -> int:
         """Episodes of one evaluation (count). most: prompts of each set."""
@@ -98,17 +111,27 @@ class HeldOut:
             played.num_prompts(name, most) * (played.samples + 1) for name, played in self.sets.items()
         )
 
-    async def evaluations(self, most: int | None = None) -> dict[str, Evaluation]:
-        """Play the prompts of each set, at most `most` of them, in each mode."""
+    async def evaluations(self, step: int, most: int | None = None) -> Evaluated:
+        """Play the prompts of each set, at most `most` of them, in each mode; or what a function plays.
+
+        step: the iteration after which it is.
+        """
         evaluations: dict[str, Evaluation] = {}
-        for name, played in self.sets.items():
-            number, sampling = played.num_prompts(name, most), played.sampling
-            evaluations[_named(name, SAMPLED)] = await self._evaluation(
-                name, sampling, number, played.samples
-            )
-            greedy = replace(sampling, temperature=0.0)
-            evaluations[_named(name, GREEDY)] = await self._evaluation(name, greedy, number, 1)
-        return evaluations
+
+        async def play(name: str, greedy: bool, number: int | None) -> PlayedPrompts:
+            key = _named(name, GREEDY if greedy else SAMPLED)
+            if key in evaluations:
+                raise UserError(f"{key} has been played in this evaluation; play it once.")
+            fewest = min((n for n in (number, most) if n is not None), default=None)
+            played = evaluations[key] = await self._evaluation(name, fewest, greedy=greedy)
+            return PlayedPrompts(played.report.mean, played.episodes, played.verdicts)
+
+        in_play = EvaluationInPlay(step, tuple(self.sets), play)
+        if self.function is None:
+            await in_play.play_all()
+            return Evaluated(evaluations, {})
+        own = await evaluated(self.function, in_play, lambda: eval_metrics(evaluations))
+        return Evaluated(evaluations, own)
 
     def restored(self, journal: Mapping[str, Path], seconds: Mapping[str, float]) -> dict[str, Evaluation]:
         """The evaluations that stand in the journal, by name.
@@ -131,10 +154,10 @@ class HeldOut:
     def _setting(self, env: AnyEnv, name: str, temperature: float) -> EvalSetting:
         return EvalSetting(env.id, name or self.split, temperature, env.breakdown)
 
-    async def _evaluation(
-        self, name: str, sampling: SamplingSettings, number: int, samples: int
-    ) -> Evaluation:
+    async def _evaluation(self, name: str, most: int | None, *, greedy: bool) -> Evaluation:
         world, played = self.world, self.sets[name]
+        sampling = replace(played.sampling, temperature=0.0) if greedy else played.sampling
+        number, samples = played.num_prompts(name, most), 1 if greedy else played.samples
         make_env, scorer = played.graded or (world.make_env, world.scorer)
         make_agent = agent_factory(self.policy, world.renderer, sampling)
         evaluator = Evaluator(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from agentrl.assembly.config import RunConfig
+from agentrl.errors import StageError, UserError
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
@@ -19,6 +20,8 @@ from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.stages import LagMeter
 from agentrl.run.states import AnyLoop, Prompts, RunStates
 from agentrl.runtime.event_loop import to_its_end
+from agentrl.runtime.stage import stage
+from agentrl.types import Group
 from agentrl.types.seams import Engine
 from agentrl.view.console import StageBar
 
@@ -93,8 +96,10 @@ class Iterations:
             metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
             seed = f"drift/{self.config.run.seed}/{iteration.step}"
             metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
+            metrics.update(await self._own_metrics(iteration))
             self.progress.state = None  # until the journal has this step, no checkpoint may say that it has
             await self._record(iteration)
+        await self._adapt(_played(iteration))
         self.records.forget(await self.states.take(self.loop, self.prompts))
 
     def show(self, iteration: Iteration) -> None:
@@ -130,6 +135,29 @@ class Iterations:
         if step % self.config.checkpoint.save_interval == 0 or self.evaluations.may_be_best(step):
             await self.save()
 
+    async def _adapt(self, groups: Sequence[Group]) -> None:
+        """The source of prompts hears of the groups: its next prompts may depend on them.
+
+        Raises:
+            UserError: it failed.
+        """
+        try:
+            async with stage("data", None):
+                self.prompts.add_groups(groups)
+        except StageError as error:
+            raise UserError(f"the source of prompts failed ({error.detail}); mend it.") from error
+
+    async def _own_metrics(self, iteration: Iteration) -> dict[str, float]:
+        """Those of a function of the user; where it fails, none: a run is worth more."""
+        if self.loop.functions is None:
+            return {}
+        step, groups = iteration.step + 1, _played(iteration)
+        try:
+            return await self.loop.functions.metrics(step, groups, iteration.metrics)
+        except UserError as error:
+            self.records.console.line(f"Warning: {error}")
+            return {}
+
     async def _record(self, iteration: Iteration) -> None:
         records, step = self.records, iteration.step + 1
         self.progress.step = step
@@ -141,3 +169,8 @@ class Iterations:
         events = {} if self.engine is None else self.engine.counts
         counts = {f"engine/{name}": float(count) for name, count in events.items()}
         records.log(step, iteration.metrics | counts)
+
+
+def _played(iteration: Iteration) -> list[Group]:
+    """The complete groups of an iteration, dropped ones too, in the order of their prompts."""
+    return [outcome.group for outcome in iteration.outcomes if outcome.group is not None]

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from agentrl.algorithms.corrections import CorrectionWatch
-from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
-from agentrl.algorithms.post_process import RewardPostProcess, post_processed
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
-from agentrl.errors import StageError, TokenLawError, UserError
+from agentrl.errors import TokenLawError
+from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.rollout.cadence import Cadence, MovingReference, Publishing, Times
 from agentrl.rollout.group import LEFT_OUT, GroupOutcome
 from agentrl.rollout.producer import Rollouts
@@ -29,7 +28,6 @@ from agentrl.run.credit import NO_CREDIT, Credited, Crediting
 from agentrl.run.data_buffer import DataBuffer, Kept, data_buffer_metrics
 from agentrl.run.metrics import mean_score, rollout_metrics, staleness_metrics
 from agentrl.runtime.activity import TAKE, working
-from agentrl.runtime.stage import stage
 from agentrl.trainer.recording import Phase
 from agentrl.types import FloatArray, Group, RolloutId
 from agentrl.types.seams import PublishReport, StepReport, Trainer, WeightSink
@@ -88,8 +86,8 @@ class Loop:
 
     num_steps, num_epochs: most optimizer steps of a pass over a batch, and passes. in_progress: the current
     batch; empty between two iterations. watch: warns of a correction without effect.
-    laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
-    takes rollouts out of the loss; None = there is none. post_process: changes the scores of a batch.
+    laws: every trajectory is checked by them before it is scored or trained on. functions: of the user, of a
+    whole batch; None = there are none.
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
     of engine and trainer, where they share devices. moving: the reference; None = it does not move.
@@ -107,8 +105,7 @@ class Loop:
     laws: TokenLaws = field(default_factory=TokenLaws)
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
-    removed: RolloutFilter | None = None
-    post_process: RewardPostProcess | None = None
+    functions: BatchFunctions | None = None
     publishing: Publishing = field(default_factory=Publishing)
     overlaps: bool = False
     colocation: Colocation = field(default_factory=Colocation)
@@ -145,8 +142,8 @@ class IterationTraining:
 
     groups: complete ones, and those of the data buffer, `reused`. removed: see `Iteration`. staleness:
     metrics, before the updates of the batch. reports: of the optimizer steps that were not left out. flops:
-    operations of the policy's passes in these. unprocessed: the outcomes with the scores before
-    `post_process`; None = it was not called.
+    operations of the policy's passes in these. unprocessed: the outcomes with the scores before a function
+    changed them; None = there is none that does.
     """
 
     loop: Loop
@@ -193,12 +190,12 @@ class IterationTraining:
 
     async def score(self) -> None:
         """The credit, as far as it is known before the first update, of the scores that count."""
-        if self.loop.post_process is not None:
+        functions = self.loop.functions
+        if functions is not None and functions.post_process is not None:
             self.unprocessed = self.outcomes
             # Those of the data buffer have been processed before.
             reused = {kept.group.id for kept in self.reused}
-            others = [group for group in self.groups if group.id not in reused]
-            processed = await self._post_processed(self.loop.post_process, others)
+            processed = await functions.scored([group for group in self.groups if group.id not in reused])
             await self.choose([*processed, *(group for group in self.groups if group.id in reused)])
         self.credited = await self._crediting.before(self.batch)
 
@@ -221,6 +218,8 @@ class IterationTraining:
         if loop.sink is not None:
             report = await loop.trainer.publish(loop.sink, version=version)
         loop.in_progress.has_new_weights = False
+        if loop.functions is not None:
+            await loop.functions.published(report)
         return report
 
     def iteration(self, times: Times, published: PublishReport | None) -> Iteration:
@@ -270,9 +269,12 @@ class IterationTraining:
         return _averaged(self.reports)
 
     async def _check(self, groups: Sequence[Group]) -> None:
-        self.groups = groups
-        removed = self.loop.in_progress.removed = await self._removed()
+        self.groups, functions = groups, self.loop.functions
+        removed = {} if functions is None else await functions.removed_of(groups)
+        self.loop.in_progress.removed = removed
         self.batch = self._checked(removed)
+        if functions is not None:
+            self.batch = await functions.converted(self.batch)
 
     @property
     def _crediting(self) -> Crediting:
@@ -298,22 +300,6 @@ class IterationTraining:
             raise
         return batch
 
-    async def _removed(self) -> Mapping[RolloutId, str]:
-        if self.loop.removed is None:
-            return {}
-        try:
-            async with stage("filter", None):
-                return removed_rollouts(self.loop.removed, self.groups)
-        except StageError as error:
-            raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
-
-    async def _post_processed(self, function: RewardPostProcess, groups: Sequence[Group]) -> Sequence[Group]:
-        try:
-            async with stage("reward", None):
-                return post_processed(function, groups)
-        except StageError as error:
-            raise UserError(f"the reward post-processing failed ({error.detail}); mend it.") from error
-
     async def _update(self, step: OptimizerStep) -> StepReport:
         loop = self.loop
         loop.in_progress.is_training = True
@@ -337,6 +323,7 @@ class PlayLoop:
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
     colocation: Colocation = field(default_factory=Colocation)
     data_buffer: DataBuffer | None = None
+    functions: BatchFunctions | None = None
 
     @property
     def version(self) -> int:

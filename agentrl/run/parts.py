@@ -17,7 +17,7 @@ from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
 from agentrl.assembly.fleet import ServedAdapters
-from agentrl.assembly.functions import callback_at
+from agentrl.assembly.functions import CALLBACK
 from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
 from agentrl.assembly.places import ProcessPlaces
@@ -159,7 +159,7 @@ class Records:
         """The outputs in the folder of a run; they continue what is there."""
         section, origin, observe = config.checkpoint, begun.origin, config.observe
         earlier = None if origin is None else Earlier(origin.state.step, origin.state.elapsed_s)
-        callback = None if observe.callback is None else Callback(callback_at(observe.callback))
+        callback = None if observe.callback is None else Callback(CALLBACK.at(observe.callback))
         metrics = opened_metrics(config, folder.path, console, callback, earlier)
         checkpoints = Checkpoints(
             folder.checkpoints, section.save_total_limit, config.best_metric, console.line
@@ -200,7 +200,7 @@ class Milestone:
     NAME/MODE of a named set of prompts.
 
     in_table: whether it is a row of the table, rather than a point in the middle of RL. files: its
-    journal, by evaluation.
+    journal, by evaluation. own: metrics of a function of the user.
     """
 
     name: str
@@ -208,6 +208,7 @@ class Milestone:
     in_table: bool
     evaluations: Mapping[str, Evaluation]
     files: Mapping[str, str]
+    own: Mapping[str, float] = field(default_factory=dict)
 
     def saved(self) -> SavedMilestone:
         """As a checkpoint keeps it."""
@@ -409,7 +410,7 @@ async def scoring_of(
     if config.rollout.replay is not None:
         return Scorer(make_env().rewards), play
     scorer = await build_scorer(config.env, make_env, task, addresses)
-    return scorer, await build_play(config.env.custom_generate_function_path, make_env, task)
+    return scorer, await build_play(config.env, make_env, task)
 
 
 def _longest(env: BaseEnv, config: RunConfig) -> int:

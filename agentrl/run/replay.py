@@ -20,7 +20,7 @@ from agentrl.records.journal import SUFFIX
 from agentrl.rollout.group import LEFT_OUT, GroupInProgress, GroupOutcome
 from agentrl.run.journal_entries import ordinal_of, outcomes_of
 from agentrl.runtime.ownership import open_file
-from agentrl.types import IntArray, TurnTokens
+from agentrl.types import Group, IntArray, TurnTokens
 
 _SKIPPED = "rollout/skipped/"
 
@@ -129,6 +129,12 @@ class Replay:
         """Record that `num_done` batches are done and the policy has this version."""
         del is_published
         self._num_done, self.version = num_done, version
+
+    def add_groups(self, groups: Sequence[Group]) -> None:
+        """Nothing: which groups come is settled."""
+
+    def source_state(self, pending: Iterable[int]) -> None:
+        """None: the journal is as it is."""
 
     def take_skipped(self) -> Mapping[str, int]:
         """The number of prompts that were skipped when the last taken step was played, by reason."""

@@ -46,13 +46,14 @@ class RunStates:
         """Take the state, once the journal has all that is before it."""
         records, progress = self.records, self.progress
         await records.journal.flush()
+        pending = (*loop.producer.pending, *prompts.pending)
         progress.state = RunState(
             attempt=records.attempt,
             step=progress.step,
             version=loop.version,
             source=prompts.fingerprint,
             next_ordinal=prompts.next_ordinal,
-            pending=(*loop.producer.pending, *prompts.pending),
+            pending=pending,
             skipped=dict(prompts.skipped),
             elapsed_s=records.metrics.elapsed_s,
             records=record_sizes(records.folder.path),
@@ -63,6 +64,7 @@ class RunStates:
             evaluating=self.evaluations.step,
             stages=records.watch.stages,
             data_buffer=() if loop.data_buffer is None else loop.data_buffer.saved,
+            data_source=prompts.source_state(pending),
             # A run that is resumed after this end goes on for as long again.
             idle_rollouts=0 if self.is_idle else progress.idle_rollouts,
             controls={} if self.algorithm is None else self.algorithm.controls.state(),

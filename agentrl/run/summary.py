@@ -177,23 +177,25 @@ def _steps(run: TrainingRun) -> list[Path]:
 
 def _rows(run: TrainingRun) -> list[ScoreRow]:
     return [
-        ScoreRow(milestone.name, dict(_scores(modes)), _parts(modes[GREEDY]), name)
+        ScoreRow(milestone.name, dict(_scores(modes)), _parts(modes.get(GREEDY)), name)
         for milestone in _in_table(run)
         for name, modes in by_set(milestone.evaluations).items()
     ]
 
 
 def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]]:
-    sampled = evaluations[SAMPLED].report
-    yield SAMPLED, sampled.mean
-    yield from ((f"{SAMPLED} pass@{k}", value) for k, value in sampled.pass_at.items())
-    yield GREEDY, evaluations[GREEDY].report.mean
+    for mode in (SAMPLED, GREEDY):
+        # A function of the user may have played one of them.
+        if mode in evaluations:
+            report = evaluations[mode].report
+            yield mode, report.mean
+            yield from ((f"{mode} pass@{k}", value) for k, value in report.pass_at.items())
 
 
-def _parts(greedy: Evaluation) -> dict[str, dict[str, float]]:
+def _parts(greedy: Evaluation | None) -> dict[str, dict[str, float]]:
     """The means by kind of task and by agent. Greedy episodes show the choices without sampling noise."""
     parts: dict[str, dict[str, float]] = {}
-    for part, mean in greedy.report.by.items():
+    for part, mean in () if greedy is None else greedy.report.by.items():
         key, _, value = part.partition("=")
         parts.setdefault(f"{GREEDY}, by {key}", {})[value] = mean
     return parts
@@ -228,8 +230,11 @@ def _step_name(path: Path) -> str:
 
 
 def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
-    """Some greedy episodes: of the first task of every kind, the same ones at every milestone."""
-    evaluation = next(iter(by_set(milestone.evaluations).values()))[GREEDY]
+    """Some episodes of the first task of every kind, the same at every milestone; greedy ones, if any."""
+    first = next(iter(by_set(milestone.evaluations).values()), {})
+    evaluation = first.get(GREEDY, first.get(SAMPLED))
+    if evaluation is None:
+        return []
     verdicts = {verdict.episode_id: verdict for verdict in reversed(evaluation.verdicts)}
     pairs = [(episode, verdicts[episode.id]) for episode in evaluation.episodes if episode.id in verdicts]
     firsts: dict[str, tuple[Episode, Verdict]] = {}

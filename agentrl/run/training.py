@@ -151,7 +151,9 @@ class TrainingRun:
     async def record(self) -> None:
         """The iterations of a run that only plays: the policy stays as it is."""
         producer, prompts = _rollouts(self, Colocation())
-        async with self._iterations(PlayLoop(producer), None, prompts) as iterations:
+        async with self._iterations(
+            PlayLoop(producer, functions=self.filters.batch), None, prompts
+        ) as iterations:
             await iterations.run()
 
     @asynccontextmanager
@@ -180,8 +182,7 @@ class TrainingRun:
             num_epochs=config.algorithm.ppo_epochs,
             watch=CorrectionWatch(config.algorithm.watched_correction),
             laws=TokenLaws(progress.source.vocab_size),
-            removed=self.filters.removed,
-            post_process=self.filters.post_process,
+            functions=self.filters.batch,
             publishing=Publishing.of(config.rollout),
             overlaps=config.rollout.is_async,
             colocation=colocation,
@@ -236,12 +237,14 @@ def _rollouts(run: TrainingRun, colocation: Colocation) -> tuple[Rollouts, Promp
     stream = PromptStream(run.prompts, ordinal)
     if origin is not None:
         stream.resume(origin.state.pending, origin.state.skipped)
+        run.prompts.restore(origin.state.data_source)
     assert run.engine is not None, "a run that plays has an engine"
     rollout, records, step = run.config.rollout, run.records, run.progress.step
     player = player_of(run.config, run.world, run.engine, run.filters, colocation.absence)
     player = replace(player, note=records.note)
     groups: Player = player if run.players is None else run.players.in_place_of(player)
-    choose, num_batches = run.filters.choose, rollout.num_rollout - step
-    producer = build_producer(rollout, stream.next, groups, choose, num_batches=num_batches)
+    producer = build_producer(
+        rollout, stream.next, groups, run.filters, num_batches=rollout.num_rollout - step
+    )
     producer.resume(version=version, saved=records.resumed_groups())
     return producer, stream

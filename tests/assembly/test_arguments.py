@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from agentrl.assembly.arguments import env_name, model_path, plain_settings, rows_beside, run_path
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.functions import callback_at, function_at
+from agentrl.assembly.functions import CALLBACK, function_at
 from agentrl.config import leaves
 from agentrl.data import Columns, FileSource
 from agentrl.envs import find
@@ -157,7 +157,7 @@ def test_a_callback_of_another_form_is_one_sentence(function, sentence):
 
     path = plain_settings({"callback": {"alone": alone, "waits": waits}[function]})["callback"]
     with pytest.raises(ConfigError, match=sentence):
-        callback_at(path)
+        CALLBACK.at(path)
 
 
 ROWS = [{"input": "Grüße?", "answer": "1", "facts": {"n": [1, 2.5, None]}}, {"input": "b", "answer": "2"}]

@@ -9,8 +9,9 @@ import pytest
 from agentrl import GroupReward, Task, make
 from agentrl.assembly.load import load_config
 from agentrl.assembly.rewards import build_scorer
-from agentrl.assembly.rollout import build_filters, build_play, build_producer
+from agentrl.assembly.rollout import Filters, build_filters, build_play, build_producer
 from agentrl.envs import Scorer, play
+from agentrl.envs.config import GenerateChoice
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.rollout.config import RolloutConfig
@@ -98,6 +99,10 @@ FILTERS = {
     "data_buffer_filter_path": reused_by,
     "rollout_sample_filter_path": lambda path: filters_of(rollout_sample_filter_path=path),
     "custom_reward_post_process_path": lambda path: filters_of(custom_reward_post_process_path=path),
+    "custom_convert_samples_to_train_data_path": lambda path: filters_of(
+        custom_convert_samples_to_train_data_path=path
+    ),
+    "custom_rollout_log_function_path": lambda path: filters_of(custom_rollout_log_function_path=path),
 }
 
 
@@ -106,7 +111,7 @@ def test_every_filter_is_imported_once_and_tried_out():
 
     filters = filters_of(dynamic_sampling_filter_path="keep", rollout_sample_filter_path="none")
     assert filters.drops is my_functions.keep
-    assert filters.removed is my_functions.none
+    assert filters.batch.removed is my_functions.none
     assert filters.choose is None
     assert my_functions.calls
     assert chosen_by("first").choose is my_functions.first
@@ -132,18 +137,22 @@ def test_a_filter_that_cannot_work_is_one_sentence(setting, path, sentence):
     assert "\n" not in str(caught.value)
 
 
+def generating_by(path):
+    return GenerateChoice(custom_generate_function_path=f"my_functions:{path}")
+
+
 async def test_episodes_are_played_by_the_function_of_the_path():
-    assert await build_play(None, Parrot, TASK) is play
-    play_episode = await build_play("my_functions:turn_by_turn", Parrot, TASK)
+    assert await build_play(GenerateChoice(), Parrot, TASK) is play
+    play_episode = await build_play(generating_by("turn_by_turn"), Parrot, TASK)
     assert play_episode is not play
-    assert await build_play("my_functions:idle", Parrot, None) is not play
+    assert await build_play(generating_by("idle"), Parrot, None) is not play
     for path, sentence in {
         "idle": "my_functions:idle: it failed on the task `t` .it returned without a turn",
         "same": "my_functions:same: it failed on the task `t`",
         "nowhere": "no generate function `my_functions:nowhere`",
     }.items():
         with pytest.raises(ConfigError, match=sentence):
-            await build_play(f"my_functions:{path}", Parrot, TASK)
+            await build_play(generating_by(path), Parrot, TASK)
 
 
 async def test_a_generate_function_for_several_agents_is_refused_before_the_run():
@@ -151,7 +160,7 @@ async def test_a_generate_function_for_several_agents_is_refused_before_the_run(
         return make("RockPaperScissors-v0")
 
     with pytest.raises(UserError, match="has several agents"):
-        await build_play("my_functions:turn_by_turn", several, several().tasks("train")[0])
+        await build_play(generating_by("turn_by_turn"), several, several().tasks("train")[0])
 
 
 def choice(**settings):
@@ -200,7 +209,7 @@ def test_the_producer_over_samples_where_that_is_set():
     player = GroupPlayer(Parrot, lambda: None, Scorer(), 2, 0, 0)
 
     def built(**settings):
-        return build_producer(RolloutConfig(**settings), lambda: None, player, None, num_batches=1)
+        return build_producer(RolloutConfig(**settings), lambda: None, player, Filters(), num_batches=1)
 
     assert type(built()) is Producer
     assert type(built(over_sampling_batch_size=40)) is OverSamplingProducer

@@ -12,6 +12,7 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.filters import has_signal
 from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import UserError
+from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
 from agentrl.trainer.plan import Done, Worker
@@ -206,7 +207,7 @@ async def test_samples_that_are_not_in_the_step_are_scored_and_no_others():
             near(model, GROUPS, 0.15),
             {"correction": "tis", "tis_clip": 1.1},
             in_step=in_step,
-            removed=lambda groups: removed,
+            functions=BatchFunctions(lambda groups: removed),
         )
         metrics.append({k: v for k, v in iteration.metrics.items() if k.startswith("train/")})
         # a, c, e and g have signal.

@@ -18,6 +18,7 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import UserError
+from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
 from agentrl.types import Ending, RolloutId
@@ -248,7 +249,7 @@ async def test_a_rollout_that_a_filter_takes_out_counts_everywhere_but_in_the_lo
     # An entropy bonus of nearly nothing: groups without an advantage are in the loss, too.
     loop = replace(
         run_of(AlgorithmConfig(**settings, entropy_coef=1e-12), 1),
-        removed=lambda groups: {RolloutId(id): reason for id, reason in removed.items()},
+        functions=BatchFunctions(lambda groups: {RolloutId(id): reason for id, reason in removed.items()}),
     )
     iteration = await loop.iterate(0)
     everyone = list(zip(episodes(GROUPS), advantages("grpo", GROUPS, 1.0, 1.0, False), strict=True))
@@ -282,8 +283,75 @@ async def test_the_journal_has_the_advantages_that_were_trained_on(case):
         np.testing.assert_allclose(np.broadcast_to(recorded, len(expected)), expected, rtol=1e-5, atol=1e-6)
 
 
+def every_other(groups, samples):
+    """Every second token of an episode stays in the loss, the first of them in any case."""
+    kept = []
+    for sample in samples:
+        mask = np.zeros(len(sample), bool)
+        mask[np.flatnonzero(sample.loss_mask)[::2]] = True
+        kept.append(replace(sample, loss_mask=mask))
+    return kept
+
+
+@pytest.mark.parametrize("kind", ["token", "sample", "rollout", "constant"])
+async def test_a_token_that_a_conversion_takes_out_counts_nowhere_and_the_journal_has_0_for_it(kind):
+    settings = {"advantage_estimator": "grpo", "use_rollout_logprobs": False, "loss_weighting": kind}
+    loop = replace(run_of(AlgorithmConfig(**settings), 1), functions=BatchFunctions(convert=every_other))
+    iteration = await loop.iterate(0)
+    members = [
+        ((*member[:3], member[3][::2]), credit[::2])
+        for member, credit in zip(episodes(GROUPS), advantages("grpo", GROUPS, 1.0, 1.0, False), strict=True)
+    ]
+    expected = of_step(members, POLICY, POLICY, kind, (0.2, 0.28))
+    assert np.linalg.norm(loop.trainer.gradients[0] - expected) <= 2e-6 * np.linalg.norm(expected)
+    others = of_step(
+        list(zip(episodes(GROUPS), advantages("grpo", GROUPS, 1.0, 1.0, False), strict=True)),
+        *(POLICY, POLICY, kind, (0.2, 0.28)),
+    )
+    assert np.linalg.norm(others - expected) > 0.1 * np.linalg.norm(expected)
+
+    entries = {e.episode.id: e for e in iteration_entries(iteration)}
+    for (_, _, _, pairs), (_, credit) in zip(episodes(GROUPS), members, strict=True):
+        assert len(pairs) >= len(credit)
+    entry, credit = entries["a.0"], members[0][1]
+    length = len(next(episodes(GROUPS))[3])
+    assert length > 1
+    expected_row = [credit[n // 2] if n % 2 == 0 else 0.0 for n in range(length)]
+    np.testing.assert_allclose(entry.advantages["agent"], expected_row, rtol=1e-5)
+
+
+async def test_a_function_of_a_batch_that_fails_names_itself():
+    def lost(groups, samples):
+        return samples[1:]
+
+    loop = replace(run_of(AlgorithmConfig(), 1), functions=BatchFunctions(convert=lost))
+    with pytest.raises(UserError, match=r"the conversion of samples failed .*one for each, not"):
+        await loop.iterate(0)
+    refuses = BatchFunctions(after_publishing=lambda report: 1 / 0)
+    loop = replace(run_of(AlgorithmConfig(), 1), functions=refuses)
+    with pytest.raises(UserError, match=r"the function after publishing failed .*ZeroDivisionError"):
+        await loop.iterate(0)
+
+
+async def test_a_function_hears_of_each_version_that_is_served():
+    heard = []
+
+    async def hear(report):
+        heard.append(report.version)
+
+    batches = (ALIKE, APART, ALIKE, APART)
+    loop = replace(
+        run_of(AlgorithmConfig(use_rollout_logprobs=False), 1, batches=batches),
+        functions=BatchFunctions(after_publishing=hear),
+    )
+    for step in range(4):
+        await loop.iterate(step)
+    assert heard == loop.trainer.versions == [1, 2]
+
+
 async def test_a_filter_that_fails_ends_the_run_with_a_sentence():
-    loop = replace(run_of(AlgorithmConfig(), 1), removed=lambda groups: {RolloutId("nobody"): "x"})
+    nobody = BatchFunctions(lambda groups: {RolloutId("nobody"): "x"})
+    loop = replace(run_of(AlgorithmConfig(), 1), functions=nobody)
     with pytest.raises(UserError, match=r"the rollout sample filter failed .*no rollout of the batch"):
         await loop.iterate(0)
 

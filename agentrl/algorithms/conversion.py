@@ -1,0 +1,56 @@
+"""Samples of a batch, changed by a function between the token laws and the credit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from agentrl.types import Group, Sample
+
+Conversion: TypeAlias = Callable[[Sequence[Group], Sequence[Sample]], Sequence[Sample]]
+"""From the groups of a batch and their samples to samples that have less under the loss mask, or more extras.
+
+As many samples in the same order, with the same tokens. `sample.rollout_id.episode` is the id of the episode,
+whose `task.metadata` are those of the row.
+"""
+
+_RECORDED = ("token_ids", "author", "logprobs", "versions", "turns", "temperatures")
+
+
+def converted(function: Conversion, groups: Sequence[Group], samples: Sequence[Sample]) -> list[Sample]:
+    """The samples that a conversion returns. samples: of all groups, in their order.
+
+    Raises:
+        ValueError: it returned another number of samples, changed what was recorded, put a token under the
+            loss mask that was not, or dropped an extra.
+    """
+    returned = function(groups, samples)
+    is_samples = isinstance(returned, Sequence) and all(isinstance(sample, Sample) for sample in returned)
+    if not is_samples or len(returned) != len(samples):
+        what = f"{len(returned)} samples" if is_samples else repr(returned)[:80]
+        raise ValueError(f"a conversion returns {len(samples)} samples, one for each, not {what}")
+    for before, after in zip(samples, returned, strict=True):
+        _check_kept(before, after)
+    return list(returned)
+
+
+def _check_kept(before: Sample, after: Sample) -> None:
+    """Check that a sample has what was recorded."""
+    if after is before:
+        return
+    id = before.rollout_id
+    if after.rollout_id != id:
+        raise ValueError(f"the samples are in another order: {after.rollout_id} is in place of {id}")
+    arrays = ((name, getattr(before, name), getattr(after, name)) for name in _RECORDED)
+    if changed := [name for name, one, other in arrays if not np.array_equal(one, other)]:
+        raise ValueError(
+            f"the {changed[0]} of a sample of {id} have changed; a conversion changes loss_mask and extras"
+        )
+    if np.any(after.loss_mask & ~before.loss_mask):
+        raise ValueError(f"a token of {id} came under the loss mask that was not under it")
+    if dropped := before.extras.keys() - after.extras.keys():
+        raise ValueError(f"the extra {min(dropped)!r} of {id} is gone; keep it")
+    if after.privileged_ids is not before.privileged_ids:
+        raise ValueError(f"the privileged_ids of {id} have changed; keep them")
