@@ -89,6 +89,6 @@ CALLBACK: Hook[StepFunction] = Hook(
     "(int, Mapping[str, float]) -> object",
     runs="with each step and its metrics, when they are logged",
     changes="True ends the run",
-    example="[until_solved](#metrics-and-events)",
+    example="[until_solved](#a-callback)",
     check=check_callback,
 )

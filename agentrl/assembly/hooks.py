@@ -52,7 +52,7 @@ ROLLOUT_SAMPLE_HOOK_PATH: Hook[SampleHook] = Hook(
     "(Episode) -> Episode | None; sync or async",
     runs="when an episode has ended, before its rewards",
     changes="counts, rewards of steps, completed or truncated",
-    example="[a hook](#an-episode-that-has-ended)",
+    example="[brief_steps](#an-episode-that-has-ended)",
 )
 REWARD: Hook[AnswerReward] = Hook(
     "reward",
@@ -81,7 +81,7 @@ ROLLOUT_FUNCTION_PATH: Hook[RolloutFunction] = Hook(
     "async (RolloutInPlay) -> Sequence[Group]",
     runs="to play a batch",
     changes="which prompts are played, when, and which groups count",
-    example="[hardest_of](#a-batch-in-its-own-way)",
+    example="[hard_first](#a-batch-in-its-own-way)",
     check=check_rollout,
 )
 BUFFER_FILTER_PATH: Hook[BufferFilter] = Hook(

@@ -38,6 +38,7 @@ class TrainSettings(TypedDict, total=False):
     max_tool_chars: int | None
     max_calls_per_turn: int | None
     custom_generate_function_path: Function | None
+    rollout_sample_hook_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]
     env_reward_weight: float | None
@@ -99,12 +100,16 @@ class TrainSettings(TypedDict, total=False):
     shuffle_rewards: bool
     max_episode_retries: int
     group_timeout_s: float | None
+    rollout_function_path: Function | None
     dynamic_sampling_filter_path: Function | None
     max_num_gen_batches: int
     over_sampling_batch_size: int | None
     buffer_filter_path: Function | None
     rollout_sample_filter_path: Function | None
     custom_reward_post_process_path: Function | None
+    custom_convert_samples_to_train_data_path: Function | None
+    custom_rollout_log_function_path: Function | None
+    custom_update_weight_post_write_path: Function | None
     privileged_context_path: Function | None
     max_staleness: int
     staleness_policy: Literal["window", "strict", "ready_first"]
@@ -304,6 +309,7 @@ class TrainSettings(TypedDict, total=False):
     eval_episodes: int
     eval_temperature: float
     skip_eval_before_train: bool
+    eval_function_path: Function | None
     async_eval: bool | None
     eval_engine: Literal["shared", "own"]
     save_interval: int
@@ -362,6 +368,7 @@ class EvalSettings(TypedDict, total=False):
     max_tool_chars: int | None
     max_calls_per_turn: int | None
     custom_generate_function_path: Function | None
+    rollout_sample_hook_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]
     env_reward_weight: float | None

@@ -29,6 +29,8 @@ WITHOUT_EFFECT = [
             **{"eval_interval": 2, "metric_for_best_model": "eval/greedy", "opponents": {"a": "script"}},
             **{"rollout_max_prompt_len": 9, "tool_timeout_s": 1.0, "max_turns": 3},
             "custom_reward_post_process_path": "x:y",
+            "rollout_function_path": "x:y",
+            "custom_update_weight_post_write_path": "x:y",
         }.items()
     ),
     ("prompt_data", "x.jsonl", {**REPLAY, "hf_checkpoint": "x"}, "with replay"),
@@ -47,6 +49,9 @@ WITHOUT_EFFECT = [
             **{
                 "rollout_sample_filter_path": "x:y",
                 "custom_reward_post_process_path": "x:y",
+                "custom_convert_samples_to_train_data_path": "x:y",
+                "custom_update_weight_post_write_path": "x:y",
+                "eval_function_path": "x:y",
                 "profile_step": 1,
                 "correction": "tis",
                 "use_tis": True,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from agentrl import Task
 from agentrl.data import (
+    AdaptiveSource,
     Bounded,
     DataSource,
     Prompt,
@@ -140,3 +142,73 @@ class Shifted(Squares):
 def test_the_error_of_a_source_names_the_violated_rule(make, message):
     with pytest.raises(ValueError, match=message):
         check_data_source(make)
+
+
+class Growing(AdaptiveSource):
+    """Counts what it has heard of, in its prompts."""
+
+    fingerprint = "growing 1"
+
+    def __init__(self, *, seed=0):
+        super().__init__(seed=seed)
+        self.heard = 0
+
+    def draw(self, ordinal):
+        return Task.ask(f"{ordinal}", f"{ordinal} after {self.heard}", number=ordinal)
+
+    def add_groups(self, groups):
+        self.heard += len(groups)
+
+    def save(self):
+        return {"heard": self.heard}
+
+    def load(self, saved):
+        self.heard = saved["heard"]
+
+
+class Forgetful(Growing):
+    def load(self, saved):
+        self.heard = 7
+
+
+class Random(Growing):
+    def draw(self, ordinal):
+        return Task.ask(f"{ordinal}", f"{random.random()}")
+
+
+def test_what_a_source_that_adapts_has_drawn_stays_and_a_saved_one_goes_on():
+    source = check_data_source(Growing)
+    assert [source.task(n).prompt[0].text for n in (0, 1)] == ["0 after 0", "1 after 0"]
+    source.add_groups([None, None])
+    assert [source.task(n).prompt[0].text for n in (1, 2, 3)] == ["1 after 0", "2 after 2", "3 after 2"]
+    assert source.preview().task(9).id == "9"
+    state = json.loads(json.dumps(source.state([1, 3])))
+    other = Growing()
+    other.restore(state)
+    for one in (source, other):
+        assert [one.task(n).prompt[0].text for n in (3, 1, 4)] == ["3 after 2", "1 after 0", "4 after 2"]
+        assert one.task(3).metadata == {"number": 3}
+        with pytest.raises(ConfigError, match="prompt 2 was drawn and is over"):
+            one.task(2)
+
+
+def test_a_filter_over_one_that_adapts_passes_everything_on():
+    bounded = Bounded(Growing(), most=12, length=lambda task: len(task.prompt[0].text))
+    bounded.add_groups([None] * 3)
+    assert bounded.task(0).prompt[0].text == "0 after 3"
+    other = Bounded(Growing(), most=12, length=len)
+    other.restore(bounded.state([0]))
+    assert other._source.heard == 3
+    assert bounded.preview().task(5).id == "5"
+    assert bounded._source._next == 1
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Random])
+def test_one_that_does_not_go_on_as_it_was_is_refused(kind):
+    with pytest.raises(ValueError, match="differed after `load` of what `save` returned"):
+        check_data_source(kind)
+
+
+def test_a_checkpoint_of_another_source_is_a_sentence():
+    with pytest.raises(ConfigError, match="another source of prompts; restore data_source_path"):
+        Growing().restore(None)

@@ -20,7 +20,7 @@ from textwrap import dedent, indent
 import griffe
 
 from agentrl.cli.settings import all_settings
-from tests.docs import keywords, shipped
+from tests.docs import hooks, keywords, shipped
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -387,6 +387,7 @@ def write() -> None:
     for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     keywords.write()
+    hooks.write()
 
 
 if __name__ == "__main__":

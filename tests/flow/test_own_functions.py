@@ -35,7 +35,7 @@ def test_each_prompt_that_a_rollout_function_draws_is_accounted_for_and_a_resume
     reasons = {e["reason"] for e in journal_of(whole, "step_*") if e["outcome"] == "dropped"}
     assert reasons == {"not_chosen"}
     found = accounted(whole)
-    assert (found.trained, found.num_prompts) == (10, 20)
+    assert (found.started, found.trained, found.dropped) == (20, 10, {"not_chosen": 10})
     assert reconcile(whole).problems == ()
 
     parts = train("Talkative", tmp_path, "parts", **{**settings, "num_rollout": 2}).folder

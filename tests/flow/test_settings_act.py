@@ -127,6 +127,11 @@ CHANGES = {
     # A choice that is refused: tests/flow/test_filter.py shows one that acts.
     "buffer_filter_path": Change("tests.flow.worlds:drop_all", {"over_sampling_batch_size": 2}),
     "custom_reward_post_process_path": Change("tests.flow.worlds:mirrored"),
+    "custom_convert_samples_to_train_data_path": Change("tests.flow.worlds:every_second_token"),
+    "custom_rollout_log_function_path": Change("tests.flow.worlds:number_of_turns"),
+    "rollout_function_path": Change("tests.flow.worlds:more_than_it_takes"),
+    "eval_function_path": Change("tests.flow.worlds:half_of_them"),
+    "rollout_sample_hook_path": Change("tests.flow.worlds:seen"),
     "rollout_sample_filter_path": Change("tests.flow.worlds:every_second"),
     "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
     "group_reward": Change("tests.flow.worlds:place"),
@@ -204,8 +209,9 @@ CHANGES = {
 
 # Act on a run that hangs or fails: `tests/run/test_monitor.py`, `tests/flow/test_restarts.py`.
 FAULTS = {"hang_warning_s", "max_restarts"}
-# What others read while a run goes on: `tests/records/test_prometheus.py`, `tests/flow/test_callbacks.py`.
-SERVED = {"use_prometheus", "callback"}
+# What others read while a run goes on: `tests/records/test_prometheus.py`, `tests/flow/test_callbacks.py`,
+# `tests/run/test_whole_step.py`.
+SERVED = {"use_prometheus", "callback", "custom_update_weight_post_write_path"}
 # Saves memory, and changes no bit: `tests/trainer/test_recompute.py`.
 SAVES = {"gradient_checkpointing"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`

@@ -371,6 +371,11 @@ def paid_otherwise(episode):
     return replace(episode, step_rewards=(*others, 3.0 - 2.0 * last), counts={**episode.counts, "seen": 1})
 
 
+def seen(episode):
+    """Counts that it has seen an episode."""
+    return replace(episode, counts={**episode.counts, "seen": 1})
+
+
 async def played_plainly(rollout):
     """A batch as a run plays it without a function."""
     return await asyncio.gather(*(rollout.play() for _ in range(rollout.size)))
