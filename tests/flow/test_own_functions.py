@@ -13,7 +13,7 @@ from tests.flow.test_replay import replay_of, weights_of
 from tests.flow.test_resume import SMALL as RESUMED
 from tests.flow.test_resume import accounted, same
 
-HERE = "tests.flow.worlds"
+HERE = "tests.flow.own_functions"
 
 
 def ids_of(folder, outcome):

@@ -157,7 +157,7 @@ async def test_an_engine_that_fails_ends_the_run_though_the_function_goes_on():
         while True:
             try:
                 return [await rollout.play() for _ in range(rollout.size)]
-            except Exception:
+            except EngineError:
                 if rollout.prompt().index > 5:
                     raise
 
