@@ -282,11 +282,12 @@ class TrainSettings(TypedDict, total=False):
     max_context_len: int | None
     enable_deterministic_inference: bool
     engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | None
+    sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
+    router: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
@@ -395,11 +396,12 @@ class EvalSettings(TypedDict, total=False):
     max_context_len: int | None
     enable_deterministic_inference: bool
     engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | None
+    sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
+    router: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None

@@ -134,7 +134,8 @@ def train_command(
     With --replay FOLDER nothing is played: each step trains on the groups in the journal of that run, and no
     engine is started, so there are no evaluations. The same settings give the same weights.
 
-    Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
+    Arguments of SGLang's own servers, and of their router, are flags, too: --sglang-mem-fraction-static 0.8,
+    --router-max-idle-secs 600.
 
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.

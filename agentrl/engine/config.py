@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config import Changes, Section
 from agentrl.types import JSON
@@ -48,6 +48,17 @@ def is_too_wide(arguments: Mapping[str, object], *, on_gpu: bool) -> bool:
 
 Role: TypeAlias = Literal["regular", "prefill", "decode"]
 """The stages of a request that a server runs: both, or only prefill or decode."""
+
+
+def _addresses(value: object) -> object:
+    """One address, or several; in text with commas between them."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    found = tuple(word.strip().rstrip("/") for word in words)
+    if not all(found) or len({*found}) < len(found):
+        raise ValueError(f"{value!r} has an empty address, or one twice; name each server once.")
+    return found[0] if len(found) == 1 else found
 
 
 def incomplete(roles: Collection[Role]) -> str:
@@ -118,9 +129,10 @@ class EngineConfig(Section):
     half the memory, and logprobs are further from the trainer's. SGLang has a setting of its own,
     dtype in the table sglang."""
 
-    sglang_url: Annotated[str | None, Changes.SPEED] = None
-    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
-    eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
+    sglang_url: Annotated[str | tuple[str, ...] | None, BeforeValidator(_addresses), Changes.SPEED] = None
+    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000; or several
+    (a list; in a flag with commas between them), before which the run starts a router. In an eval-only run
+    they serve the weights of the model that is scored; a run that trains sends them its own."""
 
     rollout_num_engines: Annotated[int, Changes.SPEED] = Field(default=1, ge=1)
     """SGLang servers that the run starts; several get a router (count)."""
@@ -129,10 +141,14 @@ class EngineConfig(Section):
     """GPUs of each (count); 0 = they compute on the CPU."""
 
     sglang_python: Annotated[str | None, Changes.SPEED] = None
-    """Python interpreter that SGLang is installed for; none = the one that runs agentrl."""
+    """Python interpreter that SGLang, or its router, is installed for; none = the one that runs agentrl."""
 
     sglang: dict[str, JSON] = Field(default_factory=dict)
     """SGLang's own arguments, by their names (a table; as flags: --sglang-mem-fraction-static 0.8)."""
+
+    router: Annotated[Arguments, Changes.SPEED] = Field(default_factory=dict)
+    """Own arguments of sglang-router, which the run starts before several servers, by their names (a table;
+    as flags: --router-policy cache_aware)."""
 
     sglang_groups: list[ServerGroup] = Field(default_factory=list)
     """Groups of the policy's servers (a list of tables: worker_type, num_engines, num_gpus_per_engine,
@@ -181,7 +197,10 @@ class EngineConfig(Section):
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
             reasons |= dict.fromkeys(_OF_POLICY_SERVERS, self.without_servers)
-        if not starts_servers and not self.sglang_models:
+        if not self.has_router:
+            needed = "without several servers, before which a router is started; take several"
+            reasons["router"] = needed
+        if not (starts_servers or self.sglang_models or self.has_router):
             reasons["sglang_python"] = self.without_servers
             if self.engine != "sglang":
                 reasons |= dict.fromkeys(_OF_HEALTH, self.without_servers)
@@ -198,7 +217,8 @@ class EngineConfig(Section):
     def _an_address_belongs_to_sglang(self) -> EngineConfig:
         if self.sglang_url is not None and self.engine != "sglang":
             raise ValueError(
-                f"sglang_url = {self.sglang_url} needs engine = sglang; set it, or leave the address out."
+                f"sglang_url = {', '.join(self.addresses)} needs engine = sglang; set it, or leave "
+                "sglang_url out."
             )
         return self
 
@@ -249,6 +269,19 @@ class EngineConfig(Section):
         if problem := incomplete({group.worker_type for group in self.sglang_groups}):
             raise ValueError(f"sglang_groups: {problem}")
         return self
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Those of sglang_url; none where it was left out."""
+        url = self.sglang_url
+        return (url,) if isinstance(url, str) else url or ()
+
+    @property
+    def has_router(self) -> bool:
+        """Whether the policy's servers are several, before which the run starts a router."""
+        if self.sglang_url is not None:
+            return len(self.addresses) > 1
+        return self.engine == "sglang" and sum(group.num_engines for group in self.groups) > 1
 
     @property
     def groups(self) -> Sequence[ServerGroup]:

@@ -61,6 +61,7 @@ class ServerSettings:
     host: the address that they listen at. key: every request but those of their health must have it as
     `Authorization: Bearer KEY`; None = they ask for none.
     max_in_flight: the requests that a server may get at once (count); None = that is not known.
+    router: arguments of the router before several of them, by their names.
 
     Raises:
         ConfigError: they would compute in float32 on GPUs.
@@ -79,6 +80,7 @@ class ServerSettings:
     host: str = HOST
     key: str | None = field(default=None, repr=False)
     max_in_flight: int | None = None
+    router: Mapping[str, Value] = field(default_factory=dict)
 
     def sizes(self, available: Arguments) -> dict[str, Value]:
         """How many requests a server on a GPU runs, and has CUDA graphs for, where `arguments` do not say so.
