@@ -46,8 +46,8 @@ from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
-from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER, plugin_folder
+from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
 from agentrl.runtime.activity import current_activities
@@ -148,8 +148,11 @@ class FleetPlan:
             # An impossible choice is refused before any server is started.
             reach = _Reach(launcher.host, launcher.is_local)
             transport = self._transport(reach)
+            plugins = await asyncio.to_thread(
+                plugin_folder, self.folder / "plugin", adapters=self.adapters is not None
+            )
             starting = Servers(
-                *self._groups(), on_event=self.on_event, launcher=launcher, entered=self._enter
+                *self._groups(plugins), on_event=self.on_event, launcher=launcher, entered=self._enter
             )
             try:
                 servers = await stack.enter_async_context(starting)
@@ -222,16 +225,15 @@ class FleetPlan:
         if (activities := current_activities()) is not None:
             activities.enter(f"{self.title}{server.name}", phase, where=server.url)
 
-    def _groups(self) -> list[ServerReplicas]:
-        return [ServerReplicas(self._settings(group), group.num_engines) for group in self.config.groups]
+    def _groups(self, plugins: Path) -> list[ServerReplicas]:
+        groups = self.config.groups
+        return [ServerReplicas(self._settings(group, plugins), group.num_engines) for group in groups]
 
-    def _settings(self, group: ServerGroup) -> ServerSettings:
+    def _settings(self, group: ServerGroup, *python_path: Path) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
-        python_path = [LOADER_FOLDER]
         if self.adapters is not None:
             own |= self.adapters.arguments(on_gpu=gpus > 0)
-            python_path.append(plugin_folder(self.folder / "plugin"))
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -245,7 +247,7 @@ class FleetPlan:
             device="cuda" if gpus else "cpu",
             arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
-            python_path=tuple(python_path),
+            python_path=(LOADER_FOLDER, *python_path),
             first_wait_s=config.rollout_health_check_first_wait,
             max_in_flight=self.max_in_flight,
             router=_values(config.router, "sglang-router"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,8 +31,9 @@ _PORT_IS_TAKEN = "EADDRINUSE"
 # The names of one argument in SGLang's versions, the newest first.
 _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _MOST_GRAPHS = 512
-# A log line for every request costs time and disk space.
-_EVERY: Mapping[str, Value] = {"log_level_http": "warning"}
+# A log line for every request costs time and disk space. With metrics a reply says what the request took.
+_EVERY: Mapping[str, Value] = {"log_level_http": "warning", "enable_metrics": True}
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 GPU_DEFAULTS: Mapping[str, Value] = {**_EVERY, "dtype": GPU_DTYPE}
 """The default arguments of servers on GPUs."""
 CPU_DEFAULTS: Mapping[str, Value] = {
@@ -225,6 +229,22 @@ class ServerProcess(Listener):
                 raise
             await self._start_once(command)
 
+    async def stop(self) -> None:
+        """Stop it and all its children, and wait for their end. Does nothing where it does not run."""
+        await super().stop()
+        await asyncio.to_thread(shutil.rmtree, self._metrics, ignore_errors=True)
+
+    @property
+    def _metrics(self) -> Path:
+        """The folder of its metrics, while it runs: left to itself, SGLang leaves one behind at each kill."""
+        return self.log.with_suffix(".metrics")
+
     async def _start_once(self, command: Sequence[str]) -> None:
         variables, within_s = self.settings.environment_of(self.gpus), self.settings.first_wait_s
+        await self.stop()
+        if "--enable-metrics" in command:
+            # Where it cannot be made, the log cannot either, and that is the error.
+            with suppress(OSError):
+                self._metrics.mkdir(parents=True, exist_ok=True)
+            variables[_METRICS] = str(self._metrics.absolute())
         await self._start_process(command, variables, grace_s=GRACE_S, within_s=within_s)
