@@ -10,6 +10,8 @@ from pydantic import model_validator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.assembly import cuts
 from agentrl.assembly.sections import (
+    EPOCHS,
+    OF_SFT,
     CheckpointSection,
     EnvSection,
     ModelSection,
@@ -104,7 +106,19 @@ class RunConfig(Section):
 
     @property
     def _of_other_command(self) -> dict[str, str]:
-        return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
+        own = dict.fromkeys(OF_SFT, "without agentrl sft; use that command")
+        if self.counts_epochs:
+            return own
+        if self.rollout.has_iterations:
+            return own | {EPOCHS: "with num_rollout, which counts iterations; drop that"}
+        return own | {EPOCHS: "without one file of prompt_data, whose rows it counts; name that"}
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether the iterations of RL follow from its epochs: passes over the rows of one file."""
+        reads_file = isinstance(self.data.prompt_data, str) and self.data.data_source_path is None
+        plays = self.command == "train" and self.rollout.replay is None
+        return plays and self.sft.has_epochs and reads_file and not self.rollout.has_iterations
 
     @property
     def num_torch_ranks(self) -> int:

@@ -131,13 +131,25 @@ class SftSection(Section):
     min_reward: float | None = None
     """Least reward of an episode that is imitated; left out, every completed episode is."""
     num_epoch: Count = 1
-    """How often each conversation or episode is trained on (count)."""
+    """How often `agentrl sft` trains on each conversation or episode (count). In `agentrl train`, where
+    num_rollout is left out: as many iterations as play each row of prompt_data, one file, that often."""
     sft_batch_size: Count = 32
     """Conversations or episodes in one optimizer step (count)."""
     sft_lr: Annotated[Annotated[float, Field(gt=0.0)] | None, Changes.LEARNING] = None
     """Peak learning rate of SFT; left out, lr. How it rises and falls is the trainer's."""
     eval_sft_data: PathList = None
     """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether epochs were asked for."""
+        return "num_epoch" in self.model_fields_set
+
+
+SFT, EPOCHS = "sft", "num_epoch"
+"""The section of SFT, and its setting that RL has, too."""
+OF_SFT = frozenset(SftSection.model_fields) - {EPOCHS}
+"""The settings of SFT alone."""
 
 
 class CheckpointSection(Section):
