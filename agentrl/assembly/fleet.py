@@ -38,7 +38,8 @@ from agentrl.engine.sglang.launch import (
     Value,
 )
 from agentrl.engine.sglang.launch.launcher import ServerHandle
-from agentrl.engine.sglang.launch.listener import HOST
+from agentrl.engine.sglang.launch.listener import HOST, free_ports
+from agentrl.engine.sglang.launch.process import parts_of
 from agentrl.engine.sglang.launch.router import router_of
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
@@ -163,17 +164,23 @@ class FleetPlan:
             end = stack.pop_all().aclose
         return self._fleet(servers.servers, servers.router, policy, transport, end, headers)
 
-    async def commands(self) -> list[list[str]]:
+    async def commands(self) -> dict[str, list[str]]:
         """The command line of a server of each group, checked against the installed SGLang; none is started.
 
-        That of a router is checked, too.
+        Of one that is spread, those on each machine. That of a router is checked, too.
 
         Raises:
             ConfigError: SGLang is not installed, or has no such argument.
         """
         if self.config.has_router:
             await RouterProcess(self._settings(self.config.groups[0])).command()
-        return [await ServerProcess(self._settings(group)).command() for group in self.config.groups]
+        commands: dict[str, list[str]] = {}
+        for number, group in enumerate(self.config.groups, start=1):
+            parts = parts_of(self._settings(group), HOST, free_ports(1)[0])
+            for rank, part in enumerate(parts, start=1):
+                machine = f", machine {rank} of {len(parts)}" if len(parts) > 1 else ""
+                commands[f"group {number}{machine}"] = await ServerProcess(part).command()
+        return commands
 
     async def join(self, *, trains: bool = True) -> Fleet:
         """Use servers that run already, at the addresses of the configuration or behind routers there.
@@ -250,6 +257,7 @@ class FleetPlan:
             python_path=(LOADER_FOLDER, *python_path),
             first_wait_s=config.rollout_health_check_first_wait,
             max_in_flight=self.max_in_flight,
+            machines=config.machines_of(group),
             router=_values(config.router, "sglang-router"),
         )
 
@@ -410,12 +418,9 @@ def model_plan(config: EngineConfig, name: str, folder: Path, on_event: Callable
 
 
 def _config_of(config: EngineConfig, model: ServedModel) -> EngineConfig:
-    group = ServerGroup(
-        num_engines=model.num_engines, num_gpus_per_engine=model.num_gpus_per_engine, sglang=model.sglang
-    )
     # Settings of the policy's servers do not apply to these.
     return config.model_copy(
-        update={"sglang_groups": [group], "sglang": {}, "router": {}, "max_context_len": None}
+        update={"sglang_groups": [model.group], "sglang": {}, "router": {}, "max_context_len": None}
     )
 
 

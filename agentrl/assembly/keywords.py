@@ -66,11 +66,11 @@ class TrainSettings(TypedDict, total=False):
     kv_channels: int
     rotary_base: float
     vocab_size: int
+    num_epoch: int
     sft_data: Data | None
     messages_key: Name
     tools_key: Name | None
     min_reward: float | None
-    num_epoch: int
     sft_batch_size: int
     sft_lr: float | None
     eval_sft_data: Data | None
@@ -285,6 +285,7 @@ class TrainSettings(TypedDict, total=False):
     sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
+    num_gpus_per_node: int | None
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
     router: Mapping[str, JSON]
@@ -399,6 +400,7 @@ class EvalSettings(TypedDict, total=False):
     sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
+    num_gpus_per_node: int | None
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
     router: Mapping[str, JSON]

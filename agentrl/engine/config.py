@@ -94,6 +94,13 @@ class ServedModel(Section):
     sglang: Arguments = Field(default_factory=dict)
     """SGLang's own arguments; those of the policy's servers do not apply."""
 
+    @property
+    def group(self) -> ServerGroup:
+        """Its servers, as a group."""
+        return ServerGroup(
+            num_engines=self.num_engines, num_gpus_per_engine=self.num_gpus_per_engine, sglang=self.sglang
+        )
+
 
 _OF_POLICY_SERVERS = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
 _OF_HEALTH = (
@@ -102,8 +109,8 @@ _OF_HEALTH = (
 )
 
 
-class EngineConfig(Section):
-    """The inference engine: its kind, its servers, and the transport of new weights."""
+class EngineChoice(Section):
+    """The inference engine: its kind, and its requests."""
 
     engine: Literal["embedded", "sglang"] = "embedded"
     """The inference engine; `embedded` decodes on the CPU. `sglang` is servers: those that
@@ -134,11 +141,34 @@ class EngineConfig(Section):
     (a list; in a flag with commas between them), before which the run starts a router. In an eval-only run
     they serve the weights of the model that is scored; a run that trains sends them its own."""
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Those of sglang_url; none where it was left out."""
+        url = self.sglang_url
+        return (url,) if isinstance(url, str) else url or ()
+
+    @model_validator(mode="after")
+    def _an_address_belongs_to_sglang(self) -> EngineChoice:
+        if self.sglang_url is not None and self.engine != "sglang":
+            raise ValueError(
+                f"sglang_url = {', '.join(self.addresses)} needs engine = sglang; set it, or leave "
+                "sglang_url out."
+            )
+        return self
+
+
+class EngineConfig(EngineChoice):
+    """The inference engine: its kind, its servers, and the transport of new weights."""
+
     rollout_num_engines: Annotated[int, Changes.SPEED] = Field(default=1, ge=1)
     """SGLang servers that the run starts; several get a router (count)."""
 
     rollout_num_gpus_per_engine: Annotated[int, Changes.SPEED] = Field(default=0, ge=0)
     """GPUs of each (count); 0 = they compute on the CPU."""
+
+    num_gpus_per_node: Annotated[int | None, Changes.SPEED] = Field(default=None, ge=1)
+    """GPUs of a machine for one server (count): one with more of them is spread over several machines, as
+    many on each (cluster = ray); left out, every server is on one machine."""
 
     sglang_python: Annotated[str | None, Changes.SPEED] = None
     """Python interpreter that SGLang, or its router, is installed for; none = the one that runs agentrl."""
@@ -197,6 +227,10 @@ class EngineConfig(Section):
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
             reasons |= dict.fromkeys(_OF_POLICY_SERVERS, self.without_servers)
+        if all(self.machines_of(group) == 1 for group in self.all_groups):
+            reasons["num_gpus_per_node"] = (
+                "without a server of more GPUs than that; raise rollout_num_gpus_per_engine"
+            )
         if not self.has_router:
             needed = "without several servers, before which a router is started; take several"
             reasons["router"] = needed
@@ -212,15 +246,6 @@ class EngineConfig(Section):
         if self.sglang_url is not None:
             return "with sglang_url, whose servers run already; drop that"
         return "without servers that are started (engine = sglang); choose that"
-
-    @model_validator(mode="after")
-    def _an_address_belongs_to_sglang(self) -> EngineConfig:
-        if self.sglang_url is not None and self.engine != "sglang":
-            raise ValueError(
-                f"sglang_url = {', '.join(self.addresses)} needs engine = sglang; set it, or leave "
-                "sglang_url out."
-            )
-        return self
 
     @model_validator(mode="after")
     def _adapters_are_of_our_servers(self) -> EngineConfig:
@@ -260,6 +285,22 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _servers_are_spread_evenly(self) -> EngineConfig:
+        for group in self.all_groups:
+            gpus, per_node = self.gpus_of(group), self.num_gpus_per_node
+            if per_node is not None and gpus > per_node and gpus % per_node:
+                raise ValueError(
+                    f"a server of {gpus} GPUs cannot have as many on each machine of num_gpus_per_node = "
+                    f"{per_node}; take a multiple of it."
+                )
+            if self.machines_of(group) > 1 and group.worker_type != "regular":
+                raise ValueError(
+                    f"a server that only runs {group.worker_type} is on one machine; give it {per_node} GPUs "
+                    "at most (num_gpus_per_node), or have regular ones."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _groups_are_complete(self) -> EngineConfig:
         if self.sglang_groups and self.rollout_num_engines > 1:
             raise ValueError(
@@ -269,12 +310,6 @@ class EngineConfig(Section):
         if problem := incomplete({group.worker_type for group in self.sglang_groups}):
             raise ValueError(f"sglang_groups: {problem}")
         return self
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Those of sglang_url; none where it was left out."""
-        url = self.sglang_url
-        return (url,) if isinstance(url, str) else url or ()
 
     @property
     def has_router(self) -> bool:
@@ -287,6 +322,20 @@ class EngineConfig(Section):
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
         return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+
+    @property
+    def all_groups(self) -> Sequence[ServerGroup]:
+        """The groups of all servers that are started: of the policy's, and of each further model's."""
+        starts_servers = self.engine == "sglang" and self.sglang_url is None
+        return [
+            *(self.groups if starts_servers else ()),
+            *(model.group for model in self.sglang_models.values()),
+        ]
+
+    def machines_of(self, group: ServerGroup) -> int:
+        """Machines that each server of a group is on (count)."""
+        gpus, per_node = self.gpus_of(group), self.num_gpus_per_node
+        return 1 if per_node is None or gpus <= per_node else gpus // per_node
 
     @property
     def num_policy_gpus(self) -> int:

@@ -36,6 +36,11 @@ class _Started:
     held_out: HeldOut
     task: asyncio.Task[dict[str, Evaluation]]
 
+    def may_have(self, metric: str | None) -> bool:
+        """Whether it may measure this; None = nothing does."""
+        names = self.held_out.sets
+        return metric is not None and any(metric.startswith(f"eval/{n}/" if n else "eval/") for n in names)
+
 
 @dataclass(slots=True)
 class Evaluations:
@@ -91,15 +96,8 @@ class Evaluations:
         """Whether the weights of an iteration have scored better than all before, or are being evaluated."""
         scores = self.scores
         is_best = bool(scores) and max(scores, key=scores.__getitem__) == step
-        return is_best or (self.step == step and self._may_score)
-
-    @property
-    def _may_score(self) -> bool:
-        """Whether the evaluation that plays may have `best_metric`."""
-        best, started = self.config.best_metric, self._started
-        if best is None or started is None:
-            return False
-        return any(best.startswith(f"eval/{name}/" if name else "eval/") for name in started.held_out.sets)
+        started, best = self._started, self.config.best_metric
+        return is_best or (started is not None and started.step == step and started.may_have(best))
 
     async def evaluate(self, name: str) -> None:
         """Score the policy on all held-out tasks, sampled and greedily; log and journal it.

@@ -66,7 +66,10 @@ def test_flags_of_our_own_stay_what_they_are():
     [
         (["--sglang-dtype", "x"], "arguments of servers that the run starts"),
         (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
-        (["--engine", "sglang", "--sglang-url", "http://a:1,http://a:1"], "name each server once"),
+        (
+            ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1,http://127.0.0.1:1"],
+            "name each server once",
+        ),
         (["--router-policy", "random"], "router has no effect without several servers"),
         *(
             pytest.param(["--engine", "sglang", *words], message, marks=pytest.mark.full)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -45,15 +46,8 @@ async def test_two_servers_at_addresses_play_as_one_and_one_may_end(tmp_path):
             rollout_health_check_first_wait=1.0,
             router={"policy": "manual", "max_idle_secs": 600},
         )
-        plan = FleetPlan(
-            model=model,
-            config=config,
-            folder=tmp_path / "engine",
-            on_event=events.append,
-            vocab_size=VOCAB,
-            decode=text_of,
-        )
-        fleet = await plan.join()
+        plan = FleetPlan(model=model, config=config, folder=tmp_path / "engine", on_event=events.append)
+        fleet = await replace(plan, vocab_size=VOCAB, decode=text_of).join()
         try:
             assert [server.url[-5:] for server in fleet.processes] == [str(port)[-5:] for port in ports]
             await publish(fleet, 1)
@@ -62,13 +56,14 @@ async def test_two_servers_at_addresses_play_as_one_and_one_may_end(tmp_path):
             assert await expect_exact(requests, 8) == [{1}] * 8
             await until(lambda: all(requests_in(log) > n for log, n in zip(logs, before, strict=True)))
 
-            # A session that has a server finds its own prefix there.
+            # A session that has a server finds its own prefix there, and is told what it took.
             prompt = [5, 6, 7, 8]
             first = await fleet.generate(prompt, GREEDY, session="one")
             longer = [*prompt, *first.token_ids.tolist()]
             second = await fleet.generate(longer, GREEDY, session="one")
             expect_versions(longer, second)
             assert second.cached_tokens >= len(longer) - 1
+            assert second.seconds.request > 0
 
             going = [start_request(fleet, number, LONG) for number in range(4)]
             await until(lambda: all(pending.sent for pending in fleet.policy._pending))

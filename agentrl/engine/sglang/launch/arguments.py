@@ -37,6 +37,10 @@ _OURS_OF_SERVERS = {
     "--base-gpu-id": "set CUDA_VISIBLE_DEVICES, whose GPUs are divided among ranks and servers",
     "--disaggregation-mode": "set worker_type of a group in sglang_groups",
     "--disaggregation-bootstrap-port": "a free one is chosen for each server that prefills",
+    **dict.fromkeys(
+        ("--nnodes", "--node-rank", "--dist-init-addr"),
+        "set num_gpus_per_node: a server with more GPUs is spread over several machines",
+    ),
     "--weight-version": "it counts the trainer's updates, from 0",
     "--config": "write its arguments next to this one",
     "--grpc-mode": "requests to servers use HTTP",

@@ -8,14 +8,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentrl.engine.config import CPU_DTYPE, GPU_DTYPE, HALF_ONLY, Role, is_too_wide
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
-from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
+from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports, url_of
 from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.processes.gpus import NO_GPU, VARIABLE
 from agentrl.processes.interfaces import interface_variables
@@ -51,6 +51,15 @@ CPU_DEFAULTS: Mapping[str, Value] = {
 """The default arguments of servers on a CPU, with a cache of 20,000 tokens."""
 
 
+class ServerPart(NamedTuple):
+    """The part of a server on one of its machines, from 0. host, port: where the parts meet, on the first;
+    port: None = a free one there."""
+
+    rank: int
+    host: str
+    port: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """The start settings of servers.
@@ -66,6 +75,7 @@ class ServerSettings:
     `Authorization: Bearer KEY`; None = they ask for none.
     max_in_flight: the requests that a server may get at once (count); None = that is not known.
     router: arguments of the router before several of them, by their names.
+    machines: that each server is spread over (count). part: of one on several; the first serves requests.
 
     Raises:
         ConfigError: they would compute in float32 on GPUs.
@@ -85,6 +95,8 @@ class ServerSettings:
     key: str | None = field(default=None, repr=False)
     max_in_flight: int | None = None
     router: Mapping[str, Value] = field(default_factory=dict)
+    machines: int = 1
+    part: ServerPart | None = None
 
     def sizes(self, available: Arguments) -> dict[str, Value]:
         """How many requests a server on a GPU runs, and has CUDA graphs for, where `arguments` do not say so.
@@ -135,8 +147,20 @@ class ServerSettings:
         return variables
 
 
+def parts_of(settings: ServerSettings, host: str, port: int | None = None) -> list[ServerSettings]:
+    """The settings of each part of a server, which meet on the first machine; of one on one machine, its own.
+
+    host, port: see `ServerPart`.
+    """
+    if settings.machines == 1:
+        return [settings]
+    return [replace(settings, part=ServerPart(rank, host, port)) for rank in range(settings.machines)]
+
+
 class ServerProcess(Listener):
-    """An SGLang server.
+    """An SGLang server, or its part on one of several machines.
+
+    meeting_port: where the parts meet; None = it is on one machine.
 
     port: None = a free one. gpus: its GPUs, as in CUDA_VISIBLE_DEVICES; none: those that this process can
     use.
@@ -161,6 +185,8 @@ class ServerProcess(Listener):
         self.settings = settings
         self.gpus = tuple(gpus)
         self.bootstrap_port = free_ports(1, host)[0] if settings.role == "prefill" else None
+        part = settings.part
+        self.meeting_port = None if part is None else part.port or free_ports(1, part.host)[0]
 
     @property
     def role(self) -> Role:
@@ -199,7 +225,11 @@ class ServerProcess(Listener):
             ours["--disaggregation-mode"] = self.role
         if self.bootstrap_port is not None:
             ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
-        command_line = [part for pair in ours.items() for part in pair]
+        if (part := self.settings.part) is not None:
+            meeting = url_of(part.host, self.meeting_port or 0).partition("//")[2]
+            ours |= {"--nnodes": str(self.settings.machines), "--node-rank": str(part.rank)}
+            ours["--dist-init-addr"] = meeting
+        command_line = [word for pair in ours.items() for word in pair]
         defaults = {**defaults, **self.settings.sizes(available)}
         command_line += available.command_line(self.settings.arguments, defaults)
         module = "sglang.launch_server" if self.key is None else _KEY_MODULE
