@@ -10,9 +10,9 @@ from agentrl.http.serving import address_of, bound, server_of
 
 
 @asynccontextmanager
-async def listening(app) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of the loopback device; yields its address."""
-    with bound("127.0.0.1", 0) as holder:
+async def listening(app, port: int = 0) -> AsyncIterator[str]:
+    """Serve an ASGI application on a port of the loopback device, 0 = a free one; yields its address."""
+    with bound("127.0.0.1", port) as holder:
         holder.listen()
         server = server_of(app)
         task = asyncio.create_task(server.serve(sockets=[holder]))

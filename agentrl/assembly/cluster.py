@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from agentrl.assembly.config import RunConfig
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang.launch.ray_servers import RayLauncher
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError
@@ -235,18 +235,29 @@ def server_needs(config: RunConfig) -> Needs:
 
 
 def needs_of(engine: EngineConfig, section: ClusterConfig) -> Needs:
-    """The servers of each fleet of an engine that are started for it."""
+    """The servers of each fleet of an engine that are started for it, each with a part on each machine.
+
+    Raises:
+        ConfigError: one is spread over several machines, and there is one.
+    """
     needs: Needs = {}
     if engine.engine == "sglang" and engine.sglang_url is None:
-        needs[POLICY] = [
-            ServerNeeds(section.num_cpus_per_server, engine.gpus_of(group))
-            for group in engine.groups
-            for _ in range(group.num_engines)
-        ]
+        needs[POLICY] = [part for group in engine.groups for part in _parts(engine, group, section)]
     for name, model in engine.sglang_models.items():
-        each = ServerNeeds(section.num_cpus_per_server, model.num_gpus_per_engine)
-        needs[fleet_of_model(name)] = [each] * model.num_engines
+        needs[fleet_of_model(name)] = _parts(engine, model.group, section)
     return needs
+
+
+def _parts(engine: EngineConfig, group: ServerGroup, section: ClusterConfig) -> list[ServerNeeds]:
+    """What the servers of a group take, on each of their machines."""
+    gpus, machines = engine.gpus_of(group), engine.machines_of(group)
+    if machines > 1 and section.cluster == "local":
+        raise ConfigError(
+            f"a server of {gpus} GPUs is spread over {machines} machines of num_gpus_per_node = "
+            f"{engine.num_gpus_per_node}; add cluster = ray, which has several, or take fewer GPUs."
+        )
+    one = [ServerNeeds(section.num_cpus_per_server, gpus // machines, n) for n in range(machines)]
+    return one * group.num_engines
 
 
 def _ranks_in_words(numbers: Sequence[int]) -> str:
@@ -308,9 +319,15 @@ def cluster_facts(config: RunConfig) -> dict[str, JSON]:
     }
 
 
-def server_names(config: RunConfig) -> list[tuple[str, int]]:
-    """The fleet and the number in it of each server that the run starts."""
-    return [(name, number) for name, fleet in server_needs(config).items() for number in range(len(fleet))]
+def server_names(config: RunConfig) -> list[tuple[str, str]]:
+    """The fleet and the number in it of each server that the run starts; of its parts, where it is spread."""
+    names: list[tuple[str, str]] = []
+    for name, fleet in server_needs(config).items():
+        numbers = accumulate(int(part.machine == 0) for part in fleet)
+        for number, part in zip(numbers, fleet, strict=True):
+            # The first of several machines is named as the server is.
+            names.append((name, f"{number - 1}" + (f", machine {part.machine + 1}," if part.machine else "")))
+    return names
 
 
 def num_ranks(config: RunConfig) -> int:

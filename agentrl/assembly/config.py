@@ -10,6 +10,8 @@ from pydantic import model_validator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.assembly import cuts
 from agentrl.assembly.sections import (
+    EPOCHS,
+    OF_SFT,
     CheckpointSection,
     EnvSection,
     ModelSection,
@@ -68,18 +70,7 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        return (*self._untaught, *cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
-
-    @property
-    def _untaught(self) -> tuple[str, ...]:
-        trains = self.command == "train" and self.rollout.num_rollout and not self.rollout.debug_rollout_only
-        has_model = self.model.hf_checkpoint is not None or self.warm_starts or self.algorithm.use_opd
-        if has_model or not trains or self.rollout.replay is not None:
-            return ()
-        return (
-            "the model is new and has no warm start: it writes noise, which earns nothing, so nothing is "
-            "learned; set warm_start_steps (such as 250), or hf_checkpoint.",
-        )
+        return (*_untaught(self), *cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
 
     @property
     def replays_sampling_mask(self) -> bool:
@@ -104,7 +95,14 @@ class RunConfig(Section):
 
     @property
     def _of_other_command(self) -> dict[str, str]:
-        return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
+        return dict.fromkeys(OF_SFT, "without agentrl sft; use that command") | _inactive_epochs(self)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether the iterations of RL follow from its epochs: passes over the rows of one file."""
+        reads_file = isinstance(self.data.prompt_data, str) and self.data.data_source_path is None
+        plays = self.command == "train" and self.rollout.replay is None
+        return plays and self.sft.has_epochs and reads_file and not self.rollout.has_iterations
 
     @property
     def num_torch_ranks(self) -> int:
@@ -275,6 +273,27 @@ def _training(config: RunConfig) -> set[str]:
     names |= {"profile_step", "memory_snapshot_step"}
     names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
     return names
+
+
+def _untaught(config: RunConfig) -> tuple[str, ...]:
+    trains = (
+        config.command == "train" and config.rollout.num_rollout and not config.rollout.debug_rollout_only
+    )
+    has_model = config.model.hf_checkpoint is not None or config.warm_starts or config.algorithm.use_opd
+    if has_model or not trains or config.rollout.replay is not None:
+        return ()
+    return (
+        "the model is new and has no warm start: it writes noise, which earns nothing, so nothing is "
+        "learned; set warm_start_steps (such as 250), or hf_checkpoint.",
+    )
+
+
+def _inactive_epochs(config: RunConfig) -> dict[str, str]:
+    if config.counts_epochs:
+        return {}
+    if config.rollout.has_iterations:
+        return {EPOCHS: "with num_rollout, which counts iterations; drop that"}
+    return {EPOCHS: "without one file of prompt_data, whose rows it counts; name that"}
 
 
 def _inactive_data(config: RunConfig) -> dict[str, str]:

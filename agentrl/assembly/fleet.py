@@ -24,11 +24,13 @@ from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.client import AdapterChoice
+from agentrl.engine.sglang.connection import servers_at
 from agentrl.engine.sglang.control import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import (
     Launcher,
     LocalLauncher,
+    RouterProcess,
     ServerProcess,
     ServerReplicas,
     Servers,
@@ -36,15 +38,17 @@ from agentrl.engine.sglang.launch import (
     Value,
 )
 from agentrl.engine.sglang.launch.launcher import ServerHandle
-from agentrl.engine.sglang.launch.listener import HOST
+from agentrl.engine.sglang.launch.listener import HOST, free_ports
+from agentrl.engine.sglang.launch.process import parts_of
+from agentrl.engine.sglang.launch.router import router_of
 from agentrl.engine.sglang.processes import Process, Router
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.cuda_ipc import CudaIpc
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
-from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER, plugin_folder
+from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
 from agentrl.processes.interfaces import address_to
 from agentrl.runtime.activity import current_activities
@@ -145,46 +149,66 @@ class FleetPlan:
             # An impossible choice is refused before any server is started.
             reach = _Reach(launcher.host, launcher.is_local)
             transport = self._transport(reach)
+            plugins = await asyncio.to_thread(
+                plugin_folder, self.folder / "plugin", adapters=self.adapters is not None
+            )
             starting = Servers(
-                *self._groups(), on_event=self.on_event, launcher=launcher, entered=self._enter
+                *self._groups(plugins), on_event=self.on_event, launcher=launcher, entered=self._enter
             )
             try:
                 servers = await stack.enter_async_context(starting)
             except EngineUnavailableError as error:
                 raise ConfigError(str(error)) from error
-            headers = {} if launcher.key is None else {"Authorization": f"Bearer {launcher.key}"}
+            headers = _bearer(launcher.key)
             policy = self._policy(servers.url, headers)
             end = stack.pop_all().aclose
         return self._fleet(servers.servers, servers.router, policy, transport, end, headers)
 
-    async def commands(self) -> list[list[str]]:
+    async def commands(self) -> dict[str, list[str]]:
         """The command line of a server of each group, checked against the installed SGLang; none is started.
+
+        Of one that is spread, those on each machine. That of a router is checked, too.
 
         Raises:
             ConfigError: SGLang is not installed, or has no such argument.
         """
-        return [await ServerProcess(self._settings(group)).command() for group in self.config.groups]
+        if self.config.has_router:
+            await RouterProcess(self._settings(self.config.groups[0])).command()
+        commands: dict[str, list[str]] = {}
+        for number, group in enumerate(self.config.groups, start=1):
+            parts = parts_of(self._settings(group), HOST, free_ports(1)[0])
+            for rank, part in enumerate(parts, start=1):
+                machine = f", machine {rank} of {len(parts)}" if len(parts) > 1 else ""
+                commands[f"group {number}{machine}"] = await ServerProcess(part).command()
+        return commands
 
-    async def join(self, url: str) -> Fleet:
-        """Use servers that run already, at `url` or behind the router there; sends them the model's weights.
+    async def join(self, *, trains: bool = True) -> Fleet:
+        """Use servers that run already, at the addresses of the configuration or behind routers there.
 
-        Control requests have the key of the environment variable AGENTRL_CONTROL_KEY, where it is set.
+        Several addresses get a router of the run's. Control requests have the key of the environment variable
+        AGENTRL_CONTROL_KEY, where it is set. trains: sends them the model's weights.
 
         Raises:
-            ConfigError: no server answers, or the configured transport cannot send weights to it.
+            ConfigError: no server answers, the router does not start, or the configured transport cannot send
+                weights to them.
         """
         headers = control_headers()
-        policy = self._policy(url)
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                urls = await servers_at(self.config.addresses)
+                router = await self._router_before(urls, stack) if self.config.has_router else None
+            except EngineError as error:
+                raise ConfigError(str(error)) from error
             first_wait_s = self.config.rollout_health_check_first_wait
-            urls = await policy.servers()
             servers = [ExternalServer(server, first_wait_s) for server in urls]
             transport = self._transport(_reach_of(urls))
-            fleet = self._fleet(servers, None, policy, transport, _leave_running, headers)
-            fleet.stays = True
-        except EngineError as error:
-            await policy.close()
-            raise ConfigError(str(error)) from error
+            url = self.config.addresses[0] if router is None else router.url
+            policy = self._policy(url, {} if router is None else _bearer(router.key))
+            end = stack.pop_all().aclose
+        fleet = self._fleet(servers, router, policy, transport, end, headers)
+        fleet.stays = True
+        if not trains:
+            return fleet
         try:
             await deliver_directory(self.model, fleet.sink, 0, dtype=self.dtype)
         except EngineError as error:
@@ -192,21 +216,31 @@ class FleetPlan:
             raise ConfigError(str(error)) from error
         return fleet
 
+    async def _router_before(self, urls: Sequence[str], stack: AsyncExitStack) -> RouterProcess:
+        """A router that sends to these servers; the stack ends it."""
+        settings = self._settings(ServerGroup(num_gpus_per_engine=0))
+        router = router_of(settings, self.launcher or LocalLauncher())
+        stack.push_async_callback(router.stop)
+        await router.start()
+        for url in urls:
+            await router.add(url)
+        self.on_event(f"the router at {router.url} sends to {', '.join(urls)}")
+        return router
+
     def _enter(self, server: ServerHandle, phase: str) -> None:
         """Show a phase of a server's start; from then on its fleet shows what it does."""
         if (activities := current_activities()) is not None:
             activities.enter(f"{self.title}{server.name}", phase, where=server.url)
 
-    def _groups(self) -> list[ServerReplicas]:
-        return [ServerReplicas(self._settings(group), group.num_engines) for group in self.config.groups]
+    def _groups(self, plugins: Path) -> list[ServerReplicas]:
+        groups = self.config.groups
+        return [ServerReplicas(self._settings(group, plugins), group.num_engines) for group in groups]
 
-    def _settings(self, group: ServerGroup) -> ServerSettings:
+    def _settings(self, group: ServerGroup, *python_path: Path) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
-        python_path = [LOADER_FOLDER]
         if self.adapters is not None:
             own |= self.adapters.arguments(on_gpu=gpus > 0)
-            python_path.append(plugin_folder(self.folder / "plugin"))
         if gpus > 1:
             own["tp_size"] = gpus
         if gpus and self.releases:
@@ -220,9 +254,11 @@ class FleetPlan:
             device="cuda" if gpus else "cpu",
             arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
-            python_path=tuple(python_path),
+            python_path=(LOADER_FOLDER, *python_path),
             first_wait_s=config.rollout_health_check_first_wait,
             max_in_flight=self.max_in_flight,
+            machines=config.machines_of(group),
+            router=_values(config.router, "sglang-router"),
         )
 
     def _policy(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> SGLangPolicy:
@@ -275,17 +311,18 @@ def fleet_policy(
     )
 
 
-async def _leave_running() -> None:
-    """Do nothing: the run has not started these servers, and does not end them."""
+def _bearer(key: str | None) -> dict[str, str]:
+    """The header of requests to who asks for a key."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
+def _values(arguments: Mapping[str, JSON], whose: str = "SGLang") -> dict[str, Value]:
     try:
         return TypeAdapter(dict[str, Value]).validate_python(arguments)
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         raise ConfigError(
-            f"SGLang's argument `{name}` is a number, a text, true, false or a list of them."
+            f"{whose}'s argument `{name}` is a number, a text, true, false or a list of them."
         ) from None
 
 
@@ -381,11 +418,10 @@ def model_plan(config: EngineConfig, name: str, folder: Path, on_event: Callable
 
 
 def _config_of(config: EngineConfig, model: ServedModel) -> EngineConfig:
-    group = ServerGroup(
-        num_engines=model.num_engines, num_gpus_per_engine=model.num_gpus_per_engine, sglang=model.sglang
-    )
     # Settings of the policy's servers do not apply to these.
-    return config.model_copy(update={"sglang_groups": [group], "sglang": {}, "max_context_len": None})
+    return config.model_copy(
+        update={"sglang_groups": [model.group], "sglang": {}, "router": {}, "max_context_len": None}
+    )
 
 
 def _prefixed(on_event: Callable[[str], None], name: str, event: str) -> None:

@@ -67,11 +67,11 @@ class TrainSettings(TypedDict, total=False):
     kv_channels: int
     rotary_base: float
     vocab_size: int
+    num_epoch: int
     sft_data: Data | None
     messages_key: Name
     tools_key: Name | None
     min_reward: float | None
-    num_epoch: int
     sft_batch_size: int
     sft_lr: float | None
     eval_sft_data: Data | None
@@ -287,11 +287,13 @@ class TrainSettings(TypedDict, total=False):
     max_context_len: int | None
     enable_deterministic_inference: bool
     engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | None
+    sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
+    num_gpus_per_node: int | None
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
+    router: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
@@ -402,11 +404,13 @@ class EvalSettings(TypedDict, total=False):
     max_context_len: int | None
     enable_deterministic_inference: bool
     engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | None
+    sglang_url: Name | Sequence[Name] | None
     rollout_num_engines: int
     rollout_num_gpus_per_engine: int
+    num_gpus_per_node: int | None
     sglang_python: Name | None
     sglang: Mapping[str, JSON]
+    router: Mapping[str, JSON]
     sglang_groups: Sequence[Mapping[str, JSON]]
     sglang_models: Mapping[str, Mapping[str, JSON]]
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import file_source
+from agentrl.assembly.sections import EPOCHS, SFT
 from agentrl.config import Section, by_section, merge, parse, read_toml, read_written, refuse_inactive
 from agentrl.envs import env_ids
 from agentrl.errors import ConfigError
@@ -28,9 +31,24 @@ def load_config(
         # Without the settings first, so that an error in the file is reported as the file's.
         parse(kind, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
-    config = parse(kind, merge(kind, values, by_section(kind, settings)), source=source)
+    merged = merge(kind, values, by_section(kind, settings))
+    config = parse(kind, merged, source=source)
     refuse_inactive(config, settings, source=source)
-    return config
+    return parse(kind, _with_iterations(config, merged), source=source) if config.counts_epochs else config
+
+
+def _with_iterations(config: RunConfig, values: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """The values of a run with as many iterations as its epochs have, in place of these.
+
+    Raises:
+        UserError: the file of prompts cannot be read.
+    """
+    data, rollout, own = config.data, config.rollout, values.get(SFT, {})
+    prompts = file_source(data.prompt_data, data.columns, split=config.env.train_split)
+    assert prompts.num_tasks is not None, "a file has rows"
+    number = math.ceil(config.sft.num_epoch * prompts.num_tasks / rollout.prompts)
+    rest = {name: value for name, value in own.items() if name != EPOCHS} if isinstance(own, dict) else {}
+    return merge(type(config), {**values, SFT: rest}, by_section(type(config), rollout.iterations(number)))
 
 
 def load_run(

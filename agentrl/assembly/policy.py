@@ -78,10 +78,10 @@ async def build_engine(
     """
     if config.engine == "sglang":
         await asyncio.to_thread(draw_in_subprocess, source)
-        if (url := config.sglang_url) is not None and not setup.trains:
-            return _policy_at(url, source, config)
+        if isinstance(config.sglang_url, str) and not setup.trains:
+            return _policy_at(config.sglang_url, source, config)
         plan = _fleet_of(source, config, setup)
-        return await (plan.start() if url is None else plan.join(url))
+        return await (plan.join(trains=setup.trains) if config.addresses else plan.start())
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
     check_cache(source.config, config.max_slots, length, torch_dtype(config.engine_dtype))
     if read_architecture(source.config) is None:

@@ -116,7 +116,20 @@ class WarmStartSection(Section):
         return self
 
 
-class SftSection(Section):
+class EpochChoice(Section):
+    """How often data is gone through; RL has it as well."""
+
+    num_epoch: Count = 1
+    """How often `agentrl sft` trains on each conversation or episode (count). In `agentrl train`, where
+    num_rollout is left out: as many iterations as play each row of prompt_data, one file, that often."""
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether it was set."""
+        return bool(self.model_fields_set & EpochChoice.model_fields.keys())
+
+
+class SftSection(EpochChoice):
     """Supervised fine-tuning (`agentrl sft`): on conversations, or on episodes that a run has played."""
 
     sft_data: PathList = None
@@ -130,14 +143,18 @@ class SftSection(Section):
     """Column of the tool schemas on offer; left out, `tools` where a row has it, else the environment's."""
     min_reward: float | None = None
     """Least reward of an episode that is imitated; left out, every completed episode is."""
-    num_epoch: Count = 1
-    """How often each conversation or episode is trained on (count)."""
     sft_batch_size: Count = 32
     """Conversations or episodes in one optimizer step (count)."""
     sft_lr: Annotated[Annotated[float, Field(gt=0.0)] | None, Changes.LEARNING] = None
     """Peak learning rate of SFT; left out, lr. How it rises and falls is the trainer's."""
     eval_sft_data: PathList = None
     """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
+
+
+SFT = "sft"
+(EPOCHS,) = EpochChoice.model_fields
+OF_SFT = frozenset(SftSection.model_fields) - {EPOCHS}
+"""The section of SFT, its setting that RL has, too, and the settings of SFT alone."""
 
 
 class CheckpointSection(Section):

@@ -60,9 +60,9 @@ async def check_servers(config: RunConfig, model: Path, serving: Serving) -> Ser
         missing = "SGLang is not installed here, so the arguments of servers were not checked."
         return ServerCheck(required, {}, (missing,))
     commands = {
-        f"{name}, group {number}": " ".join(command[command.index(_FROM_MODEL) :])
+        f"{name}, {which}": " ".join(command[command.index(_FROM_MODEL) :])
         for name, plan in plans.items()
-        for number, command in enumerate(await plan.commands(), start=1)
+        for which, command in (await plan.commands()).items()
     }
     return ServerCheck(required, commands)
 

@@ -81,14 +81,14 @@ _SETS = "--eval-prompt-data"
 _PATH = re.compile(r".*[/\\].*|.*@\[.*|[\[{].*|.*\.(?:jsonl|json|parquet|arrow|toml)", re.DOTALL)
 
 
-_SGLANG = "sglang"
-_PREFIXES = {"--sglang-": _SGLANG, "--megatron-": "megatron_config"}
+_SGLANG, _ROUTER = "sglang", "router"
+_PREFIXES = {"--sglang-": _SGLANG, "--router-": _ROUTER, "--megatron-": "megatron_config"}
 """Flags of a package's own arguments: the setting whose table they are passed on in."""
 
 
 class EngineFlags(SettingsCommand):
-    """A command that takes the own arguments of SGLang and Megatron, too: --sglang-NAME WORD, --megatron-NAME
-    WORD, one flag for each.
+    """A command that takes the own arguments of SGLang, its router and Megatron, too: --sglang-NAME WORD,
+    --router-NAME WORD, --megatron-NAME WORD, one flag for each.
 
     --eval-prompt-data takes NAME PATH pairs, several at once or one after each flag, as well as one path.
     """
@@ -109,8 +109,12 @@ class EngineFlags(SettingsCommand):
             name = prefixes[prefix]
             table = read_json_object(flag_of(name), ctx.params[name] or "{}")
             values = from_flags(given, prefix)
-            # SGLang's own parser reads the words.
-            typed = values if name == _SGLANG else {key: _typed(value) for key, value in values.items()}
+            # SGLang's own parsers read the words.
+            typed = (
+                values
+                if name in (_SGLANG, _ROUTER)
+                else {key: _typed(value) for key, value in values.items()}
+            )
             ctx.params[name] = json.dumps({**table, **typed})
         return rest
 

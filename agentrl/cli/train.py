@@ -17,7 +17,7 @@ import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.keywords import TrainSettings
 from agentrl.assembly.load import load_run
-from agentrl.assembly.sections import SftSection
+from agentrl.assembly.sections import OF_SFT
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.errors import ConfigError
 from agentrl.records import read_metrics, reconcile
@@ -105,7 +105,7 @@ def _size_text(size: int) -> str:
 _PLAYS_ONLY = "debug_rollout_only"
 
 
-@config_flags(RunConfig, without=SftSection.model_fields)
+@config_flags(RunConfig, without=OF_SFT)
 @click.command("train", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option(
@@ -134,7 +134,8 @@ def train_command(
     With --replay FOLDER nothing is played: each step trains on the groups in the journal of that run, and no
     engine is started, so there are no evaluations. The same settings give the same weights.
 
-    Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
+    Arguments of SGLang's own servers, and of their router, are flags, too: --sglang-mem-fraction-static 0.8,
+    --router-max-idle-secs 600.
 
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
@@ -158,7 +159,7 @@ def _trained(run: str | None, settings: Mapping[str, JSON], *, resume: bool, qui
     return agentrl.train(run, resume=resume, quiet=quiet, **cast(TrainSettings, settings))
 
 
-@config_flags(RunConfig, without=(*SftSection.model_fields, _PLAYS_ONLY, "replay", "load_debug_rollout_data"))
+@config_flags(RunConfig, without=(*OF_SFT, _PLAYS_ONLY, "replay", "load_debug_rollout_data"))
 @click.command("rollout", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option(

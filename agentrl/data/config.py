@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config import Changes, NameOrPath, Section, Spelling, renamed
 from agentrl.data.columns import Columns
 from agentrl.data.eval_config import in_file_as
-from agentrl.data.eval_sets import EvalPaths
+from agentrl.data.eval_sets import EvalPaths, sets_of
 from agentrl.data.paths import Paths
 
 
@@ -57,6 +57,17 @@ class EvalData(ColumnChoice):
         "eval_prompt_data": renamed("prompt_data"),
         "eval_config": in_file_as("prompt_data"),
     }
+
+    @model_validator(mode="after")
+    def _only_runs_have_intervals(self) -> EvalData:
+        sets = {} if self.prompt_data is None else sets_of(self.prompt_data)
+        timed = [name for name, own in sets.items() if own.interval is not None]
+        if timed:
+            raise ValueError(
+                f"the set {timed[0]!r} has an interval, which only evaluations of a training run have; leave "
+                "it out."
+            )
+        return self
 
 
 COLUMNS = tuple(ColumnChoice.model_fields)

@@ -34,6 +34,8 @@ class EvalSet(Section):
     """Column of the tool schemas."""
     num_prompts: Count | None = None
     """Prompts that are played, at most (count)."""
+    interval: Count | None = None
+    """RL iterations between its evaluations in a training run (count); it is always in the first and last."""
     n_samples_per_eval_prompt: Count | None = None
     """Sampled episodes of each prompt (count)."""
     temperature: Annotated[float, Field(ge=0.0)] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config import Changes, Section
 from agentrl.types import JSON
@@ -50,6 +50,17 @@ Role: TypeAlias = Literal["regular", "prefill", "decode"]
 """The stages of a request that a server runs: both, or only prefill or decode."""
 
 
+def _addresses(value: object) -> object:
+    """One address, or several; in text with commas between them."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    found = tuple(word.strip().rstrip("/") for word in words)
+    if not all(found) or len({*found}) < len(found):
+        raise ValueError(f"{value!r} has an empty address, or one twice; name each server once.")
+    return found[0] if len(found) == 1 else found
+
+
 def incomplete(roles: Collection[Role]) -> str:
     """An error message where servers of these roles cannot serve requests together; "" where they can."""
     if set(roles) in ({"regular"}, {"prefill", "decode"}, set()):
@@ -83,6 +94,13 @@ class ServedModel(Section):
     sglang: Arguments = Field(default_factory=dict)
     """SGLang's own arguments; those of the policy's servers do not apply."""
 
+    @property
+    def group(self) -> ServerGroup:
+        """Its servers, as a group."""
+        return ServerGroup(
+            num_engines=self.num_engines, num_gpus_per_engine=self.num_gpus_per_engine, sglang=self.sglang
+        )
+
 
 _OF_POLICY_SERVERS = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
 _OF_HEALTH = (
@@ -91,8 +109,8 @@ _OF_HEALTH = (
 )
 
 
-class EngineConfig(Section):
-    """The inference engine: its kind, its servers, and the transport of new weights."""
+class EngineChoice(Section):
+    """The inference engine: its kind, and its requests."""
 
     engine: Literal["embedded", "sglang"] = "embedded"
     """The inference engine; `embedded` decodes on the CPU. `sglang` is servers: those that
@@ -118,9 +136,29 @@ class EngineConfig(Section):
     half the memory, and logprobs are further from the trainer's. SGLang has a setting of its own,
     dtype in the table sglang."""
 
-    sglang_url: Annotated[str | None, Changes.SPEED] = None
-    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
-    eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
+    sglang_url: Annotated[str | tuple[str, ...] | None, BeforeValidator(_addresses), Changes.SPEED] = None
+    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000; or several
+    (a list; in a flag with commas between them), before which the run starts a router. In an eval-only run
+    they serve the weights of the model that is scored; a run that trains sends them its own."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Those of sglang_url; none where it was left out."""
+        url = self.sglang_url
+        return (url,) if isinstance(url, str) else url or ()
+
+    @model_validator(mode="after")
+    def _an_address_belongs_to_sglang(self) -> EngineChoice:
+        if self.sglang_url is not None and self.engine != "sglang":
+            raise ValueError(
+                f"sglang_url = {', '.join(self.addresses)} needs engine = sglang; set it, or leave "
+                "sglang_url out."
+            )
+        return self
+
+
+class EngineConfig(EngineChoice):
+    """The inference engine: its kind, its servers, and the transport of new weights."""
 
     rollout_num_engines: Annotated[int, Changes.SPEED] = Field(default=1, ge=1)
     """SGLang servers that the run starts; several get a router (count)."""
@@ -128,11 +166,19 @@ class EngineConfig(Section):
     rollout_num_gpus_per_engine: Annotated[int, Changes.SPEED] = Field(default=0, ge=0)
     """GPUs of each (count); 0 = they compute on the CPU."""
 
+    num_gpus_per_node: Annotated[int | None, Changes.SPEED] = Field(default=None, ge=1)
+    """GPUs of a machine for one server (count): one with more of them is spread over several machines, as
+    many on each (cluster = ray); left out, every server is on one machine."""
+
     sglang_python: Annotated[str | None, Changes.SPEED] = None
-    """Python interpreter that SGLang is installed for; none = the one that runs agentrl."""
+    """Python interpreter that SGLang, or its router, is installed for; none = the one that runs agentrl."""
 
     sglang: dict[str, JSON] = Field(default_factory=dict)
     """SGLang's own arguments, by their names (a table; as flags: --sglang-mem-fraction-static 0.8)."""
+
+    router: Annotated[Arguments, Changes.SPEED] = Field(default_factory=dict)
+    """Own arguments of sglang-router, which the run starts before several servers, by their names (a table;
+    as flags: --router-policy cache_aware)."""
 
     sglang_groups: list[ServerGroup] = Field(default_factory=list)
     """Groups of the policy's servers (a list of tables: worker_type, num_engines, num_gpus_per_engine,
@@ -181,7 +227,14 @@ class EngineConfig(Section):
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
             reasons |= dict.fromkeys(_OF_POLICY_SERVERS, self.without_servers)
-        if not starts_servers and not self.sglang_models:
+        if all(self.machines_of(group) == 1 for group in self.all_groups):
+            reasons["num_gpus_per_node"] = (
+                "without a server of more GPUs than that; raise rollout_num_gpus_per_engine"
+            )
+        if not self.has_router:
+            needed = "without several servers, before which a router is started; take several"
+            reasons["router"] = needed
+        if not (starts_servers or self.sglang_models or self.has_router):
             reasons["sglang_python"] = self.without_servers
             if self.engine != "sglang":
                 reasons |= dict.fromkeys(_OF_HEALTH, self.without_servers)
@@ -193,14 +246,6 @@ class EngineConfig(Section):
         if self.sglang_url is not None:
             return "with sglang_url, whose servers run already; drop that"
         return "without servers that are started (engine = sglang); choose that"
-
-    @model_validator(mode="after")
-    def _an_address_belongs_to_sglang(self) -> EngineConfig:
-        if self.sglang_url is not None and self.engine != "sglang":
-            raise ValueError(
-                f"sglang_url = {self.sglang_url} needs engine = sglang; set it, or leave the address out."
-            )
-        return self
 
     @model_validator(mode="after")
     def _adapters_are_of_our_servers(self) -> EngineConfig:
@@ -240,6 +285,22 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _servers_are_spread_evenly(self) -> EngineConfig:
+        for group in self.all_groups:
+            gpus, per_node = self.gpus_of(group), self.num_gpus_per_node
+            if per_node is not None and gpus > per_node and gpus % per_node:
+                raise ValueError(
+                    f"a server of {gpus} GPUs cannot have as many on each machine of num_gpus_per_node = "
+                    f"{per_node}; take a multiple of it."
+                )
+            if self.machines_of(group) > 1 and group.worker_type != "regular":
+                raise ValueError(
+                    f"a server that only runs {group.worker_type} is on one machine; give it {per_node} GPUs "
+                    "at most (num_gpus_per_node), or have regular ones."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _groups_are_complete(self) -> EngineConfig:
         if self.sglang_groups and self.rollout_num_engines > 1:
             raise ValueError(
@@ -251,9 +312,30 @@ class EngineConfig(Section):
         return self
 
     @property
+    def has_router(self) -> bool:
+        """Whether the policy's servers are several, before which the run starts a router."""
+        if self.sglang_url is not None:
+            return len(self.addresses) > 1
+        return self.engine == "sglang" and sum(group.num_engines for group in self.groups) > 1
+
+    @property
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
         return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+
+    @property
+    def all_groups(self) -> Sequence[ServerGroup]:
+        """The groups of all servers that are started: of the policy's, and of each further model's."""
+        starts_servers = self.engine == "sglang" and self.sglang_url is None
+        return [
+            *(self.groups if starts_servers else ()),
+            *(model.group for model in self.sglang_models.values()),
+        ]
+
+    def machines_of(self, group: ServerGroup) -> int:
+        """Machines that each server of a group is on (count)."""
+        gpus, per_node = self.gpus_of(group), self.num_gpus_per_node
+        return 1 if per_node is None or gpus <= per_node else gpus // per_node
 
     @property
     def num_policy_gpus(self) -> int:

@@ -167,7 +167,7 @@ def _chat_settings(config: EvalConfig) -> ChatSettings:
 def _engine_folder(config: EvalConfig) -> Iterator[Path]:
     """The folder for the logs of servers: below output_dir, or a temporary one, where any is started."""
     starts_servers = config.engine.engine == "sglang" and config.engine.sglang_url is None
-    if not (starts_servers or config.engine.sglang_models):
+    if not (starts_servers or config.engine.sglang_models or config.engine.has_router):
         yield Path("engine")
         return
     with temporary_folder("servers") as temporary:

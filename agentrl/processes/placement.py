@@ -31,10 +31,11 @@ class RankNeeds(NamedTuple):
 
 
 class ServerNeeds(NamedTuple):
-    """One server, on one machine: what it takes (counts)."""
+    """One server, or its part on one of several machines: what it takes (counts). machine: which, from 0."""
 
     cpus: float
     gpus: int
+    machine: int = 0
 
 
 class PlayerNeeds(NamedTuple):

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from agentrl.config import Changes, Count, ImportPath, Needs, Section, Spelling, renamed
 from agentrl.data.eval_config import in_file_as
 from agentrl.data.eval_sets import EvalPaths, EvalSet
+from agentrl.types import JSON
 
 MAX_EPISODES = 1_000_000
 """Of a batch or an evaluation: they stay in memory up to its end, some kilobytes each (count)."""
@@ -36,7 +37,8 @@ class BatchSection(Section):
     """How many episodes an iteration plays, and how they are split into optimizer steps."""
 
     num_rollout: Annotated[int, Field(ge=0), Changes.COURSE] = 40
-    """RL iterations: each plays a batch of episodes and trains on it (count)."""
+    """RL iterations: each plays a batch of episodes and trains on it (count); left out, as many as num_epoch
+    asks for, where that is set."""
     rollout_batch_size: Count | None = None
     """Prompts in each iteration (count); left out, it follows from the batch identity, else 32."""
     n_samples_per_prompt: Count = 16
@@ -45,6 +47,16 @@ class BatchSection(Section):
     """Optimizer steps that each iteration's episodes are split into (count)."""
     global_batch_size: Count | None = None
     """Episodes in one optimizer step (count); left out, it follows from the batch identity."""
+
+    @property
+    def has_iterations(self) -> bool:
+        """Whether their number was set."""
+        return "num_rollout" in self.model_fields_set
+
+    @staticmethod
+    def iterations(number: int) -> dict[str, JSON]:
+        """The setting of their number."""
+        return {"num_rollout": number}
 
     @property
     def prompts(self) -> int:

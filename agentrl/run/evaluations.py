@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.assembly.config import RunConfig
 from agentrl.run.checkpoints import RunState
-from agentrl.run.held_out import MODES, Evaluated, HeldOut, eval_metrics, version_metrics
+from agentrl.run.held_out import Evaluated, HeldOut, eval_metrics, version_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
 from agentrl.types.seams import Engine
 
@@ -26,21 +26,30 @@ class _Started:
     """An evaluation beside the training.
 
     step: after which it began. due: the iterations after which it, and those in whose place it is, were due.
+    held_out: what it plays.
     """
 
     name: str
     step: int
     due: tuple[int, ...]
+    held_out: HeldOut
     task: asyncio.Task[Evaluated]
+
+    def may_have(self, metric: str | None) -> bool:
+        """Whether it may measure this; None = nothing does."""
+        # A function may measure anything.
+        names = self.held_out.sets if self.held_out.function is None else ("",)
+        return metric is not None and any(metric.startswith(f"eval/{n}/" if n else "eval/") for n in names)
 
 
 @dataclass(slots=True)
 class Evaluations:
     """Plays the evaluations of a run, one at a time.
 
-    One that is due while another plays waits for its end, and then begins after the next iteration, with the
-    weights of then. If a further one becomes due meanwhile, the waiting one is in its place, too, which
-    `perf/eval_replaced` counts.
+    Between two iterations only the sets are played that are due. One that is due while another plays waits
+    for its end, and then begins after the next iteration, with the weights of then. If a further one becomes
+    due meanwhile, the waiting one is in its place, too, with the sets of both, which `perf/eval_replaced`
+    counts.
 
     consumes: evaluations that are due. waits for: episodes; the loop waits for them in `evaluate` and
     `finish`. unblocked by: the ends of episodes. on shutdown: `drop` cancels the one that plays.
@@ -87,10 +96,11 @@ class Evaluations:
         """Whether the weights of an iteration have scored better than all before, or are being evaluated."""
         scores = self.scores
         is_best = bool(scores) and max(scores, key=scores.__getitem__) == step
-        return is_best or (self.config.best_metric is not None and self.step == step)
+        started, best = self._started, self.config.best_metric
+        return is_best or (started is not None and started.step == step and started.may_have(best))
 
-    async def evaluate(self, name: str, *, in_table: bool = True) -> None:
-        """Score the policy on held-out tasks, sampled and greedily; log and journal it.
+    async def evaluate(self, name: str) -> None:
+        """Score the policy on all held-out tasks, sampled and greedily; log and journal it.
 
         What waits to begin is replaced by it.
 
@@ -98,12 +108,14 @@ class Evaluations:
             UserError: nothing could be measured.
             EngineError: the engine failed, or rejected the weights.
         """
-        if self.held_out is None:
-            return
+        if self.held_out is not None:
+            await self._evaluate(self.held_out, name, in_table=True)
+
+    async def _evaluate(self, held_out: HeldOut, name: str, *, in_table: bool) -> None:
         most, step = self._most_prompts, self.progress.step
-        with self.records.watch.stage(EVALUATION, self.held_out.num_episodes(most)):
+        with self.records.watch.stage(EVALUATION, held_out.num_episodes(most)):
             await self._send_weights()
-            evaluated = await self.held_out.evaluations(step, most)
+            evaluated = await held_out.evaluations(step, most)
             milestone = await _journalled(self.records, name, step, evaluated, in_table=in_table)
         due, self.waiting = tuple(self.waiting), []
         # It was not due itself, so that it is in the place of all that were.
@@ -123,15 +135,17 @@ class Evaluations:
             return False
         name = f"iteration {step}"
         is_known = step in self.due or any(milestone.name == name for milestone in self.progress.milestones)
-        is_due = step % self.config.eval.eval_interval == 0 and not is_known
-        if not self.config.evaluates_beside:
-            # One waits where training did not in an earlier attempt.
-            is_due |= bool(self.waiting)
-            if is_due:
-                await self.evaluate(name, in_table=False)
-            return is_due
+        is_due = self.held_out.is_due(step) and not is_known
         if is_due:
             self.waiting.append(step)
+        due = self.held_out.due_after(*self.waiting)
+        if not self.config.evaluates_beside:
+            # One waits also where training did not in an earlier attempt.
+            is_due = bool(self.waiting)
+            self.waiting = [waiting for waiting in self.waiting if waiting != step]
+            if is_due:
+                await self._evaluate(due, name, in_table=False)
+            return is_due
         has_ended = self._started is not None and self._started.task.done()
         if has_ended:
             await self._collect()
@@ -139,8 +153,8 @@ class Evaluations:
         begins = bool(self.waiting) and self._started is None and has_version
         if begins:
             await self._send_weights()
-            task = asyncio.create_task(self.held_out.evaluations(step, self._most_prompts))
-            self._started, self.waiting = _Started(name, step, tuple(self.waiting), task), []
+            task = asyncio.create_task(due.evaluations(step, self._most_prompts))
+            self._started, self.waiting = _Started(name, step, tuple(self.waiting), due, task), []
         return is_due or has_ended or begins
 
     async def finish(self) -> bool:
@@ -217,13 +231,12 @@ class Evaluations:
         progress.milestones.append(milestone)
         metrics = {**eval_metrics(evaluations), **milestone.own}
         if self.config.evaluates_beside:
-            # The shares of versions that this one did not have are no part of it.
-            earlier = {n: value for n, value in progress.latest.items() if "/version_share/" not in n}
-            progress.latest = earlier | metrics | version_metrics(evaluations)
-            metrics = {**progress.latest, **{f"perf/eval_{name}": value for name, value in beside.items()}}
-        else:
-            progress.latest |= metrics
-            metrics = progress.latest
+            metrics |= version_metrics(evaluations)
+        # The shares of versions that this one did not have are no part of it.
+        earlier = {n: value for n, value in progress.latest.items() if "/version_share/" not in n}
+        progress.latest = earlier | metrics
+        if self.config.evaluates_beside:
+            metrics = {**metrics, **{f"perf/eval_{name}": value for name, value in beside.items()}}
         self.records.log(milestone.step, metrics)
 
 
@@ -241,9 +254,8 @@ async def _journalled(
 
 def shown(progress: Progress) -> dict[str, str]:
     """The mean scores of the last evaluation, by set and mode, and of which weights they are."""
-    latest = progress.latest.items()
-    scores = [(name.removeprefix("eval/"), value) for name, value in latest if name.endswith(MODES)]
-    if not scores:
+    if not progress.milestones:
         return {}
-    text = ", ".join(f"{value:.3f} {name}" for name, value in scores)
-    return {"held-out": f"{text} (step {progress.milestones[-1].step})"}
+    last = progress.milestones[-1]
+    text = ", ".join(f"{evaluation.report.mean:.3f} {key}" for key, evaluation in last.evaluations.items())
+    return {"held-out": f"{text} (step {last.step})"}

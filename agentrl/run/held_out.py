@@ -27,8 +27,6 @@ from agentrl.run.parts import World, sampling_of
 from agentrl.types.seams import Engine, Policy
 
 GREEDY, SAMPLED = "greedy", "sampled"
-MODES = (f"/{SAMPLED}", f"/{GREEDY}")
-"""The ends of the metrics that are the mean score of an evaluation."""
 
 
 Graded: TypeAlias = Mapping[str, tuple[EnvFactory, Scorer]]
@@ -39,6 +37,7 @@ class PlayedSet(NamedTuple):
     """A set of held-out prompts, and how it is played.
 
     number: prompts (count). sampling: of the sampled half. samples: its episodes of each prompt (count).
+    interval: iterations between two of its evaluations (count).
     graded: what makes its environments, and its scorer, where it has a grader of its own.
     """
 
@@ -46,6 +45,7 @@ class PlayedSet(NamedTuple):
     number: int
     sampling: SamplingSettings
     samples: int
+    interval: int
     graded: tuple[EnvFactory, Scorer] | None = None
 
     @classmethod
@@ -61,7 +61,8 @@ class PlayedSet(NamedTuple):
             top_k=sampling.top_k if section.eval_top_k is None else section.eval_top_k,
             max_response_len=section.eval_max_response_len or sampling.max_response_len,
         )
-        return cls(held, section.eval_episodes, sampling, section.n_samples_per_eval_prompt, graded)
+        interval = held.own.interval or section.eval_interval
+        return cls(held, section.eval_episodes, sampling, section.n_samples_per_eval_prompt, interval, graded)
 
     def num_prompts(self, name: str, most: int | None) -> int:
         """How many prompts are played, at most `most`."""
@@ -104,6 +105,19 @@ class HeldOut:
         sets = {name: PlayedSet.of(config, held, graded.get(name)) for name, held in data.held_out.items()}
         section, function = config.eval, EVAL_FUNCTION_PATH.maybe(config.eval.eval_function_path)
         return cls(world, engine, sets, section.eval_split, config.run.seed, function)
+
+    def due_after(self, *steps: int) -> HeldOut:
+        """The sets that are evaluated after some of these iterations; all of them where none is."""
+        due = {
+            name: played
+            for name, played in self.sets.items()
+            if any(step % played.interval == 0 for step in steps)
+        }
+        return replace(self, sets=due or self.sets)
+
+    def is_due(self, step: int) -> bool:
+        """Whether any set is evaluated after an iteration."""
+        return any(step % played.interval == 0 for played in self.sets.values())
 
     def num_episodes(self, most: int | None = None) -> int:
         """Episodes of one evaluation (count). most: prompts of each set."""

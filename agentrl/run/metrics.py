@@ -50,6 +50,8 @@ def rollout_metrics(
     reasoning_ratio is the share of turns with reasoning, repetition_ratio that of episodes in which the
     policy says the same over and over, pass@K that of groups of which one of K siblings is solved,
     cached_ratio that of prompt tokens which the engine had computed for the turn before.
+    perf/request_time, queue_time, prefill_time and decode_time are means over the turns of what the engine
+    took (seconds), as far as it says so, perf/request_time_max the longest.
 
     source/FILE/raw_reward and source/FILE/groups are of the prompts of one file, where there are several.
 
@@ -77,6 +79,7 @@ def rollout_metrics(
         metrics["rollout/no_room_ratio"] = share
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
+    metrics |= _engine_times(episodes)
     metrics |= _dropped(outcomes, removed)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
 
@@ -173,6 +176,27 @@ def cached_ratio(episodes: Sequence[Episode]) -> float:
             cached += tokens.completion.cached_tokens
             prefix += len(tokens.world_ids) + len(tokens.completion.token_ids)
     return cached / max(prompts, 1)
+
+
+def _engine_times(episodes: Sequence[Episode]) -> dict[str, float]:
+    times = [
+        turn.tokens.completion.seconds
+        for episode in episodes
+        for trajectory in episode.trajectories
+        for turn in trajectory.turns
+        if trajectory.trainable and turn.tokens is not None
+    ]
+    by_name = {
+        "perf/request_time": [each.request for each in times],
+        "perf/queue_time": [each.queue for each in times],
+        "perf/prefill_time": [each.prefill for each in times],
+        "perf/decode_time": [each.decode for each in times],
+    }
+    known = {name: [s for s in seconds if s is not None] for name, seconds in by_name.items()}
+    metrics = {name: _mean(seconds) for name, seconds in known.items() if seconds}
+    if longest := max(known["perf/request_time"], default=0.0):
+        metrics["perf/request_time_max"] = longest
+    return metrics
 
 
 def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from agentrl.types.messages import (
     quoted,
     say,
 )
-from agentrl.types.statistics import ToolStats, Usage, latency_bin, summed
+from agentrl.types.statistics import RequestTimes, ToolStats, Usage, latency_bin, summed
 from agentrl.types.training import (
     UNCHANGED,
     Coefficients,
@@ -84,6 +84,7 @@ __all__ = [
     "Observation",
     "Part",
     "ProximalInStep",
+    "RequestTimes",
     "Resources",
     "Restart",
     "RewardParts",

@@ -15,7 +15,7 @@ from pydantic import PlainSerializer
 from agentrl.types.arrays import FloatArray, IntArray, freeze
 from agentrl.types.extras import Extra
 from agentrl.types.messages import Message, Observation, Restart
-from agentrl.types.statistics import ToolStats, Usage
+from agentrl.types.statistics import UNTIMED, RequestTimes, ToolStats, Usage
 from agentrl.types.world import Limits, RewardParts, StepReward, Task
 
 AGENT = "agent"
@@ -59,6 +59,7 @@ class Completion:
     cached_tokens: prompt tokens from the prefix cache (count).
     temperature: of the sampling; 0 = greedy.
     extras: more arrays of T tokens by name, see `Extra`.
+    seconds: what the engine took.
 
     Raises:
         ValueError: the arrays have different lengths.
@@ -72,6 +73,7 @@ class Completion:
     cached_tokens: int = 0
     temperature: float = 1.0
     extras: Mapping[str, Extra] = field(default_factory=dict)
+    seconds: RequestTimes = UNTIMED
 
     def __post_init__(self) -> None:
         shapes = {self.token_ids.shape, self.logprobs.shape, self.versions.shape}

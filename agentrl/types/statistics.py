@@ -96,6 +96,37 @@ class Usage:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """How long an engine took for a request (seconds); None = it does not say.
+
+    request: from its arrival to its end. queue: until its prompt was computed. prefill: of the prompt, with
+    the first token. decode: of the tokens after that.
+    """
+
+    request: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+
+    def __add__(self, other: RequestTimes) -> RequestTimes:
+        """The sums of both, of a request that was made in two parts."""
+        return RequestTimes(
+            _sum(self.request, other.request),
+            _sum(self.queue, other.queue),
+            _sum(self.prefill, other.prefill),
+            _sum(self.decode, other.decode),
+        )
+
+
+UNTIMED = RequestTimes()
+"""Of an engine that says nothing."""
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else one + other
+
+
 def summed(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Tables of counts, added up by name."""
     total: Counter[str] = Counter()

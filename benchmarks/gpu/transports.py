@@ -113,4 +113,4 @@ async def _joined(bench: Bench, target: Target) -> Fleet:
         on_event=bench.note,
         vocab_size=shape_of(bench.spec.shape, tiny=bench.spec.tiny).vocab,
     )
-    return await plan.join(target.url)
+    return await plan.join()

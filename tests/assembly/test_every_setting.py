@@ -245,6 +245,8 @@ INACTIVE = {
     "rollout_num_engines": (2, SERVERS),
     "rollout_num_gpus_per_engine": (1, SERVERS),
     "sglang_python": ("python", SERVERS),
+    "num_gpus_per_node": (8, {}),
+    "router": ({"policy": "random"}, SERVERS),
     "rollout_health_check_interval": (1.0, {}),
     "rollout_health_check_timeout": (1.0, {}),
     "rollout_health_check_first_wait": (1.0, {}),

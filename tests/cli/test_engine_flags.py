@@ -43,6 +43,17 @@ def test_those_of_megatron_become_a_table_of_typed_values():
     assert (json.loads(params["sglang"]), params["lr"]) == ({"page_size": "1"}, "1")
 
 
+def test_those_of_the_router_become_a_table_of_words():
+    words = ["--router-policy", "cache_aware", "--router-cache-threshold=0.5", "--router-dp-aware"]
+    params = train_command.make_context("train", [*words, "--sglang-page-size", "1"]).params
+    assert json.loads(params["router"]) == {
+        "policy": "cache_aware",
+        "cache_threshold": "0.5",
+        "dp_aware": True,
+    }
+    assert json.loads(params["sglang"]) == {"page_size": "1"}
+
+
 def test_flags_of_our_own_stay_what_they_are():
     url = "http://127.0.0.1:1"
     context = train_command.make_context("train", ["--sglang-url", url, "--sglang-python=py"])
@@ -55,6 +66,11 @@ def test_flags_of_our_own_stay_what_they_are():
     [
         (["--sglang-dtype", "x"], "arguments of servers that the run starts"),
         (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
+        (
+            ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1,http://127.0.0.1:1"],
+            "name each server once",
+        ),
+        (["--router-policy", "random"], "router has no effect without several servers"),
         *(
             pytest.param(["--engine", "sglang", *words], message, marks=pytest.mark.full)
             for words, message in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ async def test_the_cache_is_bounded_by_slots_and_context(max_slots: int, max_con
     assert engine.memory.cache_bytes == before
     await engine.close()
     assert engine.memory.cache_bytes == 0
+
+
+async def test_a_completion_says_what_its_request_took() -> None:
+    engine = engine_with(max_slots=1)
+    began = time.perf_counter()
+    done = await asyncio.gather(*(engine.generate([1, 2, 3], Sampling(9), session=str(n)) for n in range(2)))
+    elapsed = time.perf_counter() - began
+    first, second = (completion.seconds for completion in done)
+    for each in (first, second):
+        parts = (each.queue, each.prefill, each.decode)
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(each.request, abs=1e-6)
+    assert first.request < second.request < elapsed
+    assert second.queue >= first.prefill + first.decode, "it waits for the only slot"
+    await engine.close()
 
 
 async def test_context_is_at_most_max_position_embeddings() -> None:

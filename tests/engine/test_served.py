@@ -53,7 +53,10 @@ async def test_a_reply_is_what_sglang_replies():
         reply = await generated(client, rid="r", input_ids=IDS, sampling_params=GREEDY, return_logprob=True)
         direct = await engine.generate(IDS, Sampling(4, temperature=0.0), session="direct")
         meta = reply["meta_info"]
-        assert meta.pop("e2e_latency") > 0
+        parts = [meta.pop("forward_entry_time"), meta.pop("prefill_finished_time")]
+        parts.append(meta.pop("request_finished_ts"))
+        assert parts == sorted(parts)
+        assert 0 < meta.pop("queue_time") + parts[2] - parts[0] <= meta.pop("e2e_latency") + 1e-3
         assert reply == {
             "text": text_of(reply["output_ids"]),
             "output_ids": direct.token_ids.tolist(),

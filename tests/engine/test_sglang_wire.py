@@ -13,7 +13,7 @@ from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.request import Draft
 from agentrl.errors import ConfigError, EngineError, RequestTooLargeError
 from agentrl.http.requests import num_values
-from agentrl.types import KEPT_IDS, Finish
+from agentrl.types import KEPT_IDS, Finish, RequestTimes
 from agentrl.types.seams import Sampling
 from tests.engine.serving import generated
 from tests.engine.subjects import text_of
@@ -64,6 +64,31 @@ def test_an_observed_reply_is_read():
     assert completion.logprobs.tolist() == pytest.approx([-3.8934, -3.3032, -1.0])
     assert completion.versions.tolist() == [12, 12, 12]
     assert (completion.finish, completion.matched, completion.cached_tokens) == (Finish.LENGTH, None, 3)
+
+
+def test_what_a_request_took_is_read_as_far_as_the_server_says_so_and_added_up_over_its_parts():
+    # As an SGLang on the CPU with --enable-metrics replied.
+    metered = {
+        "e2e_latency": 0.75,
+        "queue_time": 0.125,
+        "forward_entry_time": 1764406980.25,
+        "prefill_finished_time": 1764406980.5,
+        "request_finished_ts": 1764406981.0,
+    }
+
+    def times(**meta):
+        return read(generated([59], **meta), sampling=Sampling(1)).seconds
+
+    assert times(**metered) == RequestTimes(request=0.75, queue=0.125, prefill=0.25, decode=0.5)
+    assert times(e2e_latency=1) == RequestTimes(request=1.0)
+    assert times() == RequestTimes()
+    # The clocks of a machine that prefills and of one that decodes need not agree.
+    apart = metered | {"prefill_finished_time": 1764406981.5, "queue_time": -1.0}
+    assert times(**apart) == RequestTimes(request=0.75, prefill=1.25)
+    begun = generated([1, 2], {"type": "abort"}, **metered)
+    rule = Sampling(3, temperature=0.0)
+    whole = read(begun, generated([4], e2e_latency=0.25), sampling=rule).seconds
+    assert whole == RequestTimes(request=1.0, queue=0.125, prefill=0.25, decode=0.5)
 
 
 def test_an_abort_keeps_its_tokens_and_may_have_none():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -55,6 +56,21 @@ def test_a_run_needs_a_file_and_nothing_written(lines, capfd):
     assert (run.folder / "report.html").exists()
     again = agentrl.train(run.folder / "config.toml", quiet=True, name="again")
     assert played(again.folder) == played(run.folder)
+
+
+def test_epochs_play_each_row_so_often(lines):
+    settings = {name: value for name, value in SMALL.items() if name != "num_rollout"}
+    run = agentrl.train(
+        **{**settings, "n_samples_per_prompt": 2, "rollout_batch_size": 5, "name": "epochs", **COLUMNS},
+        env="SingleTurn-v0",
+        prompt_data="my.jsonl@[:10]",
+        num_epoch=2,
+        reward="exact_match",
+    )
+    times = Counter(entry["episode"]["task"]["id"] for entry in journal_of(run.folder, "step_*"))
+    assert len(times) == 10
+    assert set(times.values()) == {2 * 2}, "each row in two groups of two"
+    assert len([row for row in metrics_of(run.folder) if "rollout/raw_reward" in row]) == 4
 
 
 @pytest.mark.parametrize("name", ["my.parquet", "my.arrow"])

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import agentrl
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import HeldOutSet
 from agentrl.cli import main
 from agentrl.config import parse, read_toml
 from agentrl.data.eval_sets import EvalSet
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
+from agentrl.records import reconcile
+from agentrl.run.held_out import HeldOut, PlayedSet
 from tests.flow.runs import SHAPE, journal_of, metrics_of, tokens_of
 
 PROMPTS = str(Path(__file__).with_name("prompts.jsonl"))
@@ -300,3 +304,69 @@ def test_flags_take_pairs_of_name_and_path(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([*words, "g.jsonl", "--n", "3"])
     assert "a.jsonl" in capsys.readouterr().err, "the sets are read"
+
+
+EACH = {"often": {"path": f"{PROMPTS}@[:2]", "interval": 2}, "seldom": f"{PROMPTS}@[2:4]"}
+BOTH = frozenset(("often", "seldom"))
+STEPS = {0: BOTH, 2: {"often"}, 3: {"seldom"}, 4: {"often"}, 6: BOTH}
+"""Of six iterations, after which of them each set is played."""
+
+
+def played(folder):
+    """The sets that each record of an evaluation has, by step, and those in the journal."""
+    rows = [row for row in metrics_of(folder) if any(name.startswith("eval/") for name in row)]
+    names = {
+        int(row["step"]): {name.split("/")[1] for name in row if name.startswith("eval/")} for row in rows
+    }
+    assert len(names) == len(rows), "no step has two"
+    files = defaultdict(set)
+    for path in (folder / "trajectories").glob("eval_*"):
+        files[int(re.search(r"_(\d+)\.jsonl", path.name)[1])].add(path.name.split("-")[0][len("eval_") :])
+    assert files == names
+    return names
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_set_is_played_at_its_own_interval_also_where_the_run_is_resumed(tmp_path, beside):
+    settings = {
+        **{**SHAPE, **COMMON, "env": "SingleTurn-v0", "prompt_data": PROMPTS, "eval_prompt_data": EACH},
+        **{"eval_interval": 3, "eval_episodes": 2, "rollout_batch_size": 1, "n_samples_per_prompt": 2},
+        **{"inline": True, "use_tensorboard": False, "quiet": True, "output_dir": str(tmp_path)},
+        "metric_for_best_model": "eval/seldom/sampled",
+        "save_total_limit": 1,
+        "async_eval": beside,
+    }
+    begun = agentrl.train(**settings, num_rollout=3, name="resumed")
+    assert played(begun.folder)[3] == BOTH, "what ends a run is a row of its table"
+    # A run that goes on is one that never ended.
+    ended = agentrl.train(begun.folder, resume=True, num_rollout=6, quiet=True).folder
+    found = played(ended)
+    assert found[0] == found[6] == BOTH
+    if not beside:
+        assert found == STEPS
+    assert reconcile(ended).problems == ()
+    text = (ended / "config.toml").read_text()
+    assert "interval = 2" in text
+
+
+def test_what_waits_is_played_with_the_sets_of_all_that_were_due():
+    sets = {"a": 2, "b": 3, "c": 5}
+    held_out = HeldOut(
+        None,
+        None,
+        {name: PlayedSet(HeldOutSet(()), 1, None, 1, interval) for name, interval in sets.items()},
+        "test",
+        0,
+    )
+    expected = {(1,): "abc", (2,): "a", (4, 9): "ab", (3, 5): "bc", (30,): "abc"}
+    assert {steps: "".join(held_out.due_after(*steps).sets) for steps in expected} == expected
+    due = {step for step in range(1, 31) if held_out.is_due(step)}
+    assert due == {n for n in range(1, 31) if any(n % interval == 0 for interval in sets.values())}
+
+
+def test_an_evaluation_alone_has_no_interval(tmp_path):
+    for settings in ({"prompt_data": EACH}, {"eval_prompt_data": EACH}):
+        with pytest.raises(ConfigError, match="the set 'often' has an interval, which only evaluations of a"):
+            agentrl.evaluate("SingleTurn-v0", str(tmp_path), **settings)
+    with pytest.raises(ConfigError, match="`interval` = 0 does not fit"):
+        parse(RunConfig, {"eval": {"eval_prompt_data": {"x": {"path": "x", "interval": 0}}}}, source="x")

@@ -40,7 +40,7 @@ OTHER_NAMES = {
     *("mem_fraction_static", "context_length", "dp_size", "chance_score", "step_loss_mask"),
     *("unprivileged_userns_clone", "apparmor_restrict_unprivileged_userns"),
 }
-OF_PACKAGES = ("--sglang-", "--megatron-")
+OF_PACKAGES = ("--sglang-", "--router-", "--megatron-")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 NAMED = (
     re.compile(r"\b([a-z0-9]+(?:_[a-z0-9]+)+) = [\w.]+"),

@@ -123,6 +123,44 @@ async def test_a_server_and_its_actor_are_killed_and_start_again_at_their_addres
         assert server.url == address
 
 
+async def test_a_server_over_two_machines_is_a_part_on_each_which_start_and_end_together(launcher, tmp_path):
+    """Both machines are this one: what differs are the parts, their actors, and where they meet."""
+    wide = ServerReplicas(patient(tmp_path, machines=2, arguments={"tp_size": 4}))
+    async with Servers(wide, launcher=launcher) as launched:
+        (server,) = launched.servers
+        assert launched.url == server.url
+        parts = [about(part)["arguments"] for part in server.parts]
+        assert [(each["nnodes"], each["node_rank"], each["tp_size"]) for each in parts] == [
+            (2, 0, 4),
+            (2, 1, 4),
+        ]
+        met = {each["dist_init_addr"] for each in parts}
+        host, _, port = met.pop().rpartition(":")
+        assert (met, host) == (set(), server.parts[0].allocation.host)
+        assert int(port) == server.parts[0].meeting_port
+        assert server.url == server.parts[0].url != server.parts[1].url
+        assert [part.log.name for part in server.parts] == ["server-0.log", "server-0-1.log"]
+
+        pids = logged_pids(server.parts[1].log)
+        os.kill(pids[0], signal.SIGKILL)
+        await ended(server)
+        assert server.end_reason == "server-0-1: it ended (exit code 137)"
+        assert str(server.parts[1].log) in server.log_tail()
+        assert server.parts[0].running, "it waits for the other part"
+        before, address = logged_pids(server.log), server.url
+        await server.start()
+        await_end([*pids, *before])
+        assert (server.running, server.url) == (True, address)
+        again = {about(part)["arguments"]["dist_init_addr"] for part in server.parts}
+        assert len(again) == 1
+        left = [pid for part in server.parts for pid in about(part)["pids"]]
+    await_end(left)
+
+    dies = ServerReplicas(patient(tmp_path / "dies", "ends", machines=2))
+    with pytest.raises(EngineUnavailableError, match="ended with exit code 3 before it was up"):
+        await Servers(dies, launcher=launcher).__aenter__()
+
+
 async def test_a_server_that_does_not_start_says_why(launcher, tmp_path):
     wrong = ServerReplicas(patient(tmp_path, arguments={"no_such_thing": 1}), count=2)
     with pytest.raises(ConfigError, match="has no argument `no_such_thing`"):

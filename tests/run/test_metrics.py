@@ -20,6 +20,7 @@ from agentrl.types import (
     Group,
     Limits,
     Message,
+    RequestTimes,
     Restart,
     RolloutId,
     Task,
@@ -105,6 +106,25 @@ def test_the_cached_share_is_that_of_the_prompts() -> None:
     with_tokens = replace(episode("a"), trajectories=(unbroken, anew))
     assert cached_ratio([with_tokens]) == pytest.approx((0 + 15 + 2) / (10 + 20 + 6))
     assert cached_ratio([]) == 0.0
+
+
+def test_what_the_engine_took_is_told_by_the_turn_as_far_as_it_says_so() -> None:
+    def turn(step: int, seconds: RequestTimes) -> Turn:
+        ids = np.zeros(1, np.int32)
+        completion = Completion(ids, np.zeros(1, np.float32), ids, Finish.STOP, seconds=seconds)
+        return Turn((), Message("assistant"), TurnTokens(ids, completion), step)
+
+    def of(*trajectories: Trajectory) -> dict[str, float]:
+        timed = replace(episode("a"), trajectories=trajectories)
+        metrics = rollout_metrics([outcome([{"env": 1.0}], (timed,))])
+        return {name.removeprefix("perf/"): value for name, value in metrics.items() if "_time" in name}
+
+    first = turn(0, RequestTimes(4.0, 1.0, 0.5, 2.0))
+    assert of(Trajectory((first, turn(1, RequestTimes(request=1.0))))) == {
+        **{"request_time": 2.5, "request_time_max": 4.0},
+        **{"queue_time": 1.0, "prefill_time": 0.5, "decode_time": 2.0},
+    }
+    assert of(Trajectory((turn(0, RequestTimes()),))) == {}
 
 
 def test_groups_and_rollouts_that_were_dropped_are_counted_by_what_dropped_them() -> None:

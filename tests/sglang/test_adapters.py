@@ -17,8 +17,8 @@ from agentrl.assembly.fleet import ServedAdapters
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
-from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.engine.sglang.transports.lora import LoraAdapters, plugin_folder
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER, plugin_folder
+from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import EngineError
 from agentrl.records import reconcile
 from agentrl.trainer.config import TrainerConfig
@@ -69,7 +69,7 @@ async def adapter_fleet(folder, model, count, *, is_pinned):
         device="cpu",
         arguments={"custom_weight_loader": [LOADER], **limits, **served.arguments(on_gpu=False)},
         python=sglang_python(),
-        python_path=(LOADER_FOLDER, plugin_folder(folder / "plugin")),
+        python_path=(LOADER_FOLDER, plugin_folder(folder / "plugin", adapters=True)),
     )
     async with Servers(ServerReplicas(settings, count=count)) as servers:
         policy = SGLangPolicy(

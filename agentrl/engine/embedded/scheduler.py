@@ -8,6 +8,7 @@ boundary. It ends when no request waits or runs. When it raises, all requests fa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
@@ -122,10 +123,13 @@ class Scheduler:
                 await self._gather(patience)
                 if self._is_held():
                     return
-                self._admit()
+                admitted = self._admit()
                 if not self._slots.active.any():
                     return
             finished = self._stepper.step()
+            now_s = time.perf_counter()
+            for request in admitted:
+                request.prefilled_s = now_s
             for request, completion in finished:
                 if not request.answer.done():
                     request.answer.set_result(completion)
@@ -141,14 +145,21 @@ class Scheduler:
             if num_empty >= patience:
                 return
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Request]:
         """Admit waiting requests by turns; those of a cached session first, because they need no new slot."""
-        slots = self._slots
+        slots, admitted = self._slots, list[Request]()
         for request in [each for each in self._waiting if slots.sessions.idle_slot(each.session) is not None]:
             self._waiting.remove(request, request.asker.client)
             slots.admit(request)
+            admitted.append(request)
         while self._waiting and slots.sessions.is_any_free:
-            slots.admit(self._waiting.pop())
+            request = self._waiting.pop()
+            slots.admit(request)
+            admitted.append(request)
+        now_s = time.perf_counter()
+        for request in admitted:
+            request.admitted_s = now_s
+        return admitted
 
     def _discard(self, request: Request) -> None:
         """Drop a request whose caller was cancelled, and its session's cache."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,7 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engine.embedded.sampler import Rules
-from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, IntArray, NumberArray
+from agentrl.types import (
+    KEPT_IDS,
+    Completion,
+    Extra,
+    Finish,
+    FloatArray,
+    IntArray,
+    NumberArray,
+    RequestTimes,
+)
 from agentrl.types.seams import Sampling
 
 _NO_TOKEN = -1
@@ -48,6 +58,7 @@ class Request:
     asker: whose it is. kept_ids: of each sampled token, where they are asked for.
     score_from: the tokens of the prompt after this one are scored, and none is sampled; None = one samples.
     scores: float32, their logprobs, once they are computed.
+    arrived_s, admitted_s, prefilled_s: when it came, got its slot, and had its first token.
     """
 
     prompt: IntArray
@@ -62,6 +73,18 @@ class Request:
     kept_ids: list[NumberArray] = field(default_factory=list)
     score_from: int | None = None
     scores: FloatArray | None = None
+    arrived_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float = 0.0
+    prefilled_s: float | None = None
+
+    @property
+    def seconds(self) -> RequestTimes:
+        """What it took until now, once it has a slot, and before it was stopped."""
+        now, begun = time.perf_counter(), self.sampling.continues
+        first = now if self.prefilled_s is None else self.prefilled_s
+        admitted = self.admitted_s
+        own = RequestTimes(now - self.arrived_s, admitted - self.arrived_s, first - admitted, now - first)
+        return own if begun is None else begun.seconds + own
 
     @property
     def ids(self) -> IntArray:
@@ -236,6 +259,7 @@ class Slots:
             request.cached_tokens,
             request.sampling.temperature,
             {KEPT_IDS: Extra.of_lists(request.kept_ids)} if request.sampling.keeps_ids else {},
+            request.seconds,
         )
 
     def scored(self, slot: int) -> Request:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from agentrl.engine.served.requests import CompletionRequest, TextCodec
-from agentrl.types import JSON, KEPT_IDS, Completion, Finish, FloatArray
+from agentrl.types import JSON, KEPT_IDS, Completion, Finish, FloatArray, RequestTimes
 
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -40,6 +41,8 @@ def reply(
         "dp_rank": None,
         "e2e_latency": seconds,
     }
+    if ended:
+        meta |= _times(completion.seconds)
     if request.logprobs:
         pairs = zip(completion.logprobs.tolist(), ids, strict=True)
         meta["input_token_logprobs"] = _input_logprobs(request, answer)
@@ -60,6 +63,20 @@ def _input_logprobs(request: CompletionRequest, answer: Answer) -> list[JSON]:
     values: list[float | None] = [None, *answer.scores.tolist()]
     ids = request.prompt_ids[request.score_from :]
     return [[logprob, token, None] for logprob, token in zip(values, ids, strict=True)]
+
+
+def _times(seconds: RequestTimes) -> dict[str, JSON]:
+    """As SGLang has them with --enable-metrics, for a request that has just ended."""
+    queue, prefill, decode = seconds.queue, seconds.prefill, seconds.decode
+    if queue is None or prefill is None or decode is None:
+        return {}
+    end = time.time()
+    return {
+        "queue_time": queue,
+        "forward_entry_time": end - decode - prefill,
+        "prefill_finished_time": end - decode,
+        "request_finished_ts": end,
+    }
 
 
 def refusal(sentence: str) -> dict[str, JSON]:

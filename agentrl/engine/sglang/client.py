@@ -290,14 +290,6 @@ class SGLangPolicy:
         """
         return await self._sender.connect()
 
-    async def servers(self) -> list[str]:
-        """The URLs of the servers at the address: its own, or those behind a router.
-
-        Raises:
-            EngineError: no server answers, or it uses another protocol.
-        """
-        return await self._connection.workers()
-
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """Sample a continuation of the full prefix `prompt_ids`; cancelling ends the request on the server.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import httpx2
 
@@ -172,6 +172,23 @@ class ServerConnection:
             raise UntouchedError(f"{url} cannot be reached ({error}); is the server up?") from error
         except BrokenReplyError as error:
             raise EngineUnavailableError(f"{url} broke off: {error}.") from error
+
+
+async def servers_at(addresses: Sequence[str]) -> list[str]:
+    """The URLs of the servers at several addresses, each of a server or of a router, without repetition.
+
+    Raises:
+        ConfigError: an address is invalid.
+        EngineError: no server answers at one of them, or it uses another protocol.
+    """
+    found: dict[str, None] = {}
+    for address in addresses:
+        connection = ServerConnection(address, {})
+        try:
+            found |= dict.fromkeys(await connection.workers())
+        finally:
+            await connection.close()
+    return [*found]
 
 
 def _refused(url: str, status: int, answer: bytes) -> EngineError:

@@ -266,6 +266,10 @@ class ServerSupervisor:
                 await self.router.remove(member.process.url)
         # Requests that hang in it fail when it is stopped: only then can they be held, where no other is up.
         await member.process.stop()
+        if member.process.running and self.membership.serves:
+            # It belongs to another owner. What hangs in it is sent again; all others pause for as long.
+            async with self.clients.held():
+                pass
         await self._hold_or_resume()
         while member.trouble:
             await self._retry_until_up(member.process.name, lambda: self._restart(member))

@@ -24,7 +24,7 @@ from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.runtime.clocks import clocks_stopped
-from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray
+from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray, RequestTimes
 from agentrl.types.seams import Sampling
 
 # The ids that top-k and top-p kept, from what a server reports of them.
@@ -97,7 +97,7 @@ class Draft:
     its encoding has, or in two parts; this class corrects all of these. decode: the text of tokens; without
     it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
-    version: of the latest part. cached_tokens: of the prompt, in the first reply.
+    version: of the latest part. cached_tokens: of the prompt, in the first reply. seconds: of all parts.
     """
 
     def __init__(self, sampling: Sampling, decode: Decode | None) -> None:
@@ -110,11 +110,13 @@ class Draft:
         self.ids: list[int] = []
         self.version = 0
         self.cached_tokens: int | None = None
+        self.seconds = RequestTimes()
         if (begun := sampling.continues) is not None:
             self.ids += begun.token_ids.tolist()
             self._logprobs += begun.logprobs.tolist()
             self._versions += begun.versions.tolist()
             self._text = decode(self.ids) if decode else ""
+            self.seconds = begun.seconds
 
     @property
     def ended(self) -> bool:
@@ -164,6 +166,7 @@ class Draft:
         self._logprobs += logprobs
         self._versions += [number_of[version] for version in versions]
         self.version = number_of[latest]
+        self.seconds += meta.times
         if self.cached_tokens is None:
             self.cached_tokens = meta.cached_tokens
         self._finish = self._ending(meta.finish_reason)
@@ -184,6 +187,7 @@ class Draft:
             self.cached_tokens or 0,
             self._sampling.temperature,
             {KEPT_IDS: Extra.of_lists(self._kept[:size])} if self._sampling.keeps_ids else {},
+            self.seconds,
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:

@@ -21,6 +21,7 @@ set it on a server whose logprobs are trained on.)
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, Valida
 from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.http.requests import LONG_BYTES, json_of
+from agentrl.types import RequestTimes
 from agentrl.types.seams import Sampling
 
 ROUTING_KEY = "x-smg-routing-key"
@@ -70,6 +72,10 @@ class MetaInfo(WireModel):
     output_token_versions: the version of each token, where they differ. SGLang does not report them,
     `agentrl serve` does. output_kept_ids: from `agentrl serve`, see above. output_top_logprobs: from SGLang,
     the likeliest tokens in each one's place, in order; null stands for a logprob of -inf.
+
+    e2e_latency, queue_time: in seconds. forward_entry_time, prefill_finished_time, request_finished_ts: when
+    the prompt began to be computed, when its first token was there, and the end (seconds since the epoch).
+    SGLang reports the last four where it is started with --enable-metrics.
     """
 
     finish_reason: FinishReason
@@ -81,6 +87,29 @@ class MetaInfo(WireModel):
     output_token_versions: Annotated[list[str] | None, FailFast()] = None
     output_kept_ids: Annotated[list[Annotated[list[int], FailFast()]] | None, FailFast()] = None
     output_top_logprobs: Annotated[list[Annotated[list[_Entry] | None, FailFast()]] | None, FailFast()] = None
+    e2e_latency: float | None = None
+    queue_time: float | None = None
+    forward_entry_time: float | None = None
+    prefill_finished_time: float | None = None
+    request_finished_ts: float | None = None
+
+    @property
+    def times(self) -> RequestTimes:
+        """What the server took; without what cannot be, such as a difference of two machines' clocks."""
+        begun, first, end = self.forward_entry_time, self.prefill_finished_time, self.request_finished_ts
+        return RequestTimes(
+            _duration(self.e2e_latency),
+            # SGLang says 0 where it does not know.
+            None if begun is None else _duration(self.queue_time),
+            _duration(first, begun),
+            _duration(end, first),
+        )
+
+
+def _duration(end: float | None, begin: float | None = 0.0) -> float | None:
+    if end is None or begin is None or not 0.0 <= end - begin < math.inf:
+        return None
+    return end - begin
 
 
 class GenerateReply(WireModel):

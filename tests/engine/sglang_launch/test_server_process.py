@@ -49,6 +49,20 @@ async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_pat
     await server.stop()
 
 
+async def test_a_server_measures_its_requests_in_a_folder_that_ends_with_it(tmp_path):
+    server, _ = await started(tmp_path)
+    folder = Path(about(server)["environment"]["PROMETHEUS_MULTIPROC_DIR"])
+    assert about(server)["arguments"]["enable_metrics"]
+    (folder / "counter.db").touch()
+    await server.start()
+    assert list(folder.iterdir()) == [], "a new one starts with none"
+    await server.stop()
+    assert not folder.exists()
+    server, _ = await started(tmp_path, arguments={"enable_metrics": False})
+    assert "PROMETHEUS_MULTIPROC_DIR" not in about(server)["environment"]
+    await server.stop()
+
+
 async def test_a_server_on_the_cpu_sees_no_card(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     server, _ = await started(tmp_path, device="cpu")

@@ -1,4 +1,5 @@
-"""SGLang's own arguments: from a mapping, checked against the installed version, to a command line.
+"""Own arguments of SGLang and of its router: from a mapping, checked against the installed version, to a
+command line.
 
     {"mem_fraction_static": 0.3, "disable_cuda_graph": True, "cuda_graph_bs": [1, 2]}
     --mem-fraction-static 0.3 --disable-cuda-graph --cuda-graph-bs 1 2
@@ -24,8 +25,11 @@ Value = bool | int | float | str | Sequence[int | float | str]
 
 _PROBE_S = 300.0
 _MAX_EXCERPT_CHARS = 200
+Package = Literal["sglang", "sglang_router"]
+"""Whose arguments they are, as Python imports it."""
+_NAMES: Mapping[Package, str] = {"sglang": "SGLang", "sglang_router": "sglang-router"}
 _NO_KEY = "servers on other machines get a key of the run's, and those that listen on 127.0.0.1 need none"
-_OURS = {
+_OURS_OF_SERVERS = {
     "--model-path": "set hf_checkpoint, the folder that the servers load",
     "--host": "servers listen on 127.0.0.1, and on other machines of a cluster on the address that Ray knows",
     "--port": "a free one is chosen for each server",
@@ -33,6 +37,10 @@ _OURS = {
     "--base-gpu-id": "set CUDA_VISIBLE_DEVICES, whose GPUs are divided among ranks and servers",
     "--disaggregation-mode": "set worker_type of a group in sglang_groups",
     "--disaggregation-bootstrap-port": "a free one is chosen for each server that prefills",
+    **dict.fromkeys(
+        ("--nnodes", "--node-rank", "--dist-init-addr"),
+        "set num_gpus_per_node: a server with more GPUs is spread over several machines",
+    ),
     "--weight-version": "it counts the trainer's updates, from 0",
     "--config": "write its arguments next to this one",
     "--grpc-mode": "requests to servers use HTTP",
@@ -42,10 +50,33 @@ _OURS = {
     "--ssl-certfile": "servers that are started here use plain HTTP on this machine",
     "--help": "see `python -m sglang.launch_server --help` of the interpreter that runs the servers",
 }
+_ADDED = "the run adds its servers, and removes those that end"
+_RESENT = (
+    "the run sends a request again, and counts it, since one with sampled tokens is no other's to repeat"
+)
+_NO_ROUTER_KEY = "a router that players elsewhere reach gets a key of the run's, and others need none"
+_OURS_OF_ROUTERS = {
+    "--host": "it listens on 127.0.0.1, or where players are elsewhere on the address that Ray knows",
+    "--port": "a free one is chosen",
+    "--prometheus-host": "its metrics are on 127.0.0.1, at a free port",
+    "--prometheus-port": "its metrics are on 127.0.0.1, at a free port",
+    **dict.fromkeys(("--worker-urls", "--prefill", "--decode", "--service-discovery"), _ADDED),
+    "--pd-disaggregation": "set worker_type of groups in sglang_groups",
+    "--mini-lb": "servers are added to a router that runs, and this one takes none",
+    "--backend": "its servers are SGLang's",
+    "--disable-retries": _RESENT,
+    "--retry-max-retries": _RESENT,
+    **dict.fromkeys(("--api-key", "--control-plane-api-keys"), _NO_ROUTER_KEY),
+    **dict.fromkeys(("--tls-cert-path", "--tls-key-path"), "requests to it use plain HTTP"),
+}
+_OURS: Mapping[Package, Mapping[str, str]] = {
+    "sglang": _OURS_OF_SERVERS,
+    "sglang_router": _OURS_OF_ROUTERS,
+}
 
 
 class Argument(BaseModel):
-    """One argument of SGLang: its names, the number of its values, and their choices where limited."""
+    """One argument: its names, the number of its values, and their choices where limited."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,12 +86,13 @@ class Argument(BaseModel):
 
 
 class Arguments(BaseModel):
-    """The arguments of one version of SGLang."""
+    """The arguments of one version of a package."""
 
     model_config = ConfigDict(frozen=True)
 
     version: str
     arguments: tuple[Argument, ...]
+    package: Package = "sglang"
 
     def command_line(self, values: Mapping[str, Value], defaults: Mapping[str, Value]) -> list[str]:
         """The command line of `values`, and of those `defaults` that this version has and `values` lacks.
@@ -75,17 +107,21 @@ class Arguments(BaseModel):
             argument = self._argument_of(name, by_option)
             if argument in selected:
                 raise ConfigError(
-                    f"SGLang's `{selected[argument][0]}` and `{name}` are one argument; leave one out."
+                    f"{self._name}'s `{selected[argument][0]}` and `{name}` are one argument; leave one out."
                 )
             selected[argument] = (name, value)
         for name, value in defaults.items():
             if (default := by_option.get(_option(name))) is not None:
                 selected.setdefault(default, (name, value))
-        return [part for argument, pair in selected.items() for part in _format(argument, *pair)]
+        return [part for argument, pair in selected.items() for part in self._format(argument, *pair)]
 
     def has(self, name: str) -> bool:
         """Whether this version has an argument."""
         return any(_option(name) in argument.options for argument in self.arguments)
+
+    @property
+    def _name(self) -> str:
+        return _NAMES[self.package]
 
     def _argument_of(self, name: str, by_option: Mapping[str, Argument]) -> Argument:
         argument = by_option.get(_option(name))
@@ -93,11 +129,37 @@ class Arguments(BaseModel):
             names = [option.removeprefix("--").replace("-", "_") for option in by_option]
             unknown = _option(name).removeprefix("--").replace("-", "_")
             raise ConfigError(
-                f"SGLang {self.version} has no argument `{name}`.{did_you_mean(unknown, names)}"
+                f"{self._name} {self.version} has no argument `{name}`.{did_you_mean(unknown, names)}"
             )
-        if ours := next((_OURS[option] for option in argument.options if option in _OURS), None):
-            raise ConfigError(f"SGLang's argument `{name}` is set by agentrl: {ours}.")
+        reasons = _OURS[self.package]
+        if ours := next((reasons[option] for option in argument.options if option in reasons), None):
+            raise ConfigError(f"{self._name}'s argument `{name}` is set by agentrl: {ours}.")
         return argument
+
+    def _format(self, argument: Argument, name: str, value: Value) -> list[str]:
+        option, what = _option(name), f"{self._name}'s argument `{name}`"
+        if isinstance(value, bool):
+            return self._switched(argument, option, value)
+        texts = [str(value)] if isinstance(value, str | int | float) else [str(entry) for entry in value]
+        if argument.takes == "nothing":
+            raise ConfigError(f"{what} is a switch: write true or false, not {value!r}.")
+        if not texts or (len(texts) > 1 and argument.takes == "one"):
+            raise ConfigError(f"{what} takes one value, not {len(texts)}.")
+        choices = argument.choices
+        if invalid := [text for text in texts if choices is not None and text not in choices]:
+            raise ConfigError(f"{what} cannot be {invalid[0]!r}.{did_you_mean(invalid[0], choices or ())}")
+        # A separate value with a leading dash would be parsed as an option.
+        return [f"{option}={texts[0]}"] if len(texts) == 1 else [option, *texts]
+
+    def _switched(self, argument: Argument, option: str, on: bool) -> list[str]:
+        negated = f"--no-{option.removeprefix('--')}"
+        if argument.takes != "nothing" and on:
+            raise ConfigError(
+                f"{self._name}'s argument `{option.removeprefix('--')}` needs a value, not true."
+            )
+        if on:
+            return [option]
+        return [negated] if negated in argument.options else []
 
 
 def from_flags(arguments: Sequence[str], prefix: str = "--sglang-") -> dict[str, Value]:
@@ -131,54 +193,30 @@ def _option(name: str) -> str:
     return "--" + name.removeprefix("--").replace("_", "-")
 
 
-def _format(argument: Argument, name: str, value: Value) -> list[str]:
-    option = _option(name)
-    if isinstance(value, bool):
-        return _switched(argument, option, value)
-    texts = [str(value)] if isinstance(value, str | int | float) else [str(entry) for entry in value]
-    if argument.takes == "nothing":
-        raise ConfigError(f"SGLang's argument `{name}` is a switch: write true or false, not {value!r}.")
-    if not texts or (len(texts) > 1 and argument.takes == "one"):
-        raise ConfigError(f"SGLang's argument `{name}` takes one value, not {len(texts)}.")
-    if invalid := [text for text in texts if argument.choices is not None and text not in argument.choices]:
-        hint = did_you_mean(invalid[0], argument.choices or ())
-        raise ConfigError(f"SGLang's argument `{name}` cannot be {invalid[0]!r}.{hint}")
-    # A separate value with a leading dash would be parsed as an option.
-    return [f"{option}={texts[0]}"] if len(texts) == 1 else [option, *texts]
+_cache: dict[tuple[str, str, Package], Arguments] = {}
 
 
-def _switched(argument: Argument, option: str, on: bool) -> list[str]:
-    negated = f"--no-{option.removeprefix('--')}"
-    if argument.takes != "nothing" and on:
-        raise ConfigError(f"SGLang's argument `{option.removeprefix('--')}` needs a value, not true.")
-    if on:
-        return [option]
-    return [negated] if negated in argument.options else []
+async def installed(python: Path, environment: Mapping[str, str], package: Package = "sglang") -> Arguments:
+    """The arguments of the SGLang, or of the router, that `python` runs in `environment`.
 
-
-_cache: dict[tuple[str, str], Arguments] = {}
-
-
-async def installed(python: Path, environment: Mapping[str, str]) -> Arguments:
-    """The arguments of the SGLang that `python` runs in `environment`.
-
-    Each is probed once per process. The answer is kept for later ones, until a file of SGLang changes.
+    Each is probed once per process. The answer is kept for later ones, until a file of the package changes.
 
     Raises:
-        ConfigError: SGLang is not installed there, or the probe failed.
+        ConfigError: it is not installed there, or the probe failed.
     """
-    key = (str(python), environment.get("PYTHONPATH", ""))
+    key = (str(python), environment.get("PYTHONPATH", ""), package)
     if key not in _cache:
-        _cache[key] = await _probe_arguments(python, environment)
+        _cache[key] = await _probe_arguments(python, environment, package)
     return _cache[key]
 
 
-async def _probe_arguments(python: Path, environment: Mapping[str, str]) -> Arguments:
+async def _probe_arguments(python: Path, environment: Mapping[str, str], package: Package) -> Arguments:
     kept = private_cache("sglang-arguments")
     try:
         process = await asyncio.create_subprocess_exec(
             python,
             str(Path(probe.__file__)),
+            package,
             *([] if kept is None else [str(kept)]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -195,8 +233,8 @@ async def _probe_arguments(python: Path, environment: Mapping[str, str]) -> Argu
             out, err = await process.communicate()
     except TimeoutError:
         raise ConfigError(
-            f"{python} did not report SGLang's arguments in {_PROBE_S:g} s; see whether `{python} -c 'import "
-            "sglang'` hangs."
+            f"{python} did not report {_NAMES[package]}'s arguments in {_PROBE_S:g} s; see whether "
+            f"`{python} -c 'import {package}'` hangs."
         ) from None
     finally:
         if process.returncode is None:
@@ -205,10 +243,10 @@ async def _probe_arguments(python: Path, environment: Mapping[str, str]) -> Argu
     lines = out.split(b"\n") if process.returncode == 0 else err.split(b"\n")
     last_line = next((line for line in reversed(lines) if line.strip()), b"")
     try:
-        return Arguments.model_validate_json(last_line)
+        return Arguments.model_validate_json(last_line).model_copy(update={"package": package})
     except ValidationError:
-        excerpt = last_line.decode("utf-8", "replace")[:_MAX_EXCERPT_CHARS]
+        excerpt, name = last_line.decode("utf-8", "replace")[:_MAX_EXCERPT_CHARS], _NAMES[package]
         raise ConfigError(
-            f"{python} does not report SGLang's arguments ({excerpt}); install SGLang there (with a GPU: "
+            f"{python} does not report {name}'s arguments ({excerpt}); install {name} there (with a GPU: "
             "pip install 'agentrl[sglang]'), or name the Python interpreter that it is installed for."
         ) from None

@@ -21,10 +21,12 @@ _POLL_S = 0.05
 
 
 class ServerPorts(NamedTuple):
-    """A server's ports on its machine. problem: what is wrong with its arguments; "" = nothing."""
+    """A server's ports on its machine. meeting_port: of its parts. problem: what is wrong with its arguments;
+    "" = nothing."""
 
     port: int
     bootstrap_port: int | None
+    meeting_port: int | None
     problem: str
 
 
@@ -51,7 +53,8 @@ class HostedServer:
             self._submit(self._server.check()).result()
         except ConfigError as error:
             problem = str(error)
-        return ServerPorts(self._server.port, self._server.bootstrap_port, problem)
+        server = self._server
+        return ServerPorts(server.port, server.bootstrap_port, server.meeting_port, problem)
 
     def start(self) -> str:
         """Start it and wait until it is healthy; "", or why it is not."""

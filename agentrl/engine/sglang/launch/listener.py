@@ -281,6 +281,9 @@ class Listener(ABC):
 
     async def stop(self) -> None:
         """Stop it and all its children, and wait for their end. Does nothing where it does not run."""
+        await self._end()
+
+    async def _end(self) -> None:
         if self._process is not None:
             await self._process.stop()
 
@@ -291,7 +294,7 @@ class Listener(ABC):
     async def _start_process(
         self, command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, within_s: float
     ) -> None:
-        await self.stop()
+        await self._end()
         if not is_free(self.port, self.host):
             raise EngineUnavailableError(
                 f"{self.name} cannot listen at {self.url}: another process does; end that one."

@@ -1,4 +1,6 @@
-"""Prints the arguments of this interpreter's SGLang, as one line of JSON: python probe.py [FOLDER]
+"""Prints the arguments of this interpreter's SGLang, or of its router, as one line of JSON:
+
+    python probe.py sglang|sglang_router [FOLDER]
 
 The interpreter of the servers runs it, which may be older than this process's, in another environment. The
 script imports nothing of agentrl. Importing SGLang takes seconds, so the answer is kept in FOLDER, under a
@@ -23,19 +25,25 @@ def _describe(action: argparse.Action) -> "dict[str, object]":
     return {"options": list(action.option_strings), "takes": takes, "choices": choices}
 
 
-def _described() -> str:
-    from sglang.srt.server_args import ServerArgs
-    from sglang.version import __version__
-
+def _described(package: str) -> str:
     parser = argparse.ArgumentParser(add_help=False)
-    ServerArgs.add_cli_args(parser)
+    if package == "sglang":
+        from sglang.srt.server_args import ServerArgs
+        from sglang.version import __version__
+
+        ServerArgs.add_cli_args(parser)
+    else:
+        from sglang_router.router_args import RouterArgs
+        from sglang_router.version import __version__
+
+        RouterArgs.add_cli_args(parser)
     described = {"version": __version__, "arguments": [_describe(action) for action in parser._actions]}
     return json.dumps(described)
 
 
-def _key() -> str:
-    """A hash of the interpreter, its settings, and every file of SGLang; "" = SGLang is not installed."""
-    spec = find_spec("sglang")
+def _key(package: str) -> str:
+    """A hash of the interpreter, its settings, and every file of the package; "" = it is not installed."""
+    spec = find_spec(package)
     if spec is None or spec.origin is None:
         return ""
     parts = [sys.executable, sys.version, *(os.environ.get(name, "") for name in _VARIABLES)]
@@ -69,12 +77,13 @@ def _keep(path: str, text: str) -> None:
 
 
 def main() -> None:
-    """Print the arguments of the installed SGLang."""
-    key = _key() if len(sys.argv) > 1 else ""
-    path = os.path.join(sys.argv[1], f"{key}.json") if key else ""
+    """Print the arguments of the installed package."""
+    package, *folders = sys.argv[1:]
+    key = _key(package) if folders else ""
+    path = os.path.join(folders[0], f"{key}.json") if key else ""
     text = _kept(path) if path else ""
     if not text:
-        text = _described()
+        text = _described(package)
         if path:
             _keep(path, text)
     # A separate line: imported modules may print, too.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentrl.engine.config import CPU_DTYPE, GPU_DTYPE, HALF_ONLY, Role, is_too_wide
 from agentrl.engine.sglang import inside
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, installed
-from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
+from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports, url_of
 from agentrl.errors import ConfigError, EngineUnavailableError
 from agentrl.processes.gpus import NO_GPU, VARIABLE
 from agentrl.processes.interfaces import interface_variables
@@ -28,8 +31,9 @@ _PORT_IS_TAKEN = "EADDRINUSE"
 # The names of one argument in SGLang's versions, the newest first.
 _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _MOST_GRAPHS = 512
-# A log line for every request costs time and disk space.
-_EVERY: Mapping[str, Value] = {"log_level_http": "warning"}
+# A log line for every request costs time and disk space. With metrics a reply says what the request took.
+_EVERY: Mapping[str, Value] = {"log_level_http": "warning", "enable_metrics": True}
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 GPU_DEFAULTS: Mapping[str, Value] = {**_EVERY, "dtype": GPU_DTYPE}
 """The default arguments of servers on GPUs."""
 CPU_DEFAULTS: Mapping[str, Value] = {
@@ -47,6 +51,15 @@ CPU_DEFAULTS: Mapping[str, Value] = {
 """The default arguments of servers on a CPU, with a cache of 20,000 tokens."""
 
 
+class ServerPart(NamedTuple):
+    """The part of a server on one of its machines, from 0. host, port: where the parts meet, on the first;
+    port: None = a free one there."""
+
+    rank: int
+    host: str
+    port: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """The start settings of servers.
@@ -61,6 +74,8 @@ class ServerSettings:
     host: the address that they listen at. key: every request but those of their health must have it as
     `Authorization: Bearer KEY`; None = they ask for none.
     max_in_flight: the requests that a server may get at once (count); None = that is not known.
+    router: arguments of the router before several of them, by their names.
+    machines: that each server is spread over (count). part: of one on several; the first serves requests.
 
     Raises:
         ConfigError: they would compute in float32 on GPUs.
@@ -79,6 +94,9 @@ class ServerSettings:
     host: str = HOST
     key: str | None = field(default=None, repr=False)
     max_in_flight: int | None = None
+    router: Mapping[str, Value] = field(default_factory=dict)
+    machines: int = 1
+    part: ServerPart | None = None
 
     def sizes(self, available: Arguments) -> dict[str, Value]:
         """How many requests a server on a GPU runs, and has CUDA graphs for, where `arguments` do not say so.
@@ -129,8 +147,20 @@ class ServerSettings:
         return variables
 
 
+def parts_of(settings: ServerSettings, host: str, port: int | None = None) -> list[ServerSettings]:
+    """The settings of each part of a server, which meet on the first machine; of one on one machine, its own.
+
+    host, port: see `ServerPart`.
+    """
+    if settings.machines == 1:
+        return [settings]
+    return [replace(settings, part=ServerPart(rank, host, port)) for rank in range(settings.machines)]
+
+
 class ServerProcess(Listener):
-    """An SGLang server.
+    """An SGLang server, or its part on one of several machines.
+
+    meeting_port: where the parts meet; None = it is on one machine.
 
     port: None = a free one. gpus: its GPUs, as in CUDA_VISIBLE_DEVICES; none: those that this process can
     use.
@@ -155,6 +185,8 @@ class ServerProcess(Listener):
         self.settings = settings
         self.gpus = tuple(gpus)
         self.bootstrap_port = free_ports(1, host)[0] if settings.role == "prefill" else None
+        part = settings.part
+        self.meeting_port = None if part is None else part.port or free_ports(1, part.host)[0]
 
     @property
     def role(self) -> Role:
@@ -193,7 +225,11 @@ class ServerProcess(Listener):
             ours["--disaggregation-mode"] = self.role
         if self.bootstrap_port is not None:
             ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
-        command_line = [part for pair in ours.items() for part in pair]
+        if (part := self.settings.part) is not None:
+            meeting = url_of(part.host, self.meeting_port or 0).partition("//")[2]
+            ours |= {"--nnodes": str(self.settings.machines), "--node-rank": str(part.rank)}
+            ours["--dist-init-addr"] = meeting
+        command_line = [word for pair in ours.items() for word in pair]
         defaults = {**defaults, **self.settings.sizes(available)}
         command_line += available.command_line(self.settings.arguments, defaults)
         module = "sglang.launch_server" if self.key is None else _KEY_MODULE
@@ -223,6 +259,22 @@ class ServerProcess(Listener):
                 raise
             await self._start_once(command)
 
+    async def stop(self) -> None:
+        """Stop it and all its children, and wait for their end. Does nothing where it does not run."""
+        await super().stop()
+        await asyncio.to_thread(shutil.rmtree, self._metrics, ignore_errors=True)
+
+    @property
+    def _metrics(self) -> Path:
+        """The folder of its metrics, while it runs: left to itself, SGLang leaves one behind at each kill."""
+        return self.log.with_suffix(".metrics")
+
     async def _start_once(self, command: Sequence[str]) -> None:
         variables, within_s = self.settings.environment_of(self.gpus), self.settings.first_wait_s
+        await self.stop()
+        if "--enable-metrics" in command:
+            # Where it cannot be made, the log cannot either, and that is the error.
+            with suppress(OSError):
+                self._metrics.mkdir(parents=True, exist_ok=True)
+            variables[_METRICS] = str(self._metrics.absolute())
         await self._start_process(command, variables, grace_s=GRACE_S, within_s=within_s)

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from agentrl.engine.config import Role
 from agentrl.engine.sglang.launch.hosted import HostedServer
 from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.engine.sglang.launch.listener import HOST, tail_of, url_of
-from agentrl.engine.sglang.launch.process import ServerSettings
+from agentrl.engine.sglang.launch.process import ServerSettings, parts_of
 from agentrl.errors import ConfigError, EngineUnavailableError, RemoteError
 from agentrl.processes.placement import Allocation
 from agentrl.processes.ray.actors import ActorObject
@@ -69,17 +70,27 @@ class RayLauncher:
         needs_key = not self.is_local or self.router_host != HOST
         self.key = secrets.token_hex(_KEY_BYTES) if needs_key else None
 
-    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer, ...]:
+    def servers(self, replicas: Sequence[ServerReplica]) -> tuple[RayServer | SpreadServer, ...]:
         """The servers, in order; their GPUs are those of their allocations."""
+        places = iter(self._allocations)
         return tuple(
+            self._server(replica, list(islice(places, replica.settings.machines))) for replica in replicas
+        )
+
+    def _server(self, replica: ServerReplica, allocations: Sequence[Allocation]) -> RayServer | SpreadServer:
+        """A server in its allocations, one for each machine."""
+        parts = [
             RayServer(
                 _Place(self._session, self._group, allocation, allocation.node not in self._staying),
-                replica.name,
-                self._placed(replica.settings, allocation),
+                f"{replica.name}-{rank}" if rank else replica.name,
+                self._placed(settings, allocation),
                 title=self._title,
             )
-            for replica, allocation in zip(replicas, self._allocations, strict=True)
-        )
+            for rank, (settings, allocation) in enumerate(
+                zip(parts_of(replica.settings, allocations[0].host), allocations, strict=True)
+            )
+        ]
+        return parts[0] if len(parts) == 1 else SpreadServer(parts)
 
     def _are_here(self, allocations: Sequence[Allocation]) -> bool:
         return all(allocation.node == self._session.node for allocation in allocations)
@@ -116,6 +127,7 @@ class RayServer:
         self.log = settings.log_folder / f"{name}.log"
         self.bootstrap_port: int | None = None
         self._port: int | None = None
+        self.meeting_port: int | None = None
         self._url: str | None = None
         self._actor: ActorObject[HostedServer] | None = None
         self._starting: PendingCall[str] | None = None
@@ -186,6 +198,7 @@ class RayServer:
         actor = await self._opened()
         opened = await self._reply(actor.call(HostedServer.check))
         self._port, self.bootstrap_port = opened.port, opened.bootstrap_port
+        self.meeting_port = opened.meeting_port
         self._url = url_of(self.settings.host, self.port)
         if opened.problem:
             await self.stop()
@@ -217,6 +230,14 @@ class RayServer:
         finally:
             if not up:
                 await self.stop()
+
+    def meet(self, first: RayServer) -> None:
+        """Meet the other parts of its server where the first one does, which was checked."""
+        part, where = self.settings.part, first.settings.part
+        assert part is not None, "it is a part"
+        assert where is not None, "so is the first one"
+        met = part._replace(host=where.host, port=first.meeting_port)
+        self.settings = replace(self.settings, part=met)
 
     def terminate(self) -> None:
         """Begin to end it, without waiting."""
@@ -254,6 +275,8 @@ class RayServer:
             if identity.node != self._node:
                 self._node, self._port = identity.node, None
                 self.settings = replace(self.settings, host=identity.host)
+                if (part := self.settings.part) is not None and part.rank == 0:
+                    self.settings = replace(self.settings, part=part._replace(host=identity.host))
             await self._reply(actor.create(HostedServer, self.settings, self.name, self._port, identity.log))
         return self._actor
 
@@ -268,3 +291,101 @@ class RayServer:
         except RemoteError as error:
             where = "" if self._actor is None else f", {self._actor.where},"
             raise EngineUnavailableError(f"{self.name}: its actor{where} {error}.") from error
+
+
+class SpreadServer:
+    """One SGLang server over several machines: a part on each, of which the first serves. See `Handle`.
+
+    It has ended where one of its parts has, and each start is one of all parts.
+    """
+
+    bootstrap_port: int | None = None
+
+    def __init__(self, parts: Sequence[RayServer]) -> None:
+        self.parts = tuple(parts)
+        self._first = self.parts[0]
+        self.name, self.log = self._first.name, self._first.log
+        self._is_checked = False
+
+    @property
+    def role(self) -> Role:
+        """The stages of a request that it runs."""
+        return self._first.role
+
+    @property
+    def key(self) -> str | None:
+        """The key that it asks for; None = none."""
+        return self._first.key
+
+    @property
+    def url(self) -> str:
+        """The address of the part that serves, once it was checked or started."""
+        return self._first.url
+
+    @property
+    def running(self) -> bool:
+        """Whether all parts run."""
+        return all(part.running for part in self.parts)
+
+    @property
+    def left_s(self) -> float | None:
+        """How long all machines are still there, where one is going away (seconds); None = they stay."""
+        return min((part.left_s for part in self.parts if part.left_s is not None), default=None)
+
+    @property
+    def end_reason(self) -> str:
+        """How the first of the parts that do not run ended, for an error message."""
+        ended = next((part for part in self.parts if not part.running), self._first)
+        return ended.end_reason if ended is self._first else f"{ended.name}: {ended.end_reason}"
+
+    async def check(self) -> None:
+        """Check the arguments of each part on its machine, and where they meet.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: an actor did not start.
+        """
+        await self._first.check()
+        others = self.parts[1:]
+        for part in others:
+            part.meet(self._first)
+        await asyncio.gather(*(part.check() for part in others))
+        self._is_checked = True
+
+    async def start(self) -> None:
+        """Start or restart all parts, and wait until each is healthy. On interruption they are stopped.
+
+        Raises:
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: a part ended, or was not healthy after first_wait_s.
+        """
+        if not self._is_checked:
+            await self.stop()
+            await self.check()
+        self._is_checked = False
+        starting = [asyncio.create_task(part.start()) for part in self.parts]
+        up = False
+        try:
+            await asyncio.gather(*starting)
+            up = True
+        finally:
+            if not up:
+                for task in starting:
+                    task.cancel()
+                await asyncio.gather(*starting, return_exceptions=True)
+                await self.stop()
+
+    def terminate(self) -> None:
+        """Begin to end it, without waiting."""
+        for part in self.parts:
+            part.terminate()
+
+    async def stop(self) -> None:
+        """End all parts, and wait."""
+        self._is_checked = False
+        self.terminate()
+        await asyncio.gather(*(part.stop() for part in self.parts))
+
+    def log_tail(self) -> str:
+        """The last lines of the log of a part that does not run, with a heading."""
+        return next((part for part in self.parts if not part.running), self._first).log_tail()

@@ -14,10 +14,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection
-from agentrl.engine.sglang.launch.launcher import ServerHandle
+from agentrl.engine.sglang.launch.arguments import Value, installed
+from agentrl.engine.sglang.launch.launcher import Launcher, ServerHandle
 from agentrl.engine.sglang.launch.listener import HOST, Listener, free_ports
 from agentrl.engine.sglang.launch.process import ServerSettings
 from agentrl.errors import EngineError, EngineUnavailableError
@@ -33,29 +35,26 @@ _ACCEPTED = 202
 _OK = 200
 _KEY_MODULE = "agentrl_router_key"
 _NOT_FOUND = 404
-FLAGS: Mapping[str, str] = {
+DEFAULTS: Mapping[str, Value] = {
     # The only policy that routes the requests of one x-smg-routing-key to one server. A new session, and one
     # whose server was removed, is assigned to the server with the fewest requests.
     "policy": "manual",
-    "assignment-mode": "min_load",
+    "assignment_mode": "min_load",
     # The client enforces the deadline of each request.
-    "request-timeout-secs": "86400",
-    "shutdown-grace-period-secs": "1",
+    "request_timeout_secs": 86_400,
+    "shutdown_grace_period_secs": 1,
     # By default it checks a new server only every 30 s.
-    "worker-startup-check-interval": "1",
-    "worker-startup-timeout-secs": str(int(CHANGE_TIMEOUT_S)),
+    "worker_startup_check_interval": 1,
+    "worker_startup_timeout_secs": int(CHANGE_TIMEOUT_S),
     # The default writes two lines for every request.
-    "log-level": "warn",
-}
-SWITCHES: Sequence[str] = (
-    # The client decides which request to send again: one with sampled tokens must not be.
-    "disable-retries",
+    "log_level": "warn",
     # Only the fleet decides whether a server is up. The router's own checks would send nothing to a restarted
     # server until a minute has passed (circuit breaker) or it has been healthy often enough (health checks);
     # and they would move sessions away from a busy server, and lose their caches.
-    "disable-circuit-breaker",
-    "disable-health-check",
-)
+    "disable_circuit_breaker": True,
+    "disable_health_check": True,
+}
+"""Arguments of a router where `ServerSettings.router` leaves them out."""
 
 
 class _Worker(wire.WireModel):
@@ -83,29 +82,39 @@ class RouterProcess(Listener):
         (port,) = free_ports(1, settings.host)
         self._metrics_port = next(other for other in free_ports(2) if other != port)
         super().__init__(name, port, settings.log_folder, settings.host)
-        self._python, self._key = settings.python, settings.key
-        self._environment = settings.environment_of(())
+        self._python, self.key = settings.python, settings.key
+        self._environment, self._arguments = settings.environment_of(()), settings.router
         self._servers = tuple(servers)
         self._disaggregated = any(server.role != "regular" for server in servers)
+
+    async def command(self) -> list[str]:
+        """The command line that starts it, with arguments that the installed version accepts.
+
+        Raises:
+            ConfigError: it is not installed, or an argument is invalid.
+        """
+        available = await installed(self._python, self._environment, "sglang_router")
+        ours = {
+            "--host": self.host,
+            "--port": str(self.port),
+            "--prometheus-host": HOST,
+            "--prometheus-port": str(self._metrics_port),
+        }
+        # The client decides which request to send again: one with sampled tokens must not be.
+        switches = ["--disable-retries", *(["--pd-disaggregation"] if self._disaggregated else [])]
+        chosen = available.command_line(self._arguments, DEFAULTS)
+        module = "sglang_router.launch_router" if self.key is None else _KEY_MODULE
+        fixed = [part for pair in ours.items() for part in pair]
+        return [str(self._python.absolute()), "-m", module, *fixed, *switches, *chosen]
 
     async def start(self) -> None:
         """Start or restart it, and wait until it answers. On interruption it is stopped.
 
         Raises:
+            ConfigError: see `command`.
             EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
         """
-        flags = {
-            "host": self.host,
-            "port": str(self.port),
-            "prometheus-host": HOST,
-            "prometheus-port": str(self._metrics_port),
-            **FLAGS,
-        }
-        arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-        arguments += [f"--{name}" for name in SWITCHES]
-        arguments += ["--pd-disaggregation"] if self._disaggregated else []
-        module = "sglang_router.launch_router" if self._key is None else _KEY_MODULE
-        command = [str(self._python.absolute()), "-m", module, *arguments]
+        command = await self.command()
         await self._start_process(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
 
     async def workers(self) -> tuple[str, ...]:
@@ -166,7 +175,7 @@ class RouterProcess(Listener):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[ServerConnection]:
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         connection = ServerConnection(self.url, headers)
         try:
             yield connection
@@ -209,3 +218,12 @@ class RouterProcess(Listener):
                 f"the router at {self.url} accepted a change of {url} and did not make it in "
                 f"{CHANGE_TIMEOUT_S:g} s; see {self.log}."
             ) from None
+
+
+def router_of(
+    settings: ServerSettings, launcher: Launcher, servers: Sequence[ServerHandle] = ()
+) -> RouterProcess:
+    """The router before servers, where their launcher has it listen; other arguments as `RouterProcess`."""
+    host = launcher.router_host
+    key = launcher.key if host != HOST else None
+    return RouterProcess(replace(settings, host=host, key=key), servers)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,7 @@ from agentrl.engine.sglang.launch.launcher import (
 )
 from agentrl.engine.sglang.launch.phases import started
 from agentrl.engine.sglang.launch.process import ServerSettings
-from agentrl.engine.sglang.launch.router import RouterProcess
+from agentrl.engine.sglang.launch.router import RouterProcess, router_of
 from agentrl.errors import ConfigError
 
 
@@ -81,10 +81,8 @@ class Servers:
         if problem := incomplete(roles):
             raise ConfigError(problem)
         is_alone = len(self.servers) == 1 and self.servers[0].key is None
-        host = launcher.router_host
-        key = launcher.key if host != LocalLauncher.router_host else None
-        settings = replace(groups[0].settings, host=host, key=key)
-        self.router = RouterProcess(settings, self.servers) if router and not is_alone else None
+        has_router = router and not is_alone
+        self.router = router_of(groups[0].settings, launcher, self.servers) if has_router else None
         self._on_event, self._entered = on_event, entered
         self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
@@ -111,6 +109,8 @@ class Servers:
             # longest; the others there know its result.
             await self.servers[0].check()
             await asyncio.gather(*(server.check() for server in self.servers[1:]))
+            if self.router is not None:
+                await self.router.command()
             self._on_event(f"starting {_count(len(self.servers))}")
             await self._start()
             self._stack = stack.pop_all()

@@ -20,6 +20,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
+from agentrl.runtime.files import write_text
 from agentrl.runtime.temporary import temporary_file
 from agentrl.types import JSON
 from agentrl.types.seams import Bucket, TensorSpec
@@ -169,3 +170,20 @@ def _read_reply(server: Server, path: Path) -> Mapping[str, Crc | None]:
     if reply.error is not None:
         raise EngineError(f"{server.url} did not load the weights: {reply.error}")
     return reply.tensors
+
+
+def plugin_folder(folder: Path, *, adapters: bool = False) -> Path:
+    """Write what has SGLang find the plugins next to the loader: a folder for the PYTHONPATH of its servers.
+
+    adapters: also that for servers whose adapters change.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    described = folder / "agentrl_sglang_plugins-1.dist-info"
+    described.mkdir(parents=True, exist_ok=True)
+    names = ["agentrl_sglang_times", *(["agentrl_sglang_adapters"] if adapters else [])]
+    write_text(described / "METADATA", "Metadata-Version: 2.1\nName: agentrl_sglang_plugins\nVersion: 1\n")
+    entries = "".join(f"{name} = {name}:register\n" for name in names)
+    write_text(described / "entry_points.txt", f"[sglang.srt.plugins]\n{entries}")
+    return folder

@@ -22,28 +22,12 @@ from safetensors.torch import load_file
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.errors import EngineError, ModelLoadError
-from agentrl.runtime.files import write_text
 from agentrl.types.seams import Bucket, Snapshot
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import unpack
 from agentrl.weights.hf.adapters import ADAPTER_TENSORS, low_rank_of
 from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.export import write_adapters
-
-
-def plugin_folder(folder: Path) -> Path:
-    """Write what has SGLang find the plugin for adapters: a folder for the PYTHONPATH of its servers, next to
-    that of the loader.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    described = folder / "agentrl_sglang_adapters-1.dist-info"
-    described.mkdir(parents=True, exist_ok=True)
-    write_text(described / "METADATA", "Metadata-Version: 2.1\nName: agentrl_sglang_adapters\nVersion: 1\n")
-    entry = "agentrl_sglang_adapters:register"
-    write_text(described / "entry_points.txt", f"[sglang.srt.plugins]\nagentrl_adapters = {entry}\n")
-    return folder
 
 
 class LoraAdapters:

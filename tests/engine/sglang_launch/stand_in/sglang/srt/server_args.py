@@ -30,4 +30,8 @@ class ServerArgs:
         parser.add_argument("--disaggregation-bootstrap-port", type=int)
         parser.add_argument("--custom-weight-loader", nargs="*")
         parser.add_argument("--context-length", type=int)
+        parser.add_argument("--nnodes", type=int, default=1)
+        parser.add_argument("--node-rank", type=int, default=0)
+        parser.add_argument("--dist-init-addr")
+        parser.add_argument("--enable-metrics", action="store_true")
         parser.add_argument("--habit", nargs="*", default=[])

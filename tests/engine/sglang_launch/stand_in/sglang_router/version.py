@@ -1,0 +1,3 @@
+"""The version of the stand-in."""
+
+__version__ = "0.0.2"
