@@ -169,12 +169,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _megatron_supports_the_optimizer(self) -> RunConfig:
-        if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
-            raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")
-        return self
-
-    @model_validator(mode="after")
     def _the_trainer_has_adapters(self) -> RunConfig:
         if self.trainer.lora_rank and self.trainer.trainer == "megatron":
             raise ValueError("trainer = megatron has no adapters: drop lora_rank, or choose trainer = torch.")
