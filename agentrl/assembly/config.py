@@ -27,7 +27,13 @@ from agentrl.records.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig, StopChoice
 from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
-from agentrl.trainer.config import COLOCATION, EVERY_VERSION, RanksConfig, TrainerConfig
+from agentrl.trainer.config import (
+    COLOCATION,
+    EVERY_VERSION,
+    OF_ITERATIONS,
+    RanksConfig,
+    TrainerConfig,
+)
 from agentrl.trainer.megatron.config import MegatronConfig
 
 Command = Literal["train", "sft"]
@@ -329,7 +335,7 @@ SFT_SETTINGS = frozenset(
     {
         *(*RunSection.model_fields, *ModelSection.model_fields),
         *(*SftSection.model_fields, *(RenderingConfig.model_fields.keys() - StopChoice.model_fields)),
-        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
+        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION, OF_ITERATIONS}),
         *(ClusterConfig.model_fields.keys() - _OF_PLAYING),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),

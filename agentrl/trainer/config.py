@@ -13,6 +13,8 @@ from agentrl.errors import ConfigError
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
+OF_ITERATIONS = "reset_optimizer_states"
+"""A setting of RL's iterations."""
 EVERY_VERSION = (
     "an engine that frees its weights (offload_rollout, colocate) needs new ones after every iteration: drop "
     "update_weights_interval, or offload_rollout = false."
@@ -84,6 +86,9 @@ class TrainerConfig(Section):
     """Keep AdamW's weights in fp32 and its means in the CPU's memory, and compute its steps there: a GPU has
     8 bytes less for each parameter (Megatron in bf16: 12, those of a rank's share), and gradients and new
     weights travel once a step."""
+    reset_optimizer_states: bool = False
+    """The optimizers' means, and AdamW's count of steps for them, begin anew in each iteration, with its
+    first step; the learning rate goes on."""
     lr: Annotated[float, Field(gt=0.0), Changes.LEARNING] = 2e-4
     """Peak learning rate."""
     min_lr: Annotated[Rate, Changes.LEARNING] = 0.0

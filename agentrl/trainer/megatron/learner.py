@@ -101,6 +101,10 @@ class MegatronOptimizer:
             step_matrices(only, self._network, lr=lr, weight_decay=self._config.weight_decay)
         self._inner.step_with_ready_grads()
 
+    def reset(self) -> None:
+        """Drop the means, and their steps so far."""
+        begin_moments(self._inner, (), steps=0, has_muon=False)
+
     @property
     def done(self) -> Done:
         """Its steps so far."""
@@ -131,6 +135,8 @@ class MegatronLearner:
 
     def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
         """One optimizer step over the batch, of which `rows` are this replica's."""
+        if batch.resets_optimizer:
+            self.optimizer.reset()
         inputs = StepInputs(batch, bf16=self._bf16)
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))

@@ -66,6 +66,11 @@ class Optimizer:
             else:
                 part.step()
 
+    def reset(self) -> None:
+        """Drop the means, and their steps so far."""
+        for part in self.parts:
+            part.state.clear()
+
 
 def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
     """The trainable 2-D weights between the embedding and the head: the weights that Muon optimizes."""
@@ -142,6 +147,8 @@ class Learner:
         lr = learning_rate(self._config, steps, self._total_steps)
         model = self.network.model
         model.zero_grad()
+        if batch.resets_optimizer:
+            self._optimizer.reset()
         inputs = StepInputs(batch, bf16=self._config.bf16)
         sums = self._backward(batch, inputs)
         grad_norm = self._clipped()
