@@ -34,7 +34,7 @@ _PEAKS = {
     "A40": 149.7,
     "A10": 125,
 }
-"""What NVIDIA's data sheets say of bfloat16 without sparsity (TFLOP/s); names are looked for in this order."""
+"""bfloat16 without sparsity, by NVIDIA's data sheets (TFLOP/s); names are looked for in this order."""
 
 
 def bf16_peak(name: str) -> float | None:
