@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -148,24 +148,36 @@ class CpuShard(NamedTuple):
         return shared.full_tensor()
 
 
+class _Rates(NamedTuple):
+    """The settings of some parameters of AdamW in one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
 class CpuAdamW(torch.optim.AdamW):
     """AdamW in the CPU's memory: weights in fp32, means, and the steps, which the CPU computes.
 
     A parameter's gradient is copied there, one at a time, and its new values back to the device. The state
     is as AdamW's.
 
-    groups: as for AdamW; settings they lack are `options`. written: by a parameter that stands for its copy
-    here alone, and loses its memory: what is written in its place.
+    groups: as for AdamW; what they lack are `lr` and `betas`. written: by a parameter that stands for its
+    copy here alone, and loses its memory: what is written in its place.
     """
 
     def __init__(
         self,
         groups: Iterable[dict[str, object]],
         written: Mapping[Tensor, Tensor] | None = None,
-        **options: float | tuple[float, float],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         # Both places compute by one kernel, and a saved state says which.
-        super().__init__(groups, fused=True, **options)
+        super().__init__(groups, lr=lr, betas=betas, fused=True)
         self._written = written or {}
         self.copies = {
             p: own_part(p).detach().to("cpu", torch.float32, copy=True)
@@ -182,13 +194,24 @@ class CpuAdamW(torch.optim.AdamW):
             if parameter not in self._written:
                 copy.copy_(own_part(parameter))
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, _closure: None = None) -> None:
-        """Apply the gradients."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Apply the gradients, those that `closure` computes, where there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rates = _Rates(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step(parameter, group)
+                    self._step(parameter, own_part(parameter.grad), rates)
+        return loss
 
     def state_dict(self) -> dict[str, object]:
         """AdamW's; parts of what ranks share are `CpuShard`s."""
@@ -219,20 +242,23 @@ class CpuAdamW(torch.optim.AdamW):
         """Means of 0 after so many steps."""
         copy = self.copies[parameter]
         means = {"exp_avg": torch.zeros_like(copy), "exp_avg_sq": torch.zeros_like(copy)}
-        self.state[parameter] = {"step": torch.tensor(float(steps)), **means}
-        return self.state[parameter]
+        state = self.state[parameter] = {"step": torch.tensor(float(steps)), **means}
+        return state
 
-    def _step(self, parameter: Tensor, group: Mapping[str, object]) -> None:
+    def _step(self, parameter: Tensor, gradient: Tensor, rates: _Rates) -> None:
         copy, state = self.copies[parameter], self.state[parameter] or self.begin(parameter, steps=0)
         target = own_part(self._written.get(parameter, parameter))
         buffer = self._buffer_of(copy, target.device)
-        buffer.copy_(own_part(parameter.grad))
-        beta1, beta2 = group["betas"]
+        buffer.copy_(gradient)
         adamw(
             *([copy], [buffer], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
-            **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")},
-            beta1=beta1,
-            beta2=beta2,
+            lr=rates.lr,
+            beta1=rates.beta1,
+            beta2=rates.beta2,
+            weight_decay=rates.weight_decay,
+            eps=rates.eps,
+            amsgrad=False,
+            maximize=False,
             fused=True,
         )
         target.copy_(buffer.copy_(copy))

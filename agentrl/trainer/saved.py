@@ -45,11 +45,14 @@ class StateCopy:
     def __call__(self, tensor: Tensor | CpuShard) -> Tensor:
         """The copy of a tensor."""
         if isinstance(tensor, CpuShard):
-            part, tensor = tensor.part, tensor.whole()
-        elif isinstance(tensor, DTensor):
-            part, tensor = tensor.detach().to_local(), tensor.detach().full_tensor()
-        else:
-            part = tensor = tensor.detach()
+            return self._copied(tensor.part, tensor.whole())
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            return self._copied(tensor.to_local(), tensor.full_tensor())
+        return self._copied(tensor, tensor)
+
+    def _copied(self, part: Tensor, tensor: Tensor) -> Tensor:
+        """part: what is there of the tensor between two copies."""
         memory = (part.device, part.data_ptr(), part.dtype, tensor.shape, tensor.stride())
         if memory not in self.buffers or not tensor.numel():
             buffer = self._earlier.get(memory)

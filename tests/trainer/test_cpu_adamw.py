@@ -14,6 +14,7 @@ import torch
 from agentrl.assembly.memory import Networks, torch_memory
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.offload import CpuAdamW
+from tests.trainer.pool import Pool
 from tests.trainer.sharded import Kind, Ranks, ranks_of
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, gradients_of, qwen3, settings, trainer
@@ -26,6 +27,12 @@ CHANGES = {
     "adapters": {"lora_rank": 2, "bf16": True},
     "some frozen": {"freeze_params_name_list": ["embed_tokens", r"layers\.0\."]},
 }
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Pool(2) as pool:
+        yield pool
 
 
 def poisoned(train_batch):

@@ -53,7 +53,7 @@ def _direction(optimizer: MegatronOptimizer, main: Tensor) -> Tensor:
     state = optimizer.optimizer.state[main]
     if MOMENTUM not in state:
         state[MOMENTUM] = torch.zeros_like(main)
-    mean = state[MOMENTUM].lerp_(gradient, 1 - _MOMENTUM)
+    mean: Tensor = state[MOMENTUM].lerp_(gradient, 1 - _MOMENTUM)
     return gradient.lerp(mean, _MOMENTUM).view(-1)
 
 
@@ -70,7 +70,8 @@ def _orthogonalized(network: Network, piece: Piece, direction: Tensor, lr: float
         ).step()
         changes.append(whole.detach())
     shards = rule.cut(rule.join(changes, dims), network.layout.tensor_model_parallel_size)
-    return shards[parallel_state.get_tensor_model_parallel_rank()].reshape(-1)
+    rank: int = parallel_state.get_tensor_model_parallel_rank()
+    return shards[rank].reshape(-1)
 
 
 def _matrices(network: Network, piece: Piece, shard: Tensor) -> list[Tensor]:

@@ -19,7 +19,7 @@ from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.opening import open_tensors, specs_in
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_megatron_trainer import CRITIC, LAYOUTS, learns, trainer_on
-from tests.trainer.megatron.test_state import FROZEN, MUON, published, steps
+from tests.trainer.megatron.test_state import FROZEN, MUON, ON_CPU, published, steps
 from tests.trainer.tiny import batch, tokenizer
 
 pytestmark = pytest.mark.full
@@ -80,6 +80,8 @@ ROUND_TRIPS = {
     "DP2 over torch": ("DP2", TORCH, {}),
     "TP2 over DP2, muon, bf16": ("TP2", "DP2", {"changes": MUON, "bf16": True}),
     "DP2 over torch, muon": ("DP2", TORCH, {"changes": MUON}),
+    "DP2 over TP2, on the CPU, bf16": ("DP2", "TP2", {"changes": ON_CPU, "bf16": True}),
+    "DP2 over torch, on the CPU": ("DP2", TORCH, {"changes": ON_CPU}),
     "TP2 over torch, some frozen": ("TP2", TORCH, {"changes": FROZEN}),
     "TP2 over torch, one tensor for both halves": ("TP2", TORCH, {"kind": "glm4"}),
 }

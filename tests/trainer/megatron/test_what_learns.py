@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentrl.assembly.memory import Networks, rank_memory
 from agentrl.errors import ConfigError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -47,7 +48,7 @@ def spread(layout: MegatronConfig, _rank: int, folder, changes, steps: int) -> l
         memory.onload()
     networks = [learner.passes.network for learner in worker._learners.values()]
     weights = [
-        [(piece.placed.megatron, piece.parameter.detach().numpy().copy()) for piece in network.pieces()]
+        [(piece.placed.megatron, piece.parameter.detach().float().numpy()) for piece in network.pieces()]
         for network in networks
     ]
     return [Part(place(), [], mine, 0.0, {}) for mine in weights]
@@ -148,6 +149,63 @@ def test_what_is_frozen_stays_and_the_rest_learns_as_in_torch(pair, tmp_path, la
     assert moved == {name for name, tensor in before.items() if not torch.equal(plain[name], tensor)}
     assert 0 < len(moved) < len(before)
     assert_moved_alike(moved, before, plain, ours, 0.15 if "muon" in case else 0.01)
+
+
+STEPPED = {
+    "DP2, bf16": {**LAYOUTS["DP2"], "bf16": True},
+    "DP2, whole on every rank, bf16": {**LAYOUTS["DP2"], **WHOLE, "bf16": True},
+    "DP2": LAYOUTS["DP2"],
+    "TP2, whole, networks that rest": {**LAYOUTS["TP2"], **WHOLE, "offload": True},
+    "PP2, bf16, some frozen": {**LAYOUTS["PP2"], "bf16": True, "freeze_params_name_list": ["embed", "norm"]},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", STEPPED)
+def test_an_optimizer_in_the_cpus_memory_gives_the_same_weights_bit_for_bit(pair, tmp_path, case):
+    sizes = dict(STEPPED[case])
+    changes = {name: sizes.pop(name) for name in ("bf16", "freeze_params_name_list") if name in sizes}
+    save_model(model_of("qwen3, tied"), tokenizer(), str(tmp_path))
+    layout = MegatronConfig(actor_num_gpus_per_node=2, **sizes)
+    device, cpu = (
+        pair.run(spread, layout, tmp_path, {**changes, "optimizer_cpu_offload": on_cpu}, 3)
+        for on_cpu in (False, True)
+    )
+    for ours, theirs in zip(cpu, device, strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert [name for name, _ in mine.gradients] == [name for name, _ in other.gradients]
+            assert all((a == b).all() for (_, a), (_, b) in zip(mine.gradients, other.gradients, strict=True))
+
+
+def spared(layout: MegatronConfig, _rank: int, folder) -> tuple[int, int]:
+    """Runs in a rank: bytes of the optimizer on the device, and of the tensors that stand for its copies."""
+    from agentrl.trainer.megatron.worker import MegatronWorker
+
+    plan = MegatronPlan(
+        layout=layout,
+        policy=Learning(PolicyLoss(), learns(bf16=True, optimizer_cpu_offload=True), 6),
+        models={"old": str(folder)},
+    )
+    worker = MegatronWorker(plan)
+    worker.update(batch())
+    learner = worker._learners["old"]
+    (only,) = learner.optimizer._inner.chained_optimizers
+    mains = [main for group in only.optimizer.param_groups for main in group["params"]]
+    return sum(t.nbytes for t in learner.optimizer_tensors()), sum(
+        m.untyped_storage().nbytes() for m in mains
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sizes", [{}, WHOLE], ids=["shared", "whole"])
+def test_the_device_has_nothing_of_that_optimizer(pair, tmp_path, sizes):
+    save_model(model_of("qwen3"), tokenizer(), str(tmp_path))
+    layout = MegatronConfig(actor_num_gpus_per_node=2, **sizes)
+    assert pair.run(spared, layout, tmp_path) == [(0, 0), (0, 0)]
+    networks, config = Networks(model_of("qwen3").config), learns(bf16=True)
+    whole = rank_memory(networks, layout, config, 16, 0)
+    on_cpu = config.model_copy(update={"optimizer_cpu_offload": True})
+    assert rank_memory(networks, layout, on_cpu, 16, 0) == whole._replace(optimizer=0)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
