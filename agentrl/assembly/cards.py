@@ -172,6 +172,20 @@ def trainer_memory(
     return TorchRank(networks, config.trainer, config.fsdp_size, gpu_bytes).at
 
 
+def optimizers_on_cpu(config: RunConfig, policy: PreTrainedConfig) -> MemoryNeed:
+    """What a machine's ranks have in the CPU's memory with optimizer_cpu_offload: 12 bytes a number."""
+    networks = networks_of(config, policy)
+    trainer = config.trainer.model_copy(update={"optimizer_cpu_offload": False})
+    if trainer.trainer == "megatron":
+        state = megatron_memory(networks, config.layout, trainer, 1).optimizer
+    else:
+        state = TorchRank(networks, trainer, config.fsdp_size).fixed.optimizer
+    # Beside two means there are the weights in fp32, which Megatron counts with bf16 only.
+    has_weights = trainer.trainer == "megatron" and trainer.bf16
+    each = state if has_weights else state * 3 // 2
+    return MemoryNeed(optimizer=each * config.layout.actor_num_gpus_per_node)
+
+
 def longest_row(config: RunConfig, max_tokens: int | None) -> int:
     """The tokens of the run's longest row. max_tokens: of an episode; None = there is no limit."""
     return max(config.trainer.max_tokens_per_gpu, max_tokens or 0)

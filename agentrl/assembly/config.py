@@ -29,7 +29,13 @@ from agentrl.records.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig, StopChoice
 from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
-from agentrl.trainer.config import COLOCATION, EVERY_VERSION, RanksConfig, TrainerConfig
+from agentrl.trainer.config import (
+    COLOCATION,
+    EVERY_VERSION,
+    OF_ITERATIONS,
+    RanksConfig,
+    TrainerConfig,
+)
 from agentrl.trainer.megatron.config import MegatronConfig
 
 Command = Literal["train", "sft"]
@@ -164,12 +170,6 @@ class RunConfig(Section):
                 f"actor_num_nodes x actor_num_gpus_per_node = {ranks} must be a multiple of fsdp_size = "
                 f"{size}; change one of them."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _megatron_supports_the_optimizer(self) -> RunConfig:
-        if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
-            raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")
         return self
 
     @model_validator(mode="after")
@@ -354,7 +354,7 @@ SFT_SETTINGS = frozenset(
     {
         *(*RunSection.model_fields, *ModelSection.model_fields),
         *(*SftSection.model_fields, *(RenderingConfig.model_fields.keys() - StopChoice.model_fields)),
-        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
+        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION, OF_ITERATIONS}),
         *(ClusterConfig.model_fields.keys() - _OF_PLAYING),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import CONTEXT_BYTES, SPARE, cache_bytes, rank_on_card, server_memory
+from agentrl.assembly.cards import (
+    CONTEXT_BYTES,
+    SPARE,
+    cache_bytes,
+    optimizers_on_cpu,
+    rank_on_card,
+    server_memory,
+)
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
 from agentrl.assembly.memory import MemoryNeed
@@ -59,7 +66,8 @@ class Fit(NamedTuple):
 
     tokens: of the row that the ways' memory is for. available: of a GPU, for a rank in its turn (bytes).
     context: the most tokens of a sequence, by the model's config; None = it does not say. server: one that
-    has a GPU in its own turn, by part; cached: the tokens of its cache.
+    has a GPU in its own turn, by part; cached: the tokens of its cache. on_cpu: what optimizers take in the
+    CPU's memory, at most (bytes).
     """
 
     cards: Cards
@@ -69,6 +77,7 @@ class Fit(NamedTuple):
     ways: Sequence[Way]
     server: MemoryNeed
     cached: int
+    on_cpu: int
 
 
 def fit(
@@ -112,12 +121,18 @@ def fit(
         ways.append(Way(changes, way, memory, _longest(at, available, tokens, memory)))
     context = getattr(policy.get_text_config(), "max_position_embeddings", None)
     server = server_memory(policy, 1, _CONCURRENT, cached)
-    return Fit(cards, tokens, available, context, ways, server, cached)
+    on_cpu = [
+        optimizers_on_cpu(way.config, policy).total
+        for way in ways
+        if way.config.trainer.optimizer_cpu_offload
+    ]
+    return Fit(cards, tokens, available, context, ways, server, cached, max(on_cpu, default=0))
 
 
 def _of_model(directory: Path, settings: Mapping[str, JSON]) -> dict[str, JSON]:
     """The settings of a run of a model."""
-    return {**_RUN_OF_A_MODEL, **_settings(hf_checkpoint=str(directory)), **settings}
+    device = {} if "megatron" in settings.values() else _settings(device="cuda")
+    return {**_RUN_OF_A_MODEL, **device, **_settings(hf_checkpoint=str(directory)), **settings}
 
 
 def longest_row_that_fits(config: RunConfig, policy: PreTrainedConfig, available: int, total: int) -> int:

@@ -16,13 +16,14 @@ For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P fo
 With bf16, matrices below adapters, and of networks that do not learn, take 2 P, if they come in bfloat16 and
 no ranks share them. With bf16 Megatron takes 2 P, 4 P
 and 12 P. The last, weights in fp32 and two means, is divided by the ranks that share it (arXiv:1910.02054).
+With optimizer_cpu_offload the optimizer takes nothing on the device, and 12 P in the CPU's memory.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, learning_of, shape_of
 from agentrl.trainer.torch.compact import frozen_matrices
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.frozen import freeze
@@ -304,6 +305,8 @@ def _learned(model: PreTrainedModel, trainer: TrainerConfig, shards: int) -> Mem
     matrices = set(hidden_matrices(model)) if trainer.optimizer == "muon" else set()
     learning = {p: _own_numel(p, shards) for p in model.parameters() if p.requires_grad}
     optimizer = sum(FP32 * size if p in matrices else 2 * FP32 * size + FP32 for p, size in learning.items())
+    if trainer.optimizer_cpu_offload:
+        optimizer = 0
     return MemoryNeed(_weights(model, shards), FP32 * sum(learning.values()), optimizer)
 
 
@@ -341,10 +344,14 @@ def rank_memory(
 ) -> MemoryNeed:
     """A pipeline rank, from 0; ranks that differ in another way take the same."""
     shape = shape_of(networks.policy)
-    learning = [shape, shape.of_a_critic] if networks.has_critic else [shape]
-    parts = [_share(each, networks.policy, layout, trainer.bf16, rank, learns=True) for each in learning]
+    learners = [shape, shape.of_a_critic] if networks.has_critic else [shape]
+    heads = (placed for placed in shape.of_a_critic.rules() if placed.hf == (VALUE_HEAD,))
+    learning = {*learning_of(shape, trainer), *heads}
+    parts = [
+        _share(_stages(each, networks.policy, layout, rank), layout, trainer, learning) for each in learners
+    ]
     parts += [
-        _share(shape_of(config), config, layout, trainer.bf16, rank, learns=False)
+        _share(_stages(shape_of(config), config, layout, rank), layout, trainer, ())
         for config in networks.frozen
     ]
     if layout.offload:
@@ -355,41 +362,62 @@ def rank_memory(
     return memory
 
 
+class _Shard(NamedTuple):
+    """A tensor rank's shard of a parameter.
+
+    numel: its numbers. is_hidden: it is a matrix in a layer. is_separate: it has a buffer of its own.
+    """
+
+    placed: Placed
+    numel: int
+    is_hidden: bool
+    is_separate: bool
+
+
 def _share(
-    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, bf16: bool, rank: int, *, learns: bool
+    stages: Iterable[Sequence[_Shard]],
+    layout: MegatronConfig,
+    trainer: TrainerConfig,
+    learning: Collection[Placed],
 ) -> MemoryNeed:
-    """What a pipeline rank has of a network."""
-    sharing = layout.data_parallel_size * layout.context_parallel_size
-    number = BF16 if bf16 else FP32
-    elements = state = 0
-    for pieces in _stages(shape, config, layout, rank):
-        if not (learns and layout.shares_the_optimizer):
-            elements += sum(numel for _, numel in pieces)
-            state += sum(numel for _, numel in pieces)
-            continue
-        multiple = math.lcm(sharing, _NCCL_MULTIPLE)
-        # A tied embedding that two stages have is a bucket of its own.
-        is_separate = layout.pipeline_model_parallel_size > 1 and shape.tied
-        buckets = [0, 0]
-        for placed, numel in pieces:
-            buckets[is_separate and _is_embedding(placed)] += _padded(numel, _ALIGNED)
-        size = sum(_padded(bucket, multiple) for bucket in buckets)
-        elements, state = elements + size, state + size // sharing
-    if not learns:
-        return MemoryNeed(weights=number * elements)
-    return MemoryNeed(number * elements, FP32 * elements, (2 * FP32 + (FP32 if bf16 else 0)) * state)
+    """What a pipeline rank has of a network, of which some parameters learn."""
+    number = BF16 if trainer.bf16 else FP32
+    sharing = layout.data_parallel_size * layout.context_parallel_size if layout.shares_the_optimizer else 1
+    frozen = elements = optimizer = 0
+    for pieces in stages:
+        own = [piece for piece in pieces if piece.placed in learning]
+        frozen += sum(piece.numel for piece in pieces) - sum(piece.numel for piece in own)
+        size = sum(piece.numel for piece in own)
+        if layout.shares_the_optimizer:
+            size = _buffers(own, sharing)
+        state = size // sharing
+        # Which rank has Muon's matrices is not known here: it has one mean of them, and of others two.
+        hidden = sum(piece.numel for piece in own if piece.is_hidden) if trainer.optimizer == "muon" else 0
+        two_means = min(size - hidden, state)
+        elements += size
+        if not trainer.optimizer_cpu_offload:
+            optimizer += (FP32 if trainer.bf16 else 0) * state + FP32 * (state + two_means)
+    return MemoryNeed(number * (frozen + elements), FP32 * elements, optimizer)
+
+
+def _buffers(pieces: Iterable[_Shard], sharing: int) -> int:
+    """Numbers of the buffers that ranks share, padding included. sharing: those ranks (count)."""
+    buckets = [0, 0]
+    for piece in pieces:
+        buckets[piece.is_separate] += _padded(piece.numel, _ALIGNED)
+    return sum(_padded(bucket, math.lcm(sharing, _NCCL_MULTIPLE)) for bucket in buckets)
 
 
 def _stages(
     shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, rank: int
-) -> Iterator[list[tuple[Placed, int]]]:
+) -> Iterator[list[_Shard]]:
     """The parameters of each of a pipeline rank's stages, and the elements of a tensor rank's shard."""
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
     last = pipeline * virtual - 1
     layers = int(shape.sizes["num_layers"]) // (last + 1)
-    pieces = list(_shards(shape, config, layout.tensor_model_parallel_size))
+    pieces = list(_shards(shape, config, layout))
     for stage in range(rank, last + 1, pipeline):
-        yield [piece for piece in pieces if _is_on(piece[0], stage, last, layers, tied=shape.tied)]
+        yield [piece for piece in pieces if _is_on(piece.placed, stage, last, layers, tied=shape.tied)]
 
 
 def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
@@ -406,13 +434,18 @@ def _is_embedding(placed: Placed) -> bool:
     return placed.rule.megatron.startswith("embedding.")
 
 
-def _shards(shape: Shape, config: PreTrainedConfig, tensor_ranks: int) -> Iterator[tuple[Placed, int]]:
+def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> Iterator[_Shard]:
     """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint."""
     shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
+    tensor_ranks = layout.tensor_model_parallel_size
     dims = shape.dims(tensor_ranks)
+    # A tied embedding that two stages have.
+    is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1
     for placed in shape.rules():
         parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
-        yield placed, placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0].numel()
+        shard = placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0]
+        is_hidden = shard.ndim == 2 and placed.layer is not None
+        yield _Shard(placed, shard.numel(), is_hidden, is_on_two and _is_embedding(placed))
 
 
 def _of_rows(sizes: RunSizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> MemoryNeed:

@@ -25,7 +25,7 @@ from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.errors import ConfigError
 from agentrl.processes.children import Children
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.gpus import check_gpus, in_words, own_gpus, variables_of
+from agentrl.processes.gpus import bf16_peak, check_gpus, in_words, own_gpus, present_gpus, variables_of
 from agentrl.processes.placement import ClusterLayout, LocalGpus, layout_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
@@ -139,6 +139,15 @@ def is_for_gpus(config: RunConfig) -> bool:
         return ranks_have_gpus(config) or config.trainer.device == "cuda"
     servers = chain.from_iterable(server_needs(config).values())
     return ranks_have_gpus(config) or config.trainer.bf16 or any(server.gpus for server in servers)
+
+
+def peak_of_ranks(config: RunConfig) -> float | None:
+    """What a rank's GPU multiplies at most (FLOP/s); None = it has none, in bf16 and on this machine, whose
+    peak is known."""
+    if config.cluster.cluster != "local" or not config.trainer.bf16 or not is_for_gpus(config):
+        return None
+    peaks = {bf16_peak(gpu.name) for gpu in present_gpus()}
+    return peaks.pop() if len(peaks) == 1 else None
 
 
 def with_devices(config: C, devices: Mapping[str, int | bool]) -> C:

@@ -24,7 +24,7 @@ from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
-from agentrl.trainer.megatron.model.shape import check_layout, shape_of
+from agentrl.trainer.megatron.model.shape import check_layout, learning_of, shape_of
 from agentrl.trainer.plan import Learning, Plan
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
@@ -270,7 +270,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     Raises:
         MissingExtraError: trainer = megatron, or lora_rank is set, and what it needs is not installed.
         ConfigError: its layout does not divide the model, or needs more GPUs than there are; or the torch
-            trainer asks for more memory than this machine has.
+            trainer asks for more memory than this machine has; or what is to learn cannot be chosen so.
         ModelLoadError: Megatron does not train such a model.
     """
     is_here = config.cluster.cluster == "local"
@@ -291,7 +291,9 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     require("trainer = megatron", "megatron")
     if is_here:
         check_gpus(config.layout.world_size)
-    check_layout(shape_of(source.config), config.layout)
+    shape = shape_of(source.config)
+    check_layout(shape, config.layout)
+    learning_of(shape, config.trainer)
 
 
 def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:

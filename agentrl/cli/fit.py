@@ -118,6 +118,7 @@ def _facts(report: Fit) -> dict[str, JSON]:
             }
             for way in report.ways
         ],
+        "cpu_optimizer_bytes": report.on_cpu,
         "server": {
             "cache_tokens": report.cached,
             "episodes_at_once": report.cached // report.tokens,
@@ -170,6 +171,8 @@ def _notes(report: Fit) -> Iterator[str]:
         f"The trainer has {_gib(report.available)} GiB in its turn: a twentieth of a GPU stays free, and the "
         f"server keeps its context. Its own context ({own} GiB) is in the total."
     )
+    if report.on_cpu:
+        yield f"The optimizers of a machine take up to {_gib(report.on_cpu)} GiB of the CPU's memory."
     if report.cached < report.tokens:
         yield f"A server on one GPU has no room for an episode of {report.tokens:,} tokens; give it several."
     else:

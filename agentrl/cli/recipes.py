@@ -1,4 +1,4 @@
-"""`agentrl recipes`: run files for published models and data sets, on machines with GPUs."""
+"""`agentrl recipes`: run files for published models and data sets on GPUs, and scripts that start them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ FOLDER = Path(__file__).with_name("recipe_files")
 @click.group(cls=CommandGroup)
 def recipes() -> None:
     """Run files for published models and data sets; each says what it needs, and where its numbers are from.
+    Scripts that start one on many machines: `slurm`, `ray-job`.
 
     `agentrl recipes show NAME > run.toml` writes one, and `agentrl train run.toml --dry-run` says what it
     takes and whether it fits on the machine at hand.
@@ -30,7 +31,7 @@ def recipes() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list, for machines.")
 def list_command(as_json: bool) -> None:
     """List all recipes."""
-    summaries = {name: text.splitlines()[0].removeprefix("# ") for name, text in all_recipes().items()}
+    summaries = {name: _summary(text) for name, text in all_recipes().items()}
     if as_json:
         click.echo(json.dumps([{"name": name, "summary": text} for name, text in summaries.items()]))
         return
@@ -45,7 +46,7 @@ def list_command(as_json: bool) -> None:
 @recipes.command("show")
 @click.argument("name")
 def show_command(name: str) -> None:
-    """Print the run file NAME."""
+    """Print the run file, or the script, NAME."""
     found = all_recipes()
     if name not in found:
         listed = ", ".join(found)
@@ -55,4 +56,9 @@ def show_command(name: str) -> None:
 
 def all_recipes() -> dict[str, str]:
     """The text of each recipe by its name."""
-    return {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.toml"))}
+    files = (*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("*.sh")))
+    return {path.stem: path.read_text("utf-8") for path in files}
+
+
+def _summary(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ")

@@ -23,6 +23,32 @@ _UNKNOWN = "GPU"
 _QUERY_S, _NUM_FIELDS = 60.0, 4
 
 
+_PEAKS = {
+    "H200 NVL": 835,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "L40S": 362,
+    "A100": 312,
+    "A40": 149.7,
+    "A10": 125,
+}
+"""bfloat16 without sparsity, by NVIDIA's data sheets (TFLOP/s); names are looked for in this order."""
+
+
+def bf16_peak(name: str) -> float | None:
+    """What a GPU multiplies at most in bfloat16, by its data sheet (FLOP/s); None = it is not known here.
+
+    name: as the driver and torch have it, such as `NVIDIA H100 80GB HBM3`.
+    """
+    words = f" {name} ".replace("-", " ")
+    if " MIG " in words:
+        return None
+    peaks = (peak for known, peak in _PEAKS.items() if all(f" {word} " in words for word in known.split()))
+    return next((peak * 1e12 for peak in peaks), None)
+
+
 class Gpu(NamedTuple):
     """A GPU that this process may use.
 

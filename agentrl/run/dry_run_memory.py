@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import longest_row, trainer_memory
+from agentrl.assembly.cards import longest_row, optimizers_on_cpu, trainer_memory
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
@@ -24,6 +24,7 @@ from agentrl.weights.codec import torch_dtype
 _A_GPU = 80 * 2**30
 """Where the run is for a machine elsewhere; it bounds the logits that are held at once."""
 PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in the run's process"
+OPTIMIZERS = "optimizers of the trainer, in the CPU's memory"
 
 
 def memory_by_process(
@@ -38,6 +39,8 @@ def memory_by_process(
         # Those on CPUs share the memory of this machine.
         name, of_rank = "trainer" if ranks == 1 else f"trainer, {ranks} processes", of_rank.times(ranks)
     memory[name] = of_rank
+    if config.trainer.optimizer_cpu_offload and "optimizer_cpu_offload" not in config.inactive:
+        memory[OPTIMIZERS] = optimizers_on_cpu(config, model)
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or max_tokens or model.max_position_embeddings
         memory["embedded engine"] = embedded_memory(

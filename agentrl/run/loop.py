@@ -92,7 +92,8 @@ class Loop:
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
     of engine and trainer, where they share devices. moving: the reference; None = it does not move.
     critic_only: only the critic learns. data_buffer: groups of earlier batches; None = none are kept.
-    operations: of the policy; None = they are not counted. ranks: of the trainer (count).
+    operations: of the policy; None = they are not counted. ranks: of the trainer (count). peak: of a rank's
+    GPU (FLOP/s); None = it is not known. resets_optimizer: its means begin anew with each batch.
     """
 
     producer: Rollouts
@@ -114,6 +115,8 @@ class Loop:
     data_buffer: DataBuffer | None = None
     operations: Operations | None = None
     ranks: int = 1
+    peak: float | None = None
+    resets_optimizer: bool = False
 
     @property
     def version(self) -> int:
@@ -248,7 +251,10 @@ class IterationTraining:
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), training_s),
         }
         if self.flops:
-            metrics["perf/actor_train_tflops"] = _per_second(self.flops, training_s) / loop.ranks / 1e12
+            of_rank = _per_second(self.flops, training_s) / loop.ranks
+            metrics["perf/actor_train_tflops"] = of_rank / 1e12
+            if loop.peak is not None:
+                metrics["perf/actor_train_mfu"] = of_rank / loop.peak
         if not loop.critic_only:
             loop.algorithm.controls.observe(groups, metrics)
         warnings = loop.watch.warnings(metrics, num_steps=len(reports))
@@ -302,8 +308,10 @@ class IterationTraining:
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         loop = self.loop
-        loop.in_progress.is_training = True
         batch = replace(step.batch, critic_only=True) if loop.critic_only else step.batch
+        if loop.resets_optimizer and not loop.in_progress.is_training:
+            batch = replace(batch, resets_optimizer=True)
+        loop.in_progress.is_training = True
         report = await loop.trainer.update(batch)
         if not report.is_left_out:
             loop.in_progress.trained |= {group.id for group in step.groups}

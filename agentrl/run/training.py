@@ -13,6 +13,7 @@ from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.places import peak_of_ranks
 from agentrl.assembly.rollout import Filters, build_producer
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.data import DataSource, PromptStream
@@ -190,6 +191,8 @@ class TrainingRun:
             data_buffer=DataBuffer.of(config.rollout, self.filters.reused),
             operations=Operations.of(progress.source.config) if config.trainer.all_learn else None,
             ranks=config.layout.world_size,
+            peak=peak_of_ranks(config),
+            resets_optimizer=config.trainer.reset_optimizer_states,
         )
         if origin is not None and loop.data_buffer is not None:
             groups_of = partial(groups_of_step, self.records.folder.path)

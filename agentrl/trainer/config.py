@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from agentrl.config import Changes, Needs, Section
+from agentrl.errors import ConfigError
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
+OF_ITERATIONS = "reset_optimizer_states"
+"""A setting of RL's iterations."""
 EVERY_VERSION = (
     "an engine that frees its weights (offload_rollout, colocate) needs new ones after every iteration: drop "
     "update_weights_interval, or offload_rollout = false."
@@ -79,6 +82,13 @@ class TrainerConfig(Section):
     optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
     """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
     the rest."""
+    optimizer_cpu_offload: Annotated[bool, Changes.SPEED] = False
+    """Keep AdamW's weights in fp32 and its means in the CPU's memory, and compute its steps there: a GPU has
+    8 bytes less for each parameter (Megatron in bf16: 12, those of a rank's share), and gradients and new
+    weights travel once a step."""
+    reset_optimizer_states: bool = False
+    """The optimizers' means, and AdamW's count of steps for them, begin anew in each iteration, with its
+    first step; the learning rate goes on."""
     lr: Annotated[float, Field(gt=0.0), Changes.LEARNING] = 2e-4
     """Peak learning rate."""
     min_lr: Annotated[Rate, Changes.LEARNING] = 0.0
@@ -110,11 +120,11 @@ class TrainerConfig(Section):
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
     only_train_params_name_list: Patterns = ()
-    """Regular expressions of the parameters that learn, each searched for in their names
-    (layers\\.1\\.,norm); left out, all learn (the torch trainer). A critic has the same for its trunk."""
+    """Regular expressions of the parameters that learn, each searched for in their Hugging Face names
+    (layers\\.1\\.,norm); left out, all learn. A critic has the same for its trunk."""
     freeze_params_name_list: Patterns = ()
     """Regular expressions of parameters that do not learn (embed_tokens,norm): they get no gradient, and the
-    optimizer has no state of them (the torch trainer)."""
+    optimizer has no state of them."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """Rank of low-rank adapters, which learn in place of the weights (LoRA; count); None = the weights.
     The reference, if there is one, is the network without them. Engines get the weights with the adapters
@@ -167,18 +177,50 @@ class TrainerConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """How the learning rate falls, where it does not; what learns, beside adapters and in Megatron."""
+        """How the learning rate falls, where it does not; what learns, beside adapters."""
         falls = () if self.lr_decay_style != "constant" else ("min_lr", "lr_decay_iters")
         own = dict.fromkeys(falls, "without lr_decay_style = linear or cosine; choose one")
         patterns = ("only_train_params_name_list", "freeze_params_name_list")
         if self.lora_rank:
             own |= dict.fromkeys(patterns, "with lora_rank, under which adapters alone learn; drop one")
-        if self.trainer == "megatron":
-            own |= dict.fromkeys(patterns, "with trainer = megatron, which trains all; choose torch")
+        if self.trainer == "torch" and self.device == "cpu":
+            own["optimizer_cpu_offload"] = (
+                "with device = cpu, where the optimizer's state is in any case; drop it"
+            )
         return own
+
+    @model_validator(mode="after")
+    def _steps_on_the_cpu(self) -> TrainerConfig:
+        if self.optimizer_cpu_offload and self.optimizer != "adamw":
+            raise ValueError(
+                "optimizer_cpu_offload has no muon, which multiplies matrices; drop it, or choose adamw."
+            )
+        return self
 
     @model_validator(mode="after")
     def _falls(self) -> TrainerConfig:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr ({self.min_lr:g}) must not exceed lr ({self.lr:g}); lower min_lr.")
         return self
+
+
+def learning_names(config: TrainerConfig, names: Sequence[str], model: str) -> set[str]:
+    """Those of a model's parameters that its settings have learn. model: in words.
+
+    Raises:
+        ConfigError: a pattern is in the name of no parameter, or nothing is left to learn.
+    """
+    only, frozen = config.only_train_params_name_list, config.freeze_params_name_list
+    if unknown := [pattern for pattern in (*only, *frozen) if not _is_any((pattern,), names)]:
+        raise ConfigError(
+            f"`{unknown[0]}` is in the name of no parameter of {model}; mend it: "
+            f"they are named as {names[0]} and {names[-1]} are."
+        )
+    learning = {name for name in names if (not only or _is_any(only, [name])) and not _is_any(frozen, [name])}
+    if not learning:
+        raise ConfigError(f"freeze_params_name_list leaves nothing of {model} to learn; drop some of it.")
+    return learning
+
+
+def _is_any(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in names)

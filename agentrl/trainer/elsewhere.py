@@ -27,6 +27,8 @@ from agentrl.weights.hf.tensors import tensor_shapes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's means, by torch's names."""
+MOMENTUM = "momentum_buffer"
+"""Muon's mean, by torch's name."""
 TORCH_FILE = "state.pt"
 
 _DAMAGED = (
@@ -48,7 +50,7 @@ class Unsharded(Protocol):
         """
 
     def moment(self, name: str, kind: str) -> Tensor:
-        """One of AdamW's means of a tensor, fp32. kind: one of MOMENTS.
+        """A mean of a tensor, fp32. kind: one of MOMENTS, or MOMENTUM where Muon optimizes it.
 
         Raises:
             ModelLoadError: the files lack it.
@@ -70,7 +72,7 @@ def saved_elsewhere(
     place = folder / FOLDERS[role]
     if saved.is_of_torch:
         return _TorchFile(place / TORCH_FILE)
-    return _RankFiles(place, shape, shapes, RankLayout(**saved.layout))
+    return _RankFiles(place, shape, shapes, saved.ranks)
 
 
 class _TorchFile:

@@ -1,13 +1,18 @@
-"""Offloading: what a device does not need now is copied to the CPU's memory, and back before use."""
+"""Offloading: what a device does not need now is copied to the CPU's memory, and back before use.
+
+An optimizer's state may be there for good, and its steps computed there (`CpuAdamW`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from agentrl.runtime.collector import freed_bytes
 
@@ -127,6 +132,153 @@ class NetworkMemory:
         """Have the parameters for the block, whatever else is offloaded."""
         with self._parameters.onloaded():
             yield
+
+
+class CpuShard(NamedTuple):
+    """A rank's part, in the CPU's memory, of a tensor that ranks share as they do a parameter."""
+
+    part: Tensor
+    parameter: DTensor
+
+    def whole(self) -> Tensor:
+        """All of it, on the device; every rank calls it."""
+        like, part = self.parameter, self.part.to(self.parameter.to_local().device)
+        placed = (like.device_mesh, like.placements)
+        shared = DTensor.from_local(part, *placed, run_check=False, shape=like.shape, stride=like.stride())
+        return shared.full_tensor()
+
+
+class _Rates(NamedTuple):
+    """The settings of some parameters of AdamW in one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+class CpuAdamW(torch.optim.AdamW):
+    """AdamW in the CPU's memory: weights in fp32, means, and the steps, which the CPU computes.
+
+    A parameter's gradient is copied there, one at a time, and its new values back to the device. The state
+    is as AdamW's.
+
+    groups: as for AdamW; what they lack are `lr` and `betas`. written: by a parameter that stands for its
+    copy here alone, and loses its memory: what is written in its place.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, object]],
+        written: Mapping[Tensor, Tensor] | None = None,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        # Both places compute by one kernel, and a saved state says which.
+        super().__init__(groups, lr=lr, betas=betas, fused=True)
+        self._written = written or {}
+        self.copies = {
+            p: own_part(p).detach().to("cpu", torch.float32, copy=True)
+            for group in self.param_groups
+            for p in group["params"]
+        }
+        for parameter in self._written:
+            parameter.untyped_storage().resize_(0)
+        self._buffer: Tensor | None = None
+
+    def refresh(self) -> None:
+        """Take the values of parameters that were loaded."""
+        for parameter, copy in self.copies.items():
+            if parameter not in self._written:
+                copy.copy_(own_part(parameter))
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Apply the gradients, those that `closure` computes, where there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rates = _Rates(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, own_part(parameter.grad), rates)
+        return loss
+
+    def state_dict(self) -> dict[str, object]:
+        """AdamW's; parts of what ranks share are `CpuShard`s."""
+        saved: dict[str, object] = super().state_dict()
+        states = {
+            number: {name: _shared(tensor, p) for name, tensor in self.state[p].items()}
+            for number, p in enumerate(self.copies)
+            if p in self.state
+        }
+        return {**saved, "state": states}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Take a state, of which ranks have their parts, and the values of the parameters.
+
+        Raises:
+            ValueError: it is of other parameters.
+        """
+        super().load_state_dict({**state_dict, "state": {}})
+        self.refresh()
+        states = state_dict["state"]
+        assert isinstance(states, dict)
+        for number, (parameter, copy) in enumerate(self.copies.items()):
+            self.state[parameter] = {name: tensor.clone() for name, tensor in states.get(number, {}).items()}
+            if any(tensor.ndim and tensor.shape != copy.shape for tensor in self.state[parameter].values()):
+                raise ValueError(f"a parameter is {tuple(copy.shape)}, its saved means are not")
+
+    def begin(self, parameter: Tensor, *, steps: int) -> dict[str, Tensor]:
+        """Means of 0 after so many steps."""
+        copy = self.copies[parameter]
+        means = {"exp_avg": torch.zeros_like(copy), "exp_avg_sq": torch.zeros_like(copy)}
+        state = self.state[parameter] = {"step": torch.tensor(float(steps)), **means}
+        return state
+
+    def _step(self, parameter: Tensor, gradient: Tensor, rates: _Rates) -> None:
+        copy, state = self.copies[parameter], self.state[parameter] or self.begin(parameter, steps=0)
+        target = own_part(self._written.get(parameter, parameter))
+        buffer = self._buffer_of(copy, target.device)
+        buffer.copy_(gradient)
+        adamw(
+            *([copy], [buffer], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
+            lr=rates.lr,
+            beta1=rates.beta1,
+            beta2=rates.beta2,
+            weight_decay=rates.weight_decay,
+            eps=rates.eps,
+            amsgrad=False,
+            maximize=False,
+            fused=True,
+        )
+        target.copy_(buffer.copy_(copy))
+
+    def _buffer_of(self, copy: Tensor, device: torch.device) -> Tensor:
+        """Memory of a copy's shape that a device reaches fast, until the next call."""
+        if self._buffer is None:
+            largest = max(each.numel() for each in self.copies.values())
+            self._buffer = torch.empty(largest, pin_memory=device.type == "cuda")
+        return self._buffer[: copy.numel()].view(copy.shape)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that ranks share, or all of another one."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def _shared(tensor: Tensor, parameter: Tensor) -> Tensor | CpuShard:
+    is_part = isinstance(parameter, DTensor) and tensor.ndim
+    return CpuShard(tensor, parameter) if is_part and isinstance(parameter, DTensor) else tensor
 
 
 def has_own_memory(device: torch.device) -> bool:

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.runtime.ownership import read_file
+from agentrl.trainer.offload import CpuShard
 from agentrl.trainer.plan import Done, Plan
 from agentrl.trainer.summary import FOLDERS, MUON, Dtype, RankLayout, SavedDone, SavedTrainer
 from agentrl.types import ScoreRole
@@ -41,11 +42,17 @@ class StateCopy:
         self._earlier = buffers
         self.buffers: dict[Hashable, Tensor] = {}
 
-    def __call__(self, tensor: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor | CpuShard) -> Tensor:
         """The copy of a tensor."""
-        part, tensor = tensor, tensor.detach()
+        if isinstance(tensor, CpuShard):
+            return self._copied(tensor.part, tensor.whole())
+        tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            part, tensor = tensor.to_local(), tensor.full_tensor()
+            return self._copied(tensor.to_local(), tensor.full_tensor())
+        return self._copied(tensor, tensor)
+
+    def _copied(self, part: Tensor, tensor: Tensor) -> Tensor:
+        """part: what is there of the tensor between two copies."""
         memory = (part.device, part.data_ptr(), part.dtype, tensor.shape, tensor.stride())
         if memory not in self.buffers or not tensor.numel():
             buffer = self._earlier.get(memory)
@@ -114,10 +121,10 @@ def read_summary(folder: Path, plan: Plan) -> SavedTrainer:
         raise ModelLoadError(f"{path} cannot be read ({error}); name what a trainer has saved.") from None
     except ValidationError as error:
         raise ModelLoadError(f"{path} is not as a trainer writes it ({error.errors()[0]['msg']}).") from None
-    keys, sizes = saved.layout.keys(), saved.layout.values()
+    keys, sizes = saved.layout.keys() - {MUON}, saved.layout.values()
     if not saved.is_of_torch and (keys != {*RankLayout._fields} or min(sizes, default=0) < 0):
         raise ModelLoadError(f"{path} is not as a trainer writes it (layout); name what a trainer has saved.")
-    # Another layout, and the other trainer, read it through `elsewhere`; Muon's state has no other form.
+    # Another layout, and the other trainer, read it through `elsewhere`; another optimizer has other means.
     for name, theirs, own in (
         ("muon", saved.layout.get(MUON, 0), plan.layout_facts.get(MUON, 0)),
         ("networks", sorted(saved.done), _networks(plan)),

@@ -12,7 +12,7 @@ FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic", "ref": 
 """The folder of each network that changes."""
 
 MUON = "muon"
-"""The one fact of torch's files: which optimizer it is."""
+"""Which optimizer it is: the one fact of torch's files, and one of Megatron's where it is set."""
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -54,4 +54,9 @@ class SavedTrainer(Section):
     @property
     def is_of_torch(self) -> bool:
         """Whether the torch trainer has saved it; else Megatron."""
-        return MUON in self.layout
+        return self.layout.keys() == {MUON}
+
+    @property
+    def ranks(self) -> RankLayout:
+        """The layout of Megatron's ranks that have saved it."""
+        return RankLayout(*(self.layout[name] for name in RankLayout._fields))

@@ -188,7 +188,8 @@ class TrainBatch:
 
     version: of the weights that are served meanwhile; None = that of the newest token. coefficients: of the
     loss, in this step. critic_only: the policy does not learn from it. in_step: None = the proximal logprobs
-    are those of `scores`; otherwise `scores.proximal` is not used.
+    are those of `scores`; otherwise `scores.proximal` is not used. resets_optimizer: the optimizers' means
+    begin anew with this step.
 
     Raises:
         ValueError: they differ in number.
@@ -201,6 +202,7 @@ class TrainBatch:
     coefficients: Coefficients = UNCHANGED
     critic_only: bool = False
     in_step: ProximalInStep | None = None
+    resets_optimizer: bool = False
 
     def __post_init__(self) -> None:
         counts = (len(self.samples), len(self.scores.proximal), len(self.credit.weights))

@@ -185,6 +185,7 @@ WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
 INACTIVE = {
     "only_train_params_name_list": (("mlp",), {"lora_rank": 2}),
     "freeze_params_name_list": (("embed_tokens",), {"lora_rank": 2}),
+    "optimizer_cpu_offload": (True, {}),
     "device": ("cuda", {"trainer": "megatron"}),
     **{
         name: (64, {"hf_checkpoint": "x"})

@@ -11,7 +11,7 @@ import torch
 from agentrl.assembly.cluster import POLICY, fleet_of_model
 from agentrl.assembly.fleet import FleetPlan, ServedAdapters
 from agentrl.assembly.load import load_config
-from agentrl.assembly.places import local_places, local_servers
+from agentrl.assembly.places import local_places, local_servers, peak_of_ranks
 from agentrl.assembly.trainer import check_device
 from agentrl.cli.recipes import FOLDER
 from agentrl.engine.config import EngineConfig, ServerGroup
@@ -19,7 +19,7 @@ from agentrl.engine.sglang.launch.launcher import ServerReplica
 from agentrl.errors import ConfigError
 from agentrl.processes.children import Children
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.gpus import Gpu, num_gpus, own_gpus, present_gpus
+from agentrl.processes.gpus import Gpu, bf16_peak, num_gpus, own_gpus, present_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.torch.plan import WORKER
 from tests.cards import H200_MIB, uuid_of, with_cards
@@ -245,3 +245,32 @@ def test_servers_keep_the_adapters_that_episodes_in_flight_may_have_begun_with(l
         {"engine": "sglang", "lora_rank": 2, "update_weights_transport": "lora", **late, **correction},
     )
     assert ServedAdapters.of(config).keep == keep
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("GPU", None),
+    ],
+)
+def test_a_gpus_peak_is_known_by_its_name_or_not_at_all(name, peak):
+    assert bf16_peak(name) == peak
+
+
+def test_the_peak_of_ranks_is_that_of_their_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", with_cards(tmp_path / "cards", 2))
+    monkeypatch.setenv(VARIABLE, "0,1")
+    on_gpu = {"device": "cuda", "bf16": True}
+    assert peak_of_ranks(load_config(None, on_gpu)) == 989e12
+    # In fp32, on the CPU, or on machines that are not asked, there is none.
+    assert peak_of_ranks(load_config(None, {**on_gpu, "bf16": False})) is None
+    assert peak_of_ranks(load_config(None, {"bf16": True})) is None
+    assert peak_of_ranks(load_config(None, {**on_gpu, "cluster": "ray"})) is None

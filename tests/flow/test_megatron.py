@@ -69,7 +69,7 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "muon"}, "megatron has no muon: choose adamw, or trainer = torch"),
+        ({"freeze_params_name_list": ["q_proj"]}, "v_proj.weight as one parameter, of which only_train_"),
         ({"lora_rank": 8}, "megatron has no adapters: drop lora_rank, or choose trainer = torch"),
         (
             {"num_query_groups": 1},

@@ -159,6 +159,9 @@ CHANGES = {
     # A choice that is refused without a GPU.
     "device": Change("cuda"),
     "optimizer": Change("muon"),
+    # A choice that is refused on the CPU; tests/trainer/test_cpu_adamw.py shows what it does.
+    "optimizer_cpu_offload": Change(True, {"device": "cuda"}),
+    "reset_optimizer_states": Change(True),
     "lr": Change(1e-2),
     "lr_warmup_iters": Change(2),
     "lr_decay_style": Change("linear", {"num_rollout": 4}),

@@ -82,8 +82,8 @@ CHANGES = {
 }
 ELSEWHERE = {
     "inline",
-    # Changes no bit: `tests/trainer/test_recompute.py`.
-    "gradient_checkpointing",
+    # Change no bit: `tests/trainer/test_recompute.py`, `tests/trainer/test_cpu_adamw.py`.
+    *("gradient_checkpointing", "optimizer_cpu_offload"),
     "use_wandb",
     "wandb_project",
     "wandb_group",

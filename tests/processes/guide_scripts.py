@@ -1,4 +1,4 @@
-"""The commands and scripts of the guide "Run on Ray", on two machines: run in namespaces of its own.
+"""The commands of the guide "Run on Ray" and the scripts of the recipes, on two machines: run in namespaces of its own.
 
     unshare -Urnmpf --mount-proc python -m tests.processes.guide_scripts SCENARIO FOLDER
 
@@ -18,6 +18,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from agentrl.cli.recipes import FOLDER
 from agentrl.processes.interfaces import address_to
 from agentrl.records import reconcile
 from agentrl.records.history import attempts
@@ -126,13 +127,10 @@ def slurm(folder: Path) -> dict[str, object]:
     (folder / "run.toml").write_text(RUN.format(folder=folder, num_rollout=40))
     with (folder / "run.toml").open("a") as file:
         file.write(ON_TWO_MACHINES.format(num_cpus=os.cpu_count()))
-    start = script("#SBATCH")
-    ending = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 8"
-    command = changed(start, ending, "--actor-num-nodes 2 --actor-num-gpus-per-node 1 --resume")
-    with_trap = start.partition("agentrl train")[0] + script("trap ")
+    command = f"exec bash {FOLDER / 'slurm.sh'} run.toml"
     facts = {"SLURM_JOB_NODELIST": "near,far", "SLURM_NNODES": "2"}
 
-    job = started(with_trap, folder, **facts, SLURM_JOB_ID="1")
+    job = started(command, folder, **facts, SLURM_JOB_ID="1")
     wait_for(lambda: num_trained(folder / "x") >= 2 or job.poll() is not None)
     job.send_signal(signal.SIGUSR1)
     job.wait(120)
@@ -151,7 +149,7 @@ def job(folder: Path) -> dict[str, object]:
     started(f"{head.partition('#')[0]} --block", folder, Path("/"))
     wait_for(lambda: b"Ray runtime started" in (folder / "out").read_bytes(), 120.0)
     started(" ".join([*IN_FAR, changed(other, "10.0.0.7", NEAR).partition("#")[0], "--block"]), folder)
-    submitted = started(changed(script("ray job submit"), "/shared/", f"{folder}/"), folder)
+    submitted = started(f"bash {FOLDER / 'ray-job.sh'} {folder}/run.toml", folder)
     code = submitted.wait(300)
     found = {path: answer(f"{DASHBOARD}/{path}") for path in ("api/jobs/", "api/v0/actors?detail=1")}
     listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout

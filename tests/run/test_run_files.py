@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
 import struct
 import sys
@@ -40,6 +41,8 @@ RECIPES = str(FOLDER.relative_to(ROOT))
 FILES = {
     str(path.relative_to(ROOT)): path
     for path in (*sorted((ROOT / "examples").rglob("*.toml")), *sorted(FOLDER.glob("*.toml")))
+    # That of a benchmark.
+    if path.name != "suite.toml"
 }
 COMMON = {
     "hidden_act": "silu",
@@ -208,6 +211,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     prepare(folder)
     shutil.copytree(ROOT / "examples", folder / "examples")
+    runpy.run_path(str(folder / "examples" / "eval_multi_task" / "write_data.py"), run_name="__main__")
     shutil.copytree(FOLDER, folder / RECIPES)
     return folder
 

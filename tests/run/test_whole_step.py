@@ -6,6 +6,7 @@ everything that was played for an optimizer step, and old logprobs are those tha
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from math import exp
 from statistics import fmean, pstdev, stdev
@@ -22,6 +23,7 @@ from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
 from agentrl.types import Ending, RolloutId
+from agentrl.weights.hf.source import Operations
 from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
 
 MAX_LENGTH = 20
@@ -409,3 +411,14 @@ async def test_groups_with_signal_and_without_advantages_are_accounted_for():
     iteration = await loop.iterate(0)
     assert loop.trainer.gradients == []
     assert {entry.reason for entry in iteration_entries(iteration)} == {"zero_advantage"}
+
+
+@pytest.mark.parametrize("peak", [None, 4e12])
+async def test_operations_are_told_as_a_share_of_what_a_rank_can_do(peak):
+    loop = run_of(AlgorithmConfig(), 2)
+    operations = Operations(matrices=2_000_000, head=3_000_000, scores=5)
+    loop = replace(loop, operations=operations, ranks=2, peak=peak, clock=itertools.count().__next__)
+    metrics = (await loop.iterate(0)).metrics
+    assert metrics["perf/actor_train_tflops"] > 0
+    share = None if peak is None else pytest.approx(metrics["perf/actor_train_tflops"] / 4, rel=1e-9)
+    assert metrics.get("perf/actor_train_mfu") == share

@@ -19,15 +19,18 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
+from agentrl.trainer.megatron.muon import step_matrices
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.state import StatePart, begin_moments, parts_of
+from agentrl.trainer.megatron.state import StatePart, begin_moments, move_to_cpu, parts_of
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.types import TrainBatch
 
 
 # Megatron's optimizer with agentrl's schedule and metrics.
 class MegatronOptimizer:
-    """AdamW over every parameter of the stages, with the norm of the gradient over all ranks.
+    """AdamW over every parameter of the stages that learns, or Muon over the matrices among them.
+
+    The norm of the gradient is that over all ranks.
 
     total_steps: the optimizer steps that a decay of the learning rate takes.
     """
@@ -60,6 +63,8 @@ class MegatronOptimizer:
             list(stages),
             use_gloo_process_groups=False,
         )
+        if config.optimizer_cpu_offload:
+            move_to_cpu(self._inner, network.pieces())
         for group in self._inner.param_groups:
             # Megatron has no setting for it. The fused kernel takes a third of the time of the separate ones.
             group["fused"] = True
@@ -82,13 +87,23 @@ class MegatronOptimizer:
         is_left_out = leaves_out(grad_norm)
         if math.isfinite(grad_norm) and not is_left_out:
             clip_grad_by_total_norm_fp32(self._inner.get_parameters(), self._config.clip_grad, grad_norm)
-            self._inner.step_with_ready_grads()
+            self._update(lr)
         elif not is_left_out:
             skipped += 1
         # Megatron leaves its buffer in `grad`, and the next backward pass adds `grad` to it: counted twice.
         self._inner.zero_grad()
         self._done = Done(steps + (not is_left_out), skipped)
         return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}, is_left_out
+
+    def _update(self, lr: float) -> None:
+        if self._config.optimizer == "muon":
+            (only,) = self._inner.chained_optimizers
+            step_matrices(only, self._network, lr=lr, weight_decay=self._config.weight_decay)
+        self._inner.step_with_ready_grads()
+
+    def reset(self) -> None:
+        """Drop the means, and their steps so far."""
+        begin_moments(self._inner, (), steps=0, has_muon=False)
 
     @property
     def done(self) -> Done:
@@ -102,7 +117,8 @@ class MegatronOptimizer:
     def resume(self, done: Done) -> Iterator[StatePart]:
         """Set the steps so far, and allocate the moments; returns this rank's parts, to be filled."""
         self._done = done
-        begin_moments(self._inner, self._network.pieces(), steps=done.stepped)
+        has_muon = self._config.optimizer == "muon"
+        begin_moments(self._inner, self._network.pieces(), steps=done.stepped, has_muon=has_muon)
         return self.parts()
 
 
@@ -111,6 +127,7 @@ class MegatronLearner:
 
     def __init__(self, network: Network, outputs: OutputFunction, learning: Learning) -> None:
         self._loss, self._bf16 = learning.loss, learning.config.bf16
+        self._is_on_cpu = learning.config.optimizer_cpu_offload
         self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
@@ -118,6 +135,8 @@ class MegatronLearner:
 
     def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
         """One optimizer step over the batch, of which `rows` are this replica's."""
+        if batch.resets_optimizer:
+            self.optimizer.reset()
         inputs = StepInputs(batch, bf16=self._bf16)
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
@@ -135,8 +154,8 @@ class MegatronLearner:
         return _summed(reports) if is_reporting_rank() else {}
 
     def optimizer_tensors(self) -> Iterator[Tensor]:
-        """The optimizer's state between two steps; parts of it may share memory with the parameters."""
-        for part in self.optimizer.parts():
+        """The optimizer's state on the device between two steps; it may share memory with the parameters."""
+        for part in () if self._is_on_cpu else self.optimizer.parts():
             yield part.main
             yield from part.moments.values()
 

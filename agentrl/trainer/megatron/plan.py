@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Plan
-from agentrl.trainer.summary import RankLayout
+from agentrl.trainer.summary import MUON, RankLayout
 
 WORKER = "agentrl.trainer.megatron.worker"
 
@@ -32,5 +32,6 @@ class MegatronPlan(Plan):
 
     @property
     def layout_facts(self) -> Mapping[str, int]:
-        """The settings that the files of a saved state depend on."""
-        return {name: int(getattr(self.layout, name)) for name in RankLayout._fields}
+        """The settings that the files of a saved state depend on; Muon's only where it is the optimizer."""
+        sizes = {name: int(getattr(self.layout, name)) for name in RankLayout._fields}
+        return {**sizes, MUON: 1} if self.config.optimizer == "muon" else sizes

@@ -31,6 +31,7 @@ from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import padded
+from agentrl.trainer.megatron.model.shape import learning_of
 from agentrl.trainer.megatron.parallel import joined
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
@@ -251,6 +252,8 @@ def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
     with CheckpointReader(plan.models[role]) as checkpoint:
         network = Network(checkpoint.shape, plan.layout, bf16=plan.config.bf16)
         network.load(checkpoint.read)
+        if role == "old" and not plan.config.all_learn:
+            network.freeze(learning_of(checkpoint.shape, plan.config))
     return network
 
 
@@ -261,4 +264,6 @@ def _critic(plan: MegatronPlan) -> Network:
         zero_head = torch.zeros(1, int(shape.sizes["hidden_size"]))
         network = Network(shape, plan.layout, bf16=plan.config.bf16)
         network.load(lambda name: zero_head if name == VALUE_HEAD else checkpoint.read(name))
+        if not plan.config.all_learn:
+            network.freeze(learning_of(checkpoint.shape, plan.config))
     return network

@@ -22,9 +22,9 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.elsewhere import MOMENTS, TORCH_FILE, Unsharded, saved_elsewhere
+from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM, TORCH_FILE, Unsharded, saved_elsewhere
 from agentrl.trainer.loss_inputs import StepInputs
-from agentrl.trainer.offload import NetworkMemory
+from agentrl.trainer.offload import CpuAdamW, CpuShard, NetworkMemory, own_part
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.trainer.saved import StateWriter, done_of
 from agentrl.trainer.summary import FOLDERS, SavedTrainer
@@ -66,6 +66,11 @@ class Optimizer:
             else:
                 part.step()
 
+    def reset(self) -> None:
+        """Drop the means, and their steps so far."""
+        for part in self.parts:
+            part.state.clear()
+
 
 def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
     """The trainable 2-D weights between the embedding and the head: the weights that Muon optimizes."""
@@ -76,16 +81,15 @@ def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def _adamw(parameters: Iterable[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
     listed = list(parameters)
-    groups = [
+    groups: list[dict[str, object]] = [
         {"params": [p for p in listed if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in listed if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=(config.adam_beta1, config.adam_beta2),
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    betas = (config.adam_beta1, config.adam_beta2)
+    if config.optimizer_cpu_offload:
+        return CpuAdamW(groups, lr=config.lr, betas=betas)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
 
 
 def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
@@ -143,6 +147,8 @@ class Learner:
         lr = learning_rate(self._config, steps, self._total_steps)
         model = self.network.model
         model.zero_grad()
+        if batch.resets_optimizer:
+            self._optimizer.reset()
         inputs = StepInputs(batch, bf16=self._config.bf16)
         sums = self._backward(batch, inputs)
         grad_norm = self._clipped()
@@ -168,8 +174,8 @@ class Learner:
         }
 
     def optimizer_tensors(self) -> Iterator[Tensor]:
-        """The optimizers' tensors, which the first step makes."""
-        for part in self._optimizer.parts:
+        """The optimizers' tensors on the device, which the first step makes."""
+        for part in (part for part in self._optimizer.parts if not isinstance(part, CpuAdamW)):
             for state in part.state.values():
                 yield from (own_part(value) for value in state.values() if isinstance(value, Tensor))
 
@@ -196,11 +202,11 @@ class Learner:
         names = self.network.model.state_dict().keys() - frozen_names(self.network.model)
         optimizers = []
         for part, listed in zip(self._optimizer.parts, self._parameters, strict=True):
+            is_muon = isinstance(part, torch.optim.Muon)
+            kinds = (MOMENTUM,) if is_muon else MOMENTS
+            steps = {} if is_muon else {"step": torch.tensor(float(done.stepped))}
             state = {
-                number: {
-                    "step": torch.tensor(float(done.stepped)),
-                    **{kind: saved.moment(name, kind) for kind in MOMENTS},
-                }
+                number: {**steps, **{kind: saved.moment(name, kind) for kind in kinds}}
                 for number, name in enumerate(listed if done.stepped else ())
             }
             optimizers.append({**part.state_dict(), "state": state})
@@ -274,19 +280,14 @@ def tensors_of(network: PreTrainedModel) -> Iterator[Tensor]:
     yield from network.buffers()
 
 
-def own_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that ranks share, or all of another one."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
-
-
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that ranks share; every rank calls it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def copied(value: T, copy: Callable[[Tensor], Tensor]) -> T:
+def copied(value: T, copy: Callable[[Tensor | CpuShard], Tensor]) -> T:
     """The same containers with copies of their tensors."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | CpuShard):
         return cast(T, copy(value))
     if isinstance(value, dict):
         return cast(T, {key: copied(below, copy) for key, below in value.items()})
@@ -371,7 +372,7 @@ class SavedNetworks:
     def _is_first(self) -> bool:
         return self._ranks is None or self._ranks.is_first
 
-    def _copy_of(self, role: ScoreRole) -> Callable[[Tensor], Tensor]:
+    def _copy_of(self, role: ScoreRole) -> Callable[[Tensor | CpuShard], Tensor]:
         """What copies a network's tensors: rank 0 has whole copies of them, the others have none."""
         return self._writer.copy_of(role) if self._is_first else only_gathered
 

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.trainer.batch import EMPTY_ROW, MicroBatch, micro_batches, shares_of
 from agentrl.trainer.launch.process_group import opened_store, process_group
 from agentrl.trainer.launch.rank_plan import RankPlace
+from agentrl.trainer.offload import CpuAdamW, CpuShard
 from agentrl.types import BoolArray, Sample
 
 
@@ -110,9 +111,11 @@ def layers_of(model: nn.Module) -> Iterator[GradientCheckpointingLayer]:
     return (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
 
 
-def only_gathered(tensor: Tensor) -> Tensor:
+def only_gathered(tensor: Tensor | CpuShard) -> Tensor:
     """Take part where rank 0 copies a whole tensor; nothing of it stays here."""
-    if isinstance(tensor, DTensor):
+    if isinstance(tensor, CpuShard):
+        tensor.whole()
+    elif isinstance(tensor, DTensor):
         tensor.full_tensor()
     return torch.empty(0)
 
@@ -125,15 +128,26 @@ def shard_like(whole: Tensor, own: object) -> Tensor:
     """
     if not isinstance(own, DTensor):
         return whole
+    part = rows_like(whole, own).to(own.device, copy=True)
+    return DTensor.from_local(
+        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
+
+
+def rows_like(whole: Tensor, own: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, where `own` is such a part; where it is.
+
+    Raises:
+        ValueError: the tensor has another shape.
+    """
     if whole.shape != own.shape:
         raise ValueError(f"a tensor is {tuple(whole.shape)}, and {tuple(own.shape)} here")
+    if not isinstance(own, DTensor):
+        return whole
     mesh, (number,) = own.device_mesh, (n for n, p in enumerate(own.placements) if p.is_shard())
     rows = -(-len(whole) // mesh.size(number))
     first = rows * mesh.get_local_rank(number)
-    part = whole[first : first + rows].to(own.device, copy=True)
-    return DTensor.from_local(
-        part, mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
-    )
+    return whole[first : first + rows]
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
@@ -164,9 +178,10 @@ def optimizer_shards(saved: Mapping[str, object], optimizer: torch.optim.Optimiz
     states = saved["state"]
     if not isinstance(states, dict):
         raise ValueError("an optimizer has no tensors")
+    cut = rows_like if isinstance(optimizer, CpuAdamW) else shard_like
     shards = {
         # Steps have no dimension, and no parts.
-        number: {name: shard_like(t, parameters[number]) if t.ndim else t for name, t in state.items()}
+        number: {name: cut(t, parameters[number]) if t.ndim else t for name, t in state.items()}
         for number, state in states.items()
     }
     return {**saved, "state": shards}

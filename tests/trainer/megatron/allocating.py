@@ -6,24 +6,26 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.losses import PolicyLoss
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.shape import shape_of
+from agentrl.trainer.megatron.model.shape import learning_of, shape_of
 from agentrl.trainer.plan import Learning
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of
 from tests.trainer.tiny import batch, settings
 
 
-def allocated(layout: MegatronConfig, _rank: int, kind: str, bf16: bool) -> tuple[int, int, int]:
+def allocated(layout: MegatronConfig, _rank: int, kind: str, config: TrainerConfig) -> tuple[int, int, int]:
     """Runs in a rank: bytes of weights, gradients and optimizer after one step."""
     from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
 
     model = model_of(kind)
-    network = Network(shape_of(model.config), layout, bf16=bf16)
+    network = Network(shape_of(model.config), layout, bf16=config.bf16)
     network.load(model.state_dict().__getitem__)
-    learner = MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), settings(bf16=bf16), 10))
+    network.freeze(learning_of(network.shape, config))
+    learner = MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), config, 10))
     train_batch = batch()
     learner.learn(share_of(layout, train_batch.samples), train_batch)
     parts = list(learner.optimizer.parts())

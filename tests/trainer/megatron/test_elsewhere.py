@@ -19,7 +19,7 @@ from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.opening import open_tensors, specs_in
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_megatron_trainer import CRITIC, LAYOUTS, learns, trainer_on
-from tests.trainer.megatron.test_state import published, steps
+from tests.trainer.megatron.test_state import FROZEN, MUON, ON_CPU, published, steps
 from tests.trainer.tiny import batch, tokenizer
 
 pytestmark = pytest.mark.full
@@ -28,20 +28,22 @@ TORCH = "torch"
 
 
 @asynccontextmanager
-async def a_trainer(folder, layout, kind="qwen3", *, bf16=False, critic=True, ref=True):
+async def a_trainer(folder, layout, kind="qwen3", *, bf16=False, critic=True, ref=True, changes=()):
     """Of this layout, or torch's, over the model of a kind. It has a past of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     if layout != TORCH:
-        sizes = {"ranks": 1} if layout == "one" else LAYOUTS[layout]
-        with trainer_on(folder, kind, PolicyLoss(), critic=critic, ref=ref, bf16=bf16, **sizes) as trainer:
+        sizes = {"ranks": 1} if layout == "one" else dict(LAYOUTS[layout])
+        sizes |= {"critic": critic, "ref": ref, "bf16": bf16, "changes": changes}
+        with trainer_on(folder, kind, PolicyLoss(), **sizes) as trainer:
             yield trainer
         return
+    how = {"bf16": bf16, **dict(changes)}
     model = folder / "model"
     save_model(model_of(kind), tokenizer(), str(model))
     plan = TorchPlan(
-        policy=Learning(PolicyLoss(), learns(bf16=bf16), 6),
+        policy=Learning(PolicyLoss(), learns(**how), 6),
         models={"old": str(model), **({"ref": str(model)} if ref else {})},
-        critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
+        critic=Learning(CRITIC, learns(**how, lr=3e-2), 6) if critic else None,
         critic_warmup=1,
         moves_reference=ref,
     )
@@ -76,6 +78,11 @@ ROUND_TRIPS = {
     "TP2 over one, bf16": ("TP2", "one", {"bf16": True}),
     "DP2 over TP2, bf16, biases": ("DP2", "TP2", {"bf16": True, "kind": "qwen2"}),
     "DP2 over torch": ("DP2", TORCH, {}),
+    "TP2 over DP2, muon, bf16": ("TP2", "DP2", {"changes": MUON, "bf16": True}),
+    "DP2 over torch, muon": ("DP2", TORCH, {"changes": MUON}),
+    "DP2 over TP2, on the CPU, bf16": ("DP2", "TP2", {"changes": ON_CPU, "bf16": True}),
+    "DP2 over torch, on the CPU": ("DP2", TORCH, {"changes": ON_CPU}),
+    "TP2 over torch, some frozen": ("TP2", TORCH, {"changes": FROZEN}),
     "TP2 over torch, one tensor for both halves": ("TP2", TORCH, {"kind": "glm4"}),
 }
 
@@ -110,6 +117,8 @@ GOES_ON = {
     "torch to PP2, tied": (TORCH, "PP2", {"kind": "qwen3, tied"}),
     "TP2 to torch, tied": ("TP2", TORCH, {"kind": "qwen2"}),
     "PP2 to TP2+SP": ("PP2", "TP2+SP", {}),
+    "TP2 to torch, some frozen": ("TP2", TORCH, {"changes": FROZEN}),
+    "torch to PP2, some frozen": (TORCH, "PP2", {"changes": FROZEN}),
     "CP2 to torch, rotated pairs": ("CP2", TORCH, {"kind": "glm4"}),
 }
 

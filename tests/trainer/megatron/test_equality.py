@@ -162,14 +162,20 @@ ALLOCATED = {
     "PP2, tied": ("qwen2", False, PP),
     "PP2, virtual": ("qwen3", True, {**PP, "num_virtual_stages_per_pipeline_rank": 2}),
 }
+LEARNED = {
+    "TP2, muon": ("qwen3", True, TP, {"optimizer": "muon"}),
+    "PP2, tied, some frozen": ("qwen2", False, PP, {"freeze_params_name_list": ["embed", r"layers\.1\."]}),
+    "DP2, some frozen, bf16": ("qwen3", True, {}, {"only_train_params_name_list": ["mlp"]}),
+}
+ALLOCATED = {**{name: (*case, {}) for name, case in ALLOCATED.items()}, **LEARNED}
 
 
 @pytest.mark.parametrize("name", ALLOCATED)
 def test_ranks_allocate_what_the_formula_gives(pair, name):
-    kind, bf16, sizes = ALLOCATED[name]
+    kind, bf16, sizes, changes = ALLOCATED[name]
     layout = MegatronConfig(actor_num_gpus_per_node=2, **sizes)
-    networks, trainer = Networks(model_of(kind).config), settings(bf16=bf16)
-    for rank, (weights, gradients, optimizer) in enumerate(pair.run(allocated, layout, kind, bf16)):
+    networks, trainer = Networks(model_of(kind).config), settings(bf16=bf16, **changes)
+    for rank, (weights, gradients, optimizer) in enumerate(pair.run(allocated, layout, kind, trainer)):
         stage = rank % layout.pipeline_model_parallel_size
         expected = rank_memory(networks, layout, trainer, 16, stage)
         assert (weights, gradients) == (expected.weights, expected.gradients)

@@ -74,16 +74,18 @@ def trainer_on(
     ranks=2,
     bf16=False,
     models=(),
+    changes=(),
     **sizes,
 ):
+    how = {"bf16": bf16, **dict(changes)}
     model = folder / "model"
     save_model(model_of(kind), tokenizer(), str(model))
     policy_loss = loss if ref or isinstance(loss, Breaks) else PolicyLoss()
     plan = MegatronPlan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
-        policy=Learning(policy_loss, learns(bf16=bf16), 6),
+        policy=Learning(policy_loss, learns(**how), 6),
         models={"old": str(model), **({"ref": str(model)} if ref else {}), **dict(models)},
-        critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
+        critic=Learning(CRITIC, learns(**how, lr=3e-2), 6) if critic else None,
         critic_warmup=1,
         moves_reference=ref,
     )

@@ -27,6 +27,9 @@ from tests.trainer.megatron.together import Ranks
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, tokenizer
 
+MUON = {"optimizer": "muon"}
+ON_CPU = {"optimizer_cpu_offload": True}
+FROZEN = {"freeze_params_name_list": ["embed_tokens", r"layers\.[02]\."]}
 CASES = {
     "TP2, a critic": {"critic": True, **LAYOUTS["TP2"]},
     "DP2, a critic, bf16": {"critic": True, "bf16": True, **LAYOUTS["DP2"]},
@@ -35,6 +38,11 @@ CASES = {
     "DP2, whole on every rank, bf16": {"use_distributed_optimizer": False, "bf16": True, **LAYOUTS["DP2"]},
     "CP2": LAYOUTS["CP2"],
     "PP2, virtual, tied": {"kind": "qwen3, tied", **LAYOUTS["PP2, virtual"]},
+    "TP2, muon": {"changes": MUON, "critic": True, **LAYOUTS["TP2"]},
+    "DP2, muon, bf16": {"changes": MUON, "bf16": True, **LAYOUTS["DP2"]},
+    "DP2, on the CPU, bf16": {"changes": ON_CPU, "bf16": True, "critic": True, **LAYOUTS["DP2"]},
+    "PP2, some frozen, tied": {"changes": FROZEN, "kind": "qwen3, tied", **LAYOUTS["PP2"]},
+    "DP2, some frozen, bf16": {"changes": FROZEN, "bf16": True, **LAYOUTS["DP2"]},
     "TP2+SP, networks that rest": {"offload": True, "critic": True, **LAYOUTS["TP2+SP"]},
 }
 

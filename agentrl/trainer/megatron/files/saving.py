@@ -90,7 +90,7 @@ def take(saved: Unsharded, learner: MegatronLearner, done: Done) -> None:
         ModelLoadError: a file is missing, cut short, or of another model.
     """
     network = learner.passes.network
-    network.load(saved.value)
+    network.load(saved.value, is_resumed=True)
     placed_by_name = {placed.megatron: placed for placed in network.shape.rules()}
     for part in learner.optimizer.resume(done):
         placed = placed_by_name[part.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 from agentrl.losses import OutputHead
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
-from agentrl.trainer.megatron.model.families import Placed
+from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.layers import RMSNorm, layer_spec
 from agentrl.trainer.megatron.model.shape import Shape, overridden
 from agentrl.trainer.megatron.model.vocabulary import head_shard
@@ -68,10 +68,24 @@ class Network:
                     )
                 yield Piece(placed, parameter)
 
-    @torch.no_grad()
-    def load(self, read: Read) -> None:
-        """Fill the parameters from a checkpoint, one after the other, each cast to its dtype."""
+    def freeze(self, learning: Collection[Placed]) -> None:
+        """Have these parameters learn, and a critic's head; the others get no gradient."""
         for placed, parameter in self.pieces():
+            parameter.requires_grad_(placed in learning or placed.hf == (VALUE_HEAD,))
+        first = self.stages[0]
+        if first.pre_process:
+            # Layers above a frozen embedding learn from states that have a gradient; so do later stages.
+            first.embedding.forward = partial(_with_gradient, first.embedding.forward)
+
+    @torch.no_grad()
+    def load(self, read: Read, *, is_resumed: bool = False) -> None:
+        """Fill the parameters from a checkpoint, one after the other, each cast to its dtype.
+
+        is_resumed: only those that learn.
+        """
+        for placed, parameter in self.pieces():
+            if is_resumed and not parameter.requires_grad:
+                continue
             shard = self.shard_of(placed, read)
             if shard.shape != parameter.shape:
                 raise ValueError(
@@ -206,6 +220,11 @@ def _without_pad(
     if ranks > 1:
         is_pad = is_pad.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(is_pad[..., None], embedded.detach(), embedded)
+
+
+def _with_gradient(embed: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
+    embedded = embed(**inputs)
+    return embedded.requires_grad_() if torch.is_grad_enabled() else embedded
 
 
 def _identity(hidden: Tensor, **_: object) -> tuple[Tensor, None]:

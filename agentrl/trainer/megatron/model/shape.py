@@ -8,6 +8,7 @@ from typing import NamedTuple
 from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
@@ -134,6 +135,25 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         number = int(shape.sizes[size])
         if number % ranks:
             raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
+
+
+def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
+    """The parameters of a policy that learn, by the names of the checkpoint's tensors that make them.
+
+    Raises:
+        ConfigError: see `learning_names`; or some of the tensors that make one parameter learn, and some not.
+    """
+    every = list(shape.rules())
+    names = [name for placed in every for name in placed.hf]
+    learning = names if config.all_learn else learning_names(config, names, "the model")
+    chosen = [placed for placed in every if not set(placed.hf).isdisjoint(learning)]
+    for placed in chosen:
+        if not set(placed.hf) <= set(learning):
+            raise ConfigError(
+                f"Megatron has {' and '.join(placed.hf)} as one parameter, of which "
+                "only_train_params_name_list and freeze_params_name_list choose a part; name all, or none."
+            )
+    return frozenset(chosen)
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:

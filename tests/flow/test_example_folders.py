@@ -1,0 +1,106 @@
+import json
+
+"""The example folders do what their READMEs say: small runs of their run files."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.run.audit import audit
+from tests.flow.runs import journal_of, metrics_of
+from tests.house.source import ROOT
+
+SMALL = {
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "num_rollout": 1,
+    "eval_episodes": 4,
+    "quiet": True,
+}
+WARM = {"warm_start_steps": 4, "num_demonstrations": 64}
+
+
+@pytest.fixture
+def examples(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    return Path("examples")
+
+
+def test_a_team_is_paid_for_what_it_leads_to(examples):
+    result = agentrl.train(examples / "multi_agent/run.toml", **SMALL, **{**WARM, "warm_start_steps": 40})
+    paid = []
+    for entry in journal_of(result.folder, "step_*"):
+        turns = [turn for one in entry["episode"]["trajectories"] for turn in one["turns"]]
+        answers = [turn["action"]["content"] for turn in turns if turn["agent"] == "solver"]
+        print(json.dumps(entry)[:1500])
+    assert any(paid)
+    assert {"rollout/raw_reward/solver", "rollout/raw_reward/critic"} <= metrics_of(result.folder)[-1].keys()
+
+
+def test_each_held_out_set_has_settings_and_metrics_of_its_own(examples):
+    runpy.run_path(str(examples / "eval_multi_task/write_data.py"), run_name="__main__")
+    result = agentrl.train(examples / "eval_multi_task/run.toml", **SMALL)
+    metrics = {name for row in metrics_of(result.folder) for name in row}
+    assert {
+        f"eval/{name}/{mode}" for name in ("sums", "choices", "doubles") for mode in ("sampled", "greedy")
+    } <= metrics
+    assert "eval/choices/sampled/pass@4" in metrics
+    assert "eval/sums/sampled/pass@4" not in metrics
+    told = {entry.episode.task.prompt[0].text for entry in journal_of(result.folder, "*choices*")}
+    assert told == {"Answer with a letter."}
+
+
+def test_one_table_scores_several_environments(examples, capsys):
+    runpy.run_path(str(examples / "eval_multi_task/write_data.py"), run_name="__main__")
+    command = [sys.executable, "-m", "agentrl.cli", "benchmark", str(examples / "eval_multi_task/suite.toml")]
+    done = subprocess.run(
+        [*command, "--n", "2", "--output-dir", "runs/table"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("single/sums", "single/doubles", "Calculator-v0", "HopSearch-v0"):
+        assert row in done.stdout
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "checkpoint" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.full
+def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(examples):
+    run_file, flags = str(examples / "reproducibility/run.toml"), ["--warm-start-steps", "4"]
+    train = [sys.executable, "-m", "agentrl.cli", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [*train, run_file, "--name", "one", *flags], check=True, env=environment, stdout=subprocess.DEVNULL
+    )
+    killed = subprocess.Popen(
+        [*train, run_file, "--name", "other", *flags],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    metrics = Path("runs/other/metrics.jsonl")
+    while not (metrics.exists() and metrics.read_text().count("train/loss") >= 3):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    subprocess.run([*train, "runs/other", "--resume"], check=True, env=environment, stdout=subprocess.DEVNULL)
+    compare = [sys.executable, str(examples / "reproducibility/same_weights.py"), "runs/one", "runs/other"]
+    done = subprocess.run(compare, capture_output=True, text=True, check=True)
+    assert done.stdout == "the same, bit for bit\n"
+    assert audit(Path("runs/other")).problems == ()
+    assert weights(Path("runs/one")) == weights(Path("runs/other"))
+    another = subprocess.run([*compare[:2], "runs/one", "runs/third"], capture_output=True, text=True)
+    assert another.returncode
