@@ -330,6 +330,7 @@ class TrainSettings(TypedDict, total=False):
     prometheus_port: int
     log_model_config: bool
     profile_step: int | None
+    profile_engine_step: int | None
     memory_snapshot_step: int | None
     hang_warning_s: float
     custom_rm_path: object

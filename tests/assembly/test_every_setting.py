@@ -258,6 +258,7 @@ INACTIVE = {
     "prometheus_port": (1, {}),
     "profile_step": (41, {"num_rollout": 40}),
     "memory_snapshot_step": (1, WITHOUT_RL),
+    "profile_engine_step": (1, {}),
 }
 # A validator refuses these with a sentence of its own.
 REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
