@@ -237,6 +237,8 @@ class TrainSettings(TypedDict, total=False):
     device: Literal["cpu", "cuda"]
     fsdp_size: int | None
     optimizer: Literal["adamw", "muon"]
+    optimizer_cpu_offload: bool
+    reset_optimizer_states: bool
     lr: float
     min_lr: float
     lr_warmup_iters: int
