@@ -25,6 +25,10 @@ class MegatronConfig(RanksConfig):
     """Stages of each pipeline rank; more than 1 makes the pipeline's bubble smaller (count)."""
     context_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that share every sequence (count)."""
+    expert_model_parallel_size: Annotated[Size, Changes.SPEED] = 1
+    """Ranks that share the experts of each layer (count); they are taken from all ranks of a stage."""
+    expert_tensor_parallel_size: Annotated[Size | None, Changes.SPEED] = None
+    """Ranks that shard the matrices of each expert (count); left out, tensor_model_parallel_size."""
     sequence_parallel: Annotated[bool, Changes.SPEED] = False
     """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
     use_distributed_optimizer: Annotated[bool, Changes.SPEED] = True
@@ -42,6 +46,20 @@ class MegatronConfig(RanksConfig):
         return (
             self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
         )
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that shard the matrices of an expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of one layer together."""
+        return self.expert_model_parallel_size * self.expert_tensor_ranks
+
+    def sharding_ranks(self, expert: int | None) -> int:
+        """Ranks that shard a matrix. expert: the number of the expert it is of, if of one."""
+        return self.tensor_model_parallel_size if expert is None else self.expert_tensor_ranks
 
     @property
     def data_parallel_size(self) -> int:
@@ -79,6 +97,12 @@ class MegatronConfig(RanksConfig):
             raise ValueError(
                 f"actor_num_nodes x actor_num_gpus_per_node = {self.world_size} must be a multiple of "
                 f"tensor x pipeline x context = {self.model_parallel_size}; change one of them."
+            )
+        if self.world_size // self.pipeline_model_parallel_size % self.expert_ranks:
+            raise ValueError(
+                f"the {self.world_size // self.pipeline_model_parallel_size} ranks of a stage must be a multiple "
+                f"of expert_model_parallel_size x expert_tensor_parallel_size = {self.expert_ranks}; change one "
+                "of them."
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ValueError(

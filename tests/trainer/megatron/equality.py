@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
-from tests.trainer.megatron.models import SIZES, VOCAB, model_of
+from tests.trainer.megatron.models import SIZES, VOCAB, model_of, published
 from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
@@ -89,7 +89,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(model.state_dict().__getitem__)
+    network.load(published(model).__getitem__)
     mine = share_of(layout, samples())
     passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
 
@@ -168,7 +168,7 @@ def oracle(kind: str) -> Reference:
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = published(model, {name: parameter.grad for name, parameter in model.named_parameters()})
     return Reference(logps, entropies, gradients, total.item())
 
 
@@ -187,7 +187,7 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Refere
 def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
     ranks = layout.tensor_model_parallel_size
-    sizes = {name: parameter.shape for name, parameter in model_of(kind).named_parameters()}
+    sizes = {name: tensor.shape for name, tensor in published(model_of(kind)).items()}
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
     for placed in shape.rules():

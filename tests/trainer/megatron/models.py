@@ -10,7 +10,9 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 VOCAB = 97
 SIZES = {
@@ -24,6 +26,7 @@ SIZES = {
     "max_position_embeddings": 128,
     "pad_token_id": None,
 }
+MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
     "llama": lambda: LlamaConfig(**{**SIZES, "pad_token_id": 26}),
@@ -41,8 +44,14 @@ CONFIGS = {
     "qwen2": lambda: Qwen2Config(**{**SIZES, "pad_token_id": 76}, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES),
     "qwen3, tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SIZES, **MOE, num_experts=4, mlp_only_layers=[1]),
     "glm4": lambda: Glm4Config(**SIZES),
 }
+
+
+def published(model: PreTrainedModel, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """A model's tensors, or others by its names, by those of its checkpoints: experts one by one."""
+    return revert_weight_conversion(model, model.state_dict() if tensors is None else tensors)
 
 
 def model_of(kind: str) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import manifest_of, size_of, unpack
 from agentrl.weights.shared import BufferPool, SharedBuffer
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import model_of, published
 
 PAIRS = {
     "TP2": {"tensor_model_parallel_size": 2},
@@ -44,9 +44,9 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=False)
-    network.load(model.state_dict().__getitem__)
+    network.load(published(model).__getitem__)
     tensors_by_name = [
-        (name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf
+        (name, published(model)[name]) for placed in network.shape.rules() for name in placed.hf
     ]
 
     results, buffers = [], []

@@ -5,7 +5,7 @@ A new family is a table: Megatron's names on the left, the checkpoint's on the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.errors import ModelLoadError
@@ -28,39 +28,49 @@ _MLP_OUT = Same("mlp.linear_fc2.weight", "mlp.down_proj.weight", along=1)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of dense model.
+    """One kind of model: the parameters of its layers, and what they compute.
 
-    layer: its parameters in a layer. settings: fields of Megatron's config that all its models share.
+    attention: of every layer, with both norms. mlp: of a feed-forward block. moe, expert: of a mixture of
+    experts in its place, and of each expert in it; the checkpoint's names have {} for the expert's number.
+    settings: fields of Megatron's config that all its models share.
     sandwich: it normalises also the outputs of attention and feed-forward block.
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves.
     """
 
-    layer: tuple[Rule, ...]
-    settings: Mapping[str, bool] = field(default_factory=dict)
+    attention: tuple[Rule, ...]
+    mlp: tuple[Rule, ...] = (_MLP_IN, _MLP_OUT)
+    moe: tuple[Rule, ...] = ()
+    expert: tuple[Rule, ...] = ()
+    settings: Mapping[str, bool | str] = field(default_factory=dict)
     sandwich: bool = False
     rotates_pairs: bool = False
 
 
+_QK_NORMS = (
+    Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+    Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+)
+_ROUTER = Same("mlp.router.weight", "mlp.gate.weight")
+_EXPERT = (
+    GateUp("linear_fc1.weight", ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")),
+    Same("linear_fc2.weight", "mlp.experts.{}.down_proj.weight", along=1),
+)
+
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(
-        (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
-    ),
+    "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "qwen2": Family(
-        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
-        {"add_qkv_bias": True},
+        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
+        settings={"add_qkv_bias": True},
     ),
     "qwen3": Family(
-        (
-            _INPUT_NORM,
-            _QKV,
-            Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
-            Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
-            _ATTENTION_OUT,
-            _MLP_NORM,
-            _MLP_IN,
-            _MLP_OUT,
-        ),
-        {"qk_layernorm": True},
+        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        settings={"qk_layernorm": True},
+    ),
+    "qwen3_moe": Family(
+        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(_ROUTER,),
+        expert=_EXPERT,
+        settings={"qk_layernorm": True},
     ),
     "glm4": Family(
         (
@@ -70,11 +80,13 @@ FAMILIES: Mapping[str, Family] = {
             Same("self_attention.linear_proj.linear.weight", "self_attn.o_proj.weight", along=1),
             Same("self_attention.linear_proj.norm.weight", "post_self_attn_layernorm.weight"),
             _MLP_NORM,
+        ),
+        (
             GateUp("mlp.linear_fc1.weight", ("mlp.gate_up_proj.weight",)),
             Same("mlp.linear_fc2.linear.weight", "mlp.down_proj.weight", along=1),
             Same("mlp.linear_fc2.norm.weight", "post_mlp_layernorm.weight"),
         ),
-        {"add_qkv_bias": True},
+        settings={"add_qkv_bias": True},
         sandwich=True,
         rotates_pairs=True,
     ),
@@ -96,15 +108,21 @@ def family_of(model_type: str) -> Family:
     return family
 
 
-def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = False) -> Iterator[Placed]:
+def rules_of(
+    family: Family, experts_by_layer: Sequence[int], *, tied: bool, critic: bool = False
+) -> Iterator[Placed]:
     """All parameters of a model, in the order of the layers.
 
-    tied: the embedding is the head, too. critic: its head has one output.
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. tied: the embedding is the
+    head, too. critic: its head has one output.
     """
     yield Placed(_EMBEDDING)
-    for number in range(num_layers):
-        for rule in family.layer:
-            yield Placed(rule, number)
+    for layer, experts in enumerate(experts_by_layer):
+        for rule in (*family.attention, *(family.moe if experts else family.mlp)):
+            yield Placed(rule, layer)
+        for expert in range(experts):
+            for rule in family.expert:
+                yield Placed(rule, layer, expert)
     yield Placed(_FINAL_NORM)
     if critic:
         yield Placed(_VALUE_HEAD)
@@ -114,21 +132,27 @@ def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers."""
+    """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers.
+
+    expert: its number in the layer, over all ranks; None = what all tokens go through.
+    """
 
     rule: Rule
     layer: int | None = None
+    expert: int | None = None
 
     @property
     def megatron(self) -> str:
         """The parameter's full name in a model of one pipeline stage."""
-        return (
-            self.rule.megatron if self.layer is None else f"decoder.layers.{self.layer}.{self.rule.megatron}"
-        )
+        if self.layer is None:
+            return self.rule.megatron
+        within = "" if self.expert is None else f"mlp.experts.{self.expert}."
+        return f"decoder.layers.{self.layer}.{within}{self.rule.megatron}"
 
     @property
     def hf(self) -> tuple[str, ...]:
         """The full names of the checkpoint's tensors."""
         if self.layer is None:
             return self.rule.hf
-        return tuple(f"model.layers.{self.layer}.{name}" for name in self.rule.hf)
+        names = (name if self.expert is None else name.format(self.expert) for name in self.rule.hf)
+        return tuple(f"model.layers.{self.layer}.{name}" for name in names)

@@ -27,12 +27,20 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
+from agentrl.trainer.megatron.model.feed_forward import (
+    GatedMLP,
+    NormedMLP,
+    NormedRow,
+    RMSNorm,
+    row_settings,
+)
 from agentrl.trainer.megatron.model.rows import pieces_of
 
 
@@ -60,27 +68,6 @@ class PackedRow:
         params = PackedSeqParams("thd", bounds, bounds, None, None, longest, longest)
         params.row = self
         return params
-
-
-@fused
-def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
-    return weight * normed.to(weight.dtype)
-
-
-class RMSNorm(nn.Module):
-    """Root mean square norm in fp32, as in Hugging Face's models; also under sequence parallelism."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # Each rank has a part of the sequence: Megatron sums the gradients of parameters with this mark.
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape, over its last dimension."""
-        return _rms_norm(hidden, self.weight, self.eps)
 
 
 def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
@@ -150,7 +137,7 @@ class Attention(nn.Module):
             gather_output=False,
         )
         row = NormedRow if family.sandwich else RowParallelLinear
-        self.linear_proj = row(queries, config.hidden_size, config=config, **_row_settings(config))
+        self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
         has_norms = bool(family.settings.get("qk_layernorm"))
         self.q_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
         self.k_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
@@ -226,70 +213,6 @@ def _context_sides(
     return sides, to_device(np.concatenate(indices), device)
 
 
-class NormedRow(nn.Module):
-    """A row-parallel layer whose output is normalised before it is added to the residual."""
-
-    def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: object
-    ) -> None:
-        super().__init__()
-        self.linear = RowParallelLinear(input_size, output_size, config=config, **kwargs)
-        self.norm = RMSNorm(config, output_size, config.layernorm_epsilon)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        """The output, and no bias: these families have none in this layer."""
-        output, _ = self.linear(hidden)
-        return self.norm(output), None
-
-
-def _row_settings(config: TransformerConfig) -> dict[str, object]:
-    return {
-        "init_method": config.output_layer_init_method,
-        "bias": False,
-        "input_is_parallel": True,
-        "skip_bias_add": True,
-        "is_expert": False,
-    }
-
-
-@fused
-def _gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return silu(gate) * up
-
-
-class GatedMLP(nn.Module):
-    """A feed-forward block: silu(gate) x up, as one kernel, between two matrices."""
-
-    row: type = RowParallelLinear
-
-    def __init__(self, config: TransformerConfig, **_: object) -> None:
-        super().__init__()
-        self.linear_fc1 = ColumnParallelLinear(
-            config.hidden_size,
-            2 * config.ffn_hidden_size,
-            config=config,
-            init_method=config.init_method,
-            bias=False,
-            gather_output=False,
-        )
-        self.linear_fc2 = self.row(
-            config.ffn_hidden_size, config.hidden_size, config=config, **_row_settings(config)
-        )
-
-    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
-        """[t, 1, width] -> [t, 1, width], and no bias."""
-        gate_up, _no_bias = self.linear_fc1(hidden_states)
-        output: tuple[Tensor, Tensor | None] = self.linear_fc2(_gated(gate_up))
-        return output
-
-
-class NormedMLP(GatedMLP):
-    """One whose output is normalised before it is added to the residual."""
-
-    row = NormedRow
-
-
 def _residual_added(_is_training: bool, _is_fused: bool) -> Callable[..., Tensor]:
     """Megatron's form of it; its own also drops out a share of 0, with a kernel and a mask for it."""
     return _added
@@ -300,8 +223,9 @@ def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dr
     return residual.to(output.dtype) + output
 
 
-def layer_spec(family: Family) -> ModuleSpec:
+def layer_spec(family: Family, *, has_experts: bool) -> ModuleSpec:
     """One layer of a family."""
+    mlp = MoE if has_experts else NormedMLP if family.sandwich else GatedMLP
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -309,7 +233,7 @@ def layer_spec(family: Family) -> ModuleSpec:
             self_attention=ModuleSpec(module=Attention, params={"family": family}),
             self_attn_bda=_residual_added,
             pre_mlp_layernorm=RMSNorm,
-            mlp=NormedMLP if family.sandwich else GatedMLP,
+            mlp=mlp,
             mlp_bda=_residual_added,
         ),
     )

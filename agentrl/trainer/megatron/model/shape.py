@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from transformers import PretrainedConfig
@@ -32,12 +32,13 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
     one output in place of the vocabulary. pad: the token whose embedding does not learn, see `pad_of`.
     """
 
     family: Family
-    sizes: Mapping[str, int | float | bool]
+    sizes: Mapping[str, int | float | bool | str]
+    experts_by_layer: Sequence[int]
     rotary: Mapping[str, float | bool]
     vocab: int
     max_length: int
@@ -46,13 +47,18 @@ class Shape(NamedTuple):
     pad: int | None = None
 
     @property
+    def num_experts(self) -> int:
+        """Of a layer; 0 = the model is dense."""
+        return max(self.experts_by_layer)
+
+    @property
     def of_a_critic(self) -> Shape:
         """The shape of a critic with the same trunk."""
         return self._replace(tied=False, critic=True)
 
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
-        return rules_of(self.family, int(self.sizes["num_layers"]), tied=self.tied, critic=self.critic)
+        return rules_of(self.family, self.experts_by_layer, tied=self.tied, critic=self.critic)
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
@@ -76,10 +82,11 @@ def shape_of(config: PretrainedConfig) -> Shape:
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
     vocab = int(fields["vocab_size"])
     _check_supported(config.model_type, fields)
+    experts_by_layer = _experts_by_layer(family, fields)
     return Shape(
         family=family,
         sizes={
-            "num_layers": int(fields["num_hidden_layers"]),
+            "num_layers": len(experts_by_layer),
             "hidden_size": hidden,
             "ffn_hidden_size": int(fields["intermediate_size"]),
             "num_attention_heads": heads,
@@ -88,13 +95,44 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": family.rotates_pairs,
             **family.settings,
+            **(_moe_sizes(family, fields) if max(experts_by_layer) else {}),
         },
+        experts_by_layer=experts_by_layer,
         rotary=_rotary(config.model_type, fields["rope_parameters"]),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
     )
+
+
+def _experts_by_layer(family: Family, fields: Mapping[str, JSON]) -> tuple[int, ...]:
+    """The experts of each layer, by the fields that the families have for it."""
+    layers = range(int(fields["num_hidden_layers"]))
+    if not family.moe:
+        return (0,) * len(layers)
+    first, every = int(fields.get("first_k_dense_replace") or 0), int(fields.get("decoder_sparse_step") or 1)
+    dense = {*range(first), *(fields.get("mlp_only_layers") or ())}
+    number = _first(fields, "num_experts", "n_routed_experts", "num_local_experts")
+    return tuple(0 if layer in dense or (layer + 1) % every else number for layer in layers)
+
+
+def _moe_sizes(family: Family, fields: Mapping[str, JSON]) -> dict[str, int | float | bool]:
+    """The fields of Megatron's config for layers of experts."""
+    width = _first(fields, "moe_intermediate_size", "intermediate_size")
+    sizes: dict[str, int | float | bool] = {
+        "num_moe_experts": _first(fields, "num_experts", "n_routed_experts", "num_local_experts"),
+        "moe_router_topk": int(fields["num_experts_per_tok"]),
+        "moe_ffn_hidden_size": width,
+        # Megatron's name for weights of the chosen experts that do not sum to 1.
+        "moe_router_pre_softmax": not fields.get("norm_topk_prob", True),
+    }
+    return sizes
+
+
+def _first(fields: Mapping[str, JSON], *names: str) -> int:
+    """The first of some fields that there is."""
+    return next(int(fields[name]) for name in names if fields.get(name) is not None)
 
 
 def pad_of(pad: JSON, vocab: int) -> int | None:
@@ -187,7 +225,7 @@ def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float
 def _check_supported(model_type: str, fields: Mapping[str, JSON]) -> None:
     kinds = fields.get("layer_types") or ["full_attention"]
     windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
-    biases = model_type in ("llama", "qwen3") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
+    biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
     for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),

@@ -1,0 +1,244 @@
+"""Mixtures of experts: each token goes through the few experts that its router chose, on whatever ranks.
+
+t: tokens of this rank. k: experts of a token. n: pairs of a token and an expert of it. E: experts of a layer.
+H: width. Ranks of a stage have different tokens: where there are tensor ranks, sequence parallelism is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.parallel_state import (
+    get_expert_model_parallel_rank,
+    get_expert_tensor_and_model_parallel_group,
+)
+from megatron.core.tensor_parallel import all_to_all
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from agentrl.losses import to_device
+from agentrl.trainer.megatron.model.feed_forward import gated
+
+
+class Routed(NamedTuple):
+    """The experts of each token, int64 [t, k], and the weights of their outputs, [t, k]."""
+
+    experts_tk: Tensor
+    weights_tk: Tensor
+
+
+class Router(nn.Module):
+    """Scores of all experts for a token, of which the best are its own."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self._topk = config.moe_router_topk
+        self._normalizes = not config.moe_router_pre_softmax
+        self.weight = nn.Parameter(
+            torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
+        )
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, tokens_tH: Tensor) -> Routed:
+        """The experts of each token."""
+        scores_tE = linear(tokens_tH, self.weight).softmax(-1, dtype=torch.float32)
+        experts_tk = scores_tE.detach().topk(self._topk, -1).indices
+        weights_tk = scores_tE.gather(1, experts_tk)
+        if self._normalizes:
+            weights_tk = weights_tk / weights_tk.sum(-1, keepdim=True)
+        return Routed(experts_tk, weights_tk)
+
+
+class _Matrix(nn.Module):
+    """A matrix of an expert: the shard of one rank."""
+
+    def __init__(self, rows: int, columns: int, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype))
+        # With this mark Megatron sums its gradient over the ranks that have the same experts.
+        vars(self.weight)["allreduce"] = False
+
+
+class Expert(nn.Module):
+    """A gated feed-forward block, without the sum over the ranks that share its width."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
+        self.linear_fc1 = _Matrix(2 * width, config.hidden_size, config)
+        self.linear_fc2 = _Matrix(config.hidden_size, width, config)
+
+    def forward(self, tokens_nH: Tensor, weights_n: Tensor) -> Tensor:
+        """[n, H]: the weighted outputs. The weight comes in between, so that no output has to be kept."""
+        inner = gated(linear(tokens_nH, self.linear_fc1.weight)) * weights_n[:, None].to(tokens_nH.dtype)
+        return linear(inner, self.linear_fc2.weight)
+
+
+class MoE(nn.Module):
+    """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run."""
+
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
+        super().__init__()
+        self._experts = config.num_moe_experts
+        self._tensor_ranks = config.expert_tensor_parallel_size
+        number = self._experts // config.expert_model_parallel_size
+        first = get_expert_model_parallel_rank() * number
+        self.router = Router(config)
+        # By the numbers that they have over all ranks.
+        self.experts = nn.ModuleDict({str(e): Expert(config) for e in range(first, first + number)})
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, H] -> [t, 1, H], and no bias."""
+        tokens_tH = hidden_states.flatten(0, 1)
+        routed = self.router(tokens_tH)
+        return self._routed(tokens_tH, routed).view_as(hidden_states), None
+
+    def _routed(self, tokens_tH: Tensor, routed: Routed) -> Tensor:
+        """[t, H]: the sum over the experts of each token."""
+        order = _Order.of(routed.experts_tk)
+        rows_nH: Tensor = _Spread.apply(tokens_tH, order)
+        weights_n = routed.weights_tk.flatten().index_select(0, order.pairs)
+        counts_E = torch.zeros(self._experts, dtype=torch.int64, device=tokens_tH.device)
+        counts_E.scatter_add_(0, order.experts, torch.ones_like(order.experts))
+        group = get_expert_tensor_and_model_parallel_group()
+        if group.size() == 1:
+            outputs_nH = self._computed(rows_nH, weights_n, counts_E.tolist())
+        else:
+            exchange = _Exchange.of(counts_E, len(self.experts), self._tensor_ranks, group)
+            received = (exchange.to_experts(rows_nH), exchange.to_experts(weights_n[:, None])[:, 0])
+            outputs_nH = exchange.from_experts(self._computed(*received, exchange.counts))
+        output: Tensor = _Collect.apply(outputs_nH, order)
+        return output
+
+    def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts: Sequence[int]) -> Tensor:
+        """The outputs of rows that are sorted by expert. counts: of each expert of this rank.
+
+        All experts take part, so that each has a gradient.
+        """
+        parts = zip(self.experts.values(), rows_nH.split(counts), weights_n.split(counts), strict=True)
+        return torch.cat([expert(rows, weights) for expert, rows, weights in parts])
+
+
+class _Order(NamedTuple):
+    """Pairs of tokens and experts, sorted by expert, int64 [n]. k: experts of a token.
+
+    pairs: the pairs, numbered token by token, in the sorted order; places: where each has gone. experts: of
+    the pairs, token by token.
+    """
+
+    pairs: Tensor
+    places: Tensor
+    experts: Tensor
+    k: int
+
+    @classmethod
+    def of(cls, experts_tk: Tensor) -> _Order:
+        experts = experts_tk.flatten()
+        pairs = experts.argsort(stable=True)
+        places = torch.empty_like(pairs)
+        places[pairs] = torch.arange(len(pairs), device=pairs.device)
+        return cls(pairs, places, experts, experts_tk.shape[1])
+
+    def spread(self, tokens_tH: Tensor) -> Tensor:
+        """[n, H]: each token once for each of its experts, sorted by expert."""
+        return tokens_tH.index_select(0, self.pairs // self.k)
+
+    def collected(self, rows_nH: Tensor) -> Tensor:
+        """[t, H]: the sum of each token's rows, in the order of its experts, so that it is the same always."""
+        return rows_nH.index_select(0, self.places).unflatten(0, (-1, self.k)).sum(1)
+
+
+class _Spread(torch.autograd.Function):
+    """`_Order.spread`. Its own gradient is an addition by index, whose order on a GPU is left to chance."""
+
+    @staticmethod
+    def forward(ctx: _SpreadContext, tokens_tH: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return order.spread(tokens_tH)
+
+    @staticmethod
+    def backward(ctx: _SpreadContext, gradient_nH: Tensor) -> tuple[Tensor, None]:
+        return ctx.order.collected(gradient_nH), None
+
+
+class _Collect(torch.autograd.Function):
+    """`_Order.collected`, the transpose of `_Spread`."""
+
+    @staticmethod
+    def forward(ctx: _SpreadContext, rows_nH: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return order.collected(rows_nH)
+
+    @staticmethod
+    def backward(ctx: _SpreadContext, gradient_tH: Tensor) -> tuple[Tensor, None]:
+        return ctx.order.spread(gradient_tH), None
+
+
+class _SpreadContext(torch.autograd.function.FunctionCtx):
+    order: _Order
+
+
+class _Exchange(NamedTuple):
+    """Rows of all ranks that hold a layer's experts together, to the ranks of their experts and back.
+
+    sent, received: rows to and from each rank. repeats: of this rank's rows, those to send, where several
+    ranks share an expert; each gets them, and their outputs are summed. by_expert: the received rows, expert
+    by expert. counts: of each expert of this rank.
+    """
+
+    group: dist.ProcessGroup
+    sent: list[int]
+    received: list[int]
+    repeats: Tensor | None
+    by_expert: Tensor
+    counts: list[int]
+
+    @classmethod
+    def of(cls, counts_E: Tensor, own: int, tensor_ranks: int, group: dist.ProcessGroup) -> _Exchange:
+        """counts: of this rank's rows, by expert. own: experts of each rank."""
+        gathered = counts_E.new_empty(group.size(), len(counts_E))
+        dist.all_gather_into_tensor(gathered, counts_E[None], group=group)
+        counts_RE = gathered.cpu().numpy()
+        rank = group.rank()
+        # Megatron numbers the ranks of a group by tensor rank first.
+        first = rank // tensor_ranks * own
+        rows = counts_RE[rank].reshape(-1, own).sum(1)
+        mine_Re = counts_RE[:, first : first + own]
+        repeats = None
+        if tensor_ranks > 1:
+            pieces = np.split(np.arange(rows.sum()), np.cumsum(rows)[:-1])
+            index = np.concatenate([piece for piece in pieces for _ in range(tensor_ranks)])
+            repeats = to_device(index, counts_E.device)
+        starts = np.cumsum([0, *mine_Re.flatten()[:-1]]).reshape(mine_Re.shape)
+        chunks = [
+            np.arange(starts[r, e], starts[r, e] + mine_Re[r, e]) for e in range(own) for r in range(len(starts))
+        ]
+        return cls(
+            group,
+            np.repeat(rows, tensor_ranks).tolist(),
+            mine_Re.sum(1).tolist(),
+            repeats,
+            to_device(np.concatenate(chunks), counts_E.device),
+            mine_Re.sum(0).tolist(),
+        )
+
+    def to_experts(self, rows: Tensor) -> Tensor:
+        """This rank's rows, sorted by expert -> those that its own experts compute, sorted by expert."""
+        if self.repeats is not None:
+            rows = rows.index_select(0, self.repeats)
+        received: Tensor = all_to_all(self.group, rows, self.received, self.sent)
+        return received.index_select(0, self.by_expert)
+
+    def from_experts(self, outputs: Tensor) -> Tensor:
+        """The way back."""
+        unsorted = torch.empty_like(outputs).index_copy(0, self.by_expert, outputs)
+        returned: Tensor = all_to_all(self.group, unsorted, self.sent, self.received)
+        if self.repeats is None:
+            return returned
+        total = returned.new_zeros(int(self.repeats.max()) + 1 if len(self.repeats) else 0, returned.shape[1])
+        return total.index_add(0, self.repeats, returned)
