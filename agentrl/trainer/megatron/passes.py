@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
@@ -19,7 +20,7 @@ from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.layers import PackedRow
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
-from agentrl.trainer.megatron.model.rows import Cut, RowShard, shard_of
+from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""
@@ -97,6 +98,7 @@ class Passes:
     def _run(
         self, rows: Sequence[MicroBatch], loss: RowLoss, *, forward_only: bool
     ) -> list[Mapping[str, Tensor]]:
+        rows = self._in_step(rows)
         cut = self._cut(rows)
         shards = [shard_of(row, cut) for row in rows]
         iterators = [iter(shards) for _ in self.stages]
@@ -110,6 +112,15 @@ class Passes:
             forward_only=forward_only,
         )
         return metrics
+
+    def _in_step(self, rows: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """As many rows as the other replicas have that this one exchanges tokens with, in every pass."""
+        group = parallel_state.get_expert_tensor_and_model_parallel_group()
+        if self.network.shape.num_experts == 0 or group.size() == 1:
+            return rows
+        most = torch.tensor([len(rows)], device=compute_device())
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        return padded(rows, int(most.item()))
 
     def _cut(self, rows: Sequence[MicroBatch]) -> Cut:
         layout = self.network.layout

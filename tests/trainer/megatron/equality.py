@@ -15,7 +15,7 @@ from torch import Tensor
 from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import VALUE_HEAD
+from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
@@ -28,9 +28,11 @@ ENTROPY = 0.1
 
 
 class Part(NamedTuple):
-    """What one rank has. place: tensor, pipeline, data and context rank."""
+    """What one rank has. place: tensor, pipeline, data and context rank. experts: the rank of those
+    that share the experts, and of those that share each."""
 
     place: tuple[int, int, int, int]
+    experts: tuple[int, int]
     logps: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]
     gradients: list[tuple[str, np.ndarray]]
     loss: float
@@ -102,6 +104,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
     reports = passes.learn(mine, loss)
     return Part(
         place=place(),
+        experts=places_of_experts(),
         logps=[
             (row.members, outputs.logp_N.cpu().numpy(), outputs.entropy_N.cpu().numpy())
             for row, outputs in outputs_by_row
@@ -130,6 +133,15 @@ def place() -> tuple[int, int, int, int]:
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_context_parallel_rank(),
+    )
+
+
+def places_of_experts() -> tuple[int, int]:
+    from megatron.core import parallel_state
+
+    return (
+        parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_rank(),
     )
 
 
@@ -186,26 +198,35 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Refere
 
 def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
-    ranks = layout.tensor_model_parallel_size
     sizes = {name: tensor.shape for name, tensor in published(model_of(kind)).items()}
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
     for placed in shape.rules():
+        ranks = layout.sharding_ranks(placed.expert)
         tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
         for rank in range(ranks):
-            shard = _agreed(parts, placed.megatron, rank)
+            having = [part for part in parts if _has(part, placed, rank, layout, shape)]
+            shard = _agreed(having, placed.megatron)
             placed.rule.unshard(shard, Run(rank, ranks), tensors, shape.dims(ranks))
         gradients |= dict(zip(placed.hf, tensors, strict=True))
     return gradients
 
 
-def _agreed(parts: list[Part], name: str, tensor_rank: int) -> Tensor:
+def _has(part: Part, placed: Placed, rank: int, layout: MegatronConfig, shape: Shape) -> bool:
+    """Whether a rank has, on its stage, the shard of tensor rank `rank`."""
+    if placed.expert is None:
+        return part.place[0] == rank
+    own = shape.num_experts // layout.expert_model_parallel_size
+    return part.experts == (placed.expert // own, rank)
+
+
+def _agreed(parts: list[Part], name: str) -> Tensor:
     """A shard of a gradient, as all replicas, context ranks and ends of a pipeline have it."""
     shards = [
         torch.from_numpy(gradient)
         for part in parts
         for which, gradient in part.gradients
-        if which == name and part.place[0] == tensor_rank
+        if which == name
     ]
     for other in shards[1:]:
         torch.testing.assert_close(other, shards[0], rtol=1e-5, atol=1e-6)

@@ -48,6 +48,8 @@ CONFIGS = {
     "glm4": lambda: Glm4Config(**SIZES),
 }
 
+MIXTURES = {kind for kind in CONFIGS if kind.endswith("_moe")}
+
 
 def published(model: PreTrainedModel, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """A model's tensors, or others by its names, by those of its checkpoints: experts one by one."""

@@ -93,7 +93,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batc
         learner = MegatronLearner(network, outputs, Learning(used, settings(), 10))
         sums = learner.backward(equality.share_of(layout, train_batch.samples), StepInputs(train_batch))
         gradients = equality.gradients_in(network)
-        by_network[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
+        by_network[name] = equality.Part(equality.place(), equality.places_of_experts(), [], gradients, sums.get("loss", 0.0), {}), sums
     return by_network
 
 

@@ -19,7 +19,7 @@ from megatron.core.parallel_state import (
 from megatron.core.tensor_parallel import all_to_all
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
 from agentrl.trainer.megatron.model.feed_forward import gated
@@ -65,18 +65,13 @@ class _Matrix(nn.Module):
 
 
 class Expert(nn.Module):
-    """A gated feed-forward block, without the sum over the ranks that share its width."""
+    """The matrices of a gated feed-forward block; `_computed` computes all of a layer together."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
         self.linear_fc1 = _Matrix(2 * width, config.hidden_size, config)
         self.linear_fc2 = _Matrix(config.hidden_size, width, config)
-
-    def forward(self, tokens_nH: Tensor, weights_n: Tensor) -> Tensor:
-        """[n, H]: the weighted outputs. The weight comes in between, so that no output has to be kept."""
-        inner = gated(linear(tokens_nH, self.linear_fc1.weight)) * weights_n[:, None].to(tokens_nH.dtype)
-        return linear(inner, self.linear_fc2.weight)
 
 
 class MoE(nn.Module):
@@ -89,8 +84,10 @@ class MoE(nn.Module):
         number = self._experts // config.expert_model_parallel_size
         first = get_expert_model_parallel_rank() * number
         self.router = Router(config)
-        # By the numbers that they have over all ranks.
-        self.experts = nn.ModuleDict({str(e): Expert(config) for e in range(first, first + number)})
+        # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
+        # this order the matrices of all experts lie there as one, see `_stacked`.
+        numbers = reversed(range(first, first + number))
+        self.experts = nn.ModuleDict({str(number): Expert(config) for number in numbers})
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
@@ -107,7 +104,7 @@ class MoE(nn.Module):
         counts_E.scatter_add_(0, order.experts, torch.ones_like(order.experts))
         group = get_expert_tensor_and_model_parallel_group()
         if group.size() == 1:
-            outputs_nH = self._computed(rows_nH, weights_n, counts_E.tolist())
+            outputs_nH = self._computed(rows_nH, weights_n, counts_E)
         else:
             exchange = _Exchange.of(counts_E, len(self.experts), self._tensor_ranks, group)
             received = (exchange.to_experts(rows_nH), exchange.to_experts(weights_n[:, None])[:, 0])
@@ -115,13 +112,50 @@ class MoE(nn.Module):
         output: Tensor = _Collect.apply(outputs_nH, order)
         return output
 
-    def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts: Sequence[int]) -> Tensor:
-        """The outputs of rows that are sorted by expert. counts: of each expert of this rank.
+    def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts_e: Tensor) -> Tensor:
+        """The weighted outputs of rows that are sorted by expert, without the sum over tensor ranks.
 
-        All experts take part, so that each has a gradient.
+        counts: of each expert of this rank. The weight comes in between the matrices, so that no output has to
+        be kept.
         """
-        parts = zip(self.experts.values(), rows_nH.split(counts), weights_n.split(counts), strict=True)
-        return torch.cat([expert(rows, weights) for expert, rows, weights in parts])
+        experts = [*self.experts.values()][::-1]
+        ends_e = counts_e.cumsum(0, dtype=torch.int32)
+        inner = gated(_Grouped.apply(rows_nH, ends_e, *(expert.linear_fc1.weight for expert in experts)))
+        inner = inner * weights_n[:, None].to(inner.dtype)
+        output: Tensor = _Grouped.apply(inner, ends_e, *(expert.linear_fc2.weight for expert in experts))
+        return output
+
+
+class _Grouped(torch.autograd.Function):
+    """Each run of rows times a matrix of its own, transposed, as one kernel."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, ends: Tensor, *matrices: Tensor) -> Tensor:
+        # The matrices themselves, for where they had to be copied together, all copies would be kept.
+        ctx.save_for_backward(rows, ends, *matrices)
+        return grouped_mm(rows, _stacked(matrices).transpose(1, 2), offs=ends)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        rows, ends, *matrices = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_rows = grouped_mm(gradient, _stacked(matrices), offs=ends)
+        of_matrices = grouped_mm(gradient.T, rows, offs=ends)
+        return of_rows, None, *of_matrices.unbind()
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """[number, rows, columns]: a view where they lie at equal distances in one memory; otherwise a copy."""
+    first = matrices[0]
+    storage = first.untyped_storage().data_ptr()
+    offsets = [matrix.storage_offset() for matrix in matrices]
+    step = offsets[1] - offsets[0] if len(matrices) > 1 else first.numel()
+    is_regular = offsets == [offsets[0] + step * number for number in range(len(matrices))]
+    if step < first.numel() or not is_regular or any(m.untyped_storage().data_ptr() != storage for m in matrices):
+        return torch.stack([*matrices])
+    return first.as_strided((len(matrices), *first.shape), (step, *first.stride()))
 
 
 class _Order(NamedTuple):
@@ -186,17 +220,18 @@ class _SpreadContext(torch.autograd.function.FunctionCtx):
 class _Exchange(NamedTuple):
     """Rows of all ranks that hold a layer's experts together, to the ranks of their experts and back.
 
-    sent, received: rows to and from each rank. repeats: of this rank's rows, those to send, where several
-    ranks share an expert; each gets them, and their outputs are summed. by_expert: the received rows, expert
-    by expert. counts: of each expert of this rank.
+    copies: ranks that share an expert: each gets its rows, and their outputs are summed. sent, received: rows
+    to and from each rank. repeats: of this rank's rows, those to send; None = all, once. by_expert: the
+    received rows, expert by expert. counts: of each expert of this rank.
     """
 
     group: dist.ProcessGroup
+    copies: int
     sent: list[int]
     received: list[int]
     repeats: Tensor | None
     by_expert: Tensor
-    counts: list[int]
+    counts: Tensor
 
     @classmethod
     def of(cls, counts_E: Tensor, own: int, tensor_ranks: int, group: dist.ProcessGroup) -> _Exchange:
@@ -220,11 +255,12 @@ class _Exchange(NamedTuple):
         ]
         return cls(
             group,
+            tensor_ranks,
             np.repeat(rows, tensor_ranks).tolist(),
             mine_Re.sum(1).tolist(),
             repeats,
             to_device(np.concatenate(chunks), counts_E.device),
-            mine_Re.sum(0).tolist(),
+            to_device(mine_Re.sum(0), counts_E.device),
         )
 
     def to_experts(self, rows: Tensor) -> Tensor:
@@ -240,5 +276,5 @@ class _Exchange(NamedTuple):
         returned: Tensor = all_to_all(self.group, unsorted, self.sent, self.received)
         if self.repeats is None:
             return returned
-        total = returned.new_zeros(int(self.repeats.max()) + 1 if len(self.repeats) else 0, returned.shape[1])
-        return total.index_add(0, self.repeats, returned)
+        number = len(self.repeats) // self.copies
+        return returned.new_zeros(number, returned.shape[1]).index_add(0, self.repeats, returned)
