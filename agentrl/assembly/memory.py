@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.trainer.torch.peak import RowJob, RowMemory
 from agentrl.trainer.torch.sharding import layers_of
 from agentrl.view.scores import size_text
+from agentrl.weights.hf.source import EXPERTS
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 
 FP32, BF16 = 4, 2
@@ -97,7 +99,8 @@ class Networks(NamedTuple):
 class RunSizes(NamedTuple):
     """The sizes of a model that its activations and its cache depend on (numbers of a token).
 
-    query, key: all query heads, and all key heads, together.
+    query, key: all query heads, and all key heads, together. spread: its copies for the experts that it goes
+    through; experts: the scores of all.
     """
 
     layers: int
@@ -107,6 +110,8 @@ class RunSizes(NamedTuple):
     ffn: int
     vocab: int
     has_qk_norm: bool
+    spread: int = 0
+    experts: int = 0
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> RunSizes:
@@ -119,15 +124,20 @@ class RunSizes(NamedTuple):
         hidden = size("hidden_size", 0)
         heads = size("num_attention_heads", 1)
         head = size("head_dim", hidden // heads)
-        experts = size("num_experts_per_tok", 0) * size("moe_intermediate_size", 0)
+        chosen = size("num_experts_per_tok", 0)
+        number = next((n for name in EXPERTS if (n := size(name, 0))), 0)
+        width = size("moe_intermediate_size", size("intermediate_size", 0) if number else 0)
+        shared = size("shared_expert_intermediate_size", size("n_shared_experts", 0) * width)
         return cls(
             layers=size("num_hidden_layers", 0),
             hidden=hidden,
             query=heads * head,
             key=size("num_key_value_heads", heads) * head,
-            ffn=max(size("intermediate_size", 4 * hidden), experts),
+            ffn=max(size("intermediate_size", 4 * hidden), chosen * width + shared),
             vocab=size("vocab_size", 0),
             has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
+            spread=chosen * hidden if number else 0,
+            experts=number,
         )
 
     def cache_bytes(self, number_bytes: int) -> int:
@@ -326,6 +336,8 @@ def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:
     """
     number, norm = (BF16, FP32 + 2 * BF16) if half else (FP32, 3 * FP32)
     inner = number * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
+    # Of experts also the token's copies, and the scores, their softmax and the weights.
+    inner += number * sizes.spread + 3 * FP32 * sizes.experts
     if sizes.has_qk_norm:
         inner += (norm - number) * (sizes.query + sizes.key)
     return 2 * norm * sizes.hidden, inner
@@ -359,7 +371,6 @@ def _share(
     shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, bf16: bool, rank: int, *, learns: bool
 ) -> MemoryNeed:
     """What a pipeline rank has of a network."""
-    sharing = layout.data_parallel_size * layout.context_parallel_size
     number = BF16 if bf16 else FP32
     elements = state = 0
     for pieces in _stages(shape, config, layout, rank):
@@ -367,14 +378,16 @@ def _share(
             elements += sum(numel for _, numel in pieces)
             state += sum(numel for _, numel in pieces)
             continue
-        multiple = math.lcm(sharing, _NCCL_MULTIPLE)
-        # A tied embedding that two stages have is a bucket of its own.
+        # A tied embedding that two stages have is a bucket of its own, and so are experts.
         is_separate = layout.pipeline_model_parallel_size > 1 and shape.tied
-        buckets = [0, 0]
+        buckets: Counter[tuple[bool, bool]] = Counter()
         for placed, numel in pieces:
-            buckets[is_separate and _is_embedding(placed)] += _padded(numel, _ALIGNED)
-        size = sum(_padded(bucket, multiple) for bucket in buckets)
-        elements, state = elements + size, state + size // sharing
+            is_tied = is_separate and _is_embedding(placed)
+            buckets[placed.expert is not None, is_tied] += _padded(numel, _ALIGNED)
+        for (is_expert, _), bucket in buckets.items():
+            sharing = layout.replicas_of(is_expert)
+            size = _padded(bucket, math.lcm(sharing, _NCCL_MULTIPLE))
+            elements, state = elements + size, state + size // sharing
     if not learns:
         return MemoryNeed(weights=number * elements)
     return MemoryNeed(number * elements, FP32 * elements, (2 * FP32 + (FP32 if bf16 else 0)) * state)
@@ -387,7 +400,7 @@ def _stages(
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
     last = pipeline * virtual - 1
     layers = int(shape.sizes["num_layers"]) // (last + 1)
-    pieces = list(_shards(shape, config, layout.tensor_model_parallel_size))
+    pieces = list(_shards(shape, config, layout))
     for stage in range(rank, last + 1, pipeline):
         yield [piece for piece in pieces if _is_on(piece[0], stage, last, layers, tied=shape.tied)]
 
@@ -406,13 +419,21 @@ def _is_embedding(placed: Placed) -> bool:
     return placed.rule.megatron.startswith("embedding.")
 
 
-def _shards(shape: Shape, config: PreTrainedConfig, tensor_ranks: int) -> Iterator[tuple[Placed, int]]:
-    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint."""
+def _shards(
+    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig
+) -> Iterator[tuple[Placed, int]]:
+    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint.
+
+    Of the experts, those of the first rank.
+    """
     shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
-    dims = shape.dims(tensor_ranks)
+    own = shape.num_experts // layout.expert_model_parallel_size
     for placed in shape.rules():
+        if placed.expert is not None and placed.expert >= own:
+            continue
+        ranks = layout.sharding_ranks(placed.expert)
         parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
-        yield placed, placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0].numel()
+        yield placed, placed.rule.cut(placed.rule.join(parts, shape.dims(ranks)), ranks)[0].numel()
 
 
 def _of_rows(sizes: RunSizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> MemoryNeed:

@@ -57,6 +57,12 @@ class MegatronConfig(RanksConfig):
         """Ranks that hold the experts of one layer together."""
         return self.expert_model_parallel_size * self.expert_tensor_ranks
 
+    def replicas_of(self, experts: bool) -> int:
+        """Ranks that have the same shards: of the experts, or of all else."""
+        if experts:
+            return self.world_size // self.pipeline_model_parallel_size // self.expert_ranks
+        return self.data_parallel_size * self.context_parallel_size
+
     def sharding_ranks(self, expert: int | None) -> int:
         """Ranks that shard a matrix. expert: the number of the expert it is of, if of one."""
         return self.tensor_model_parallel_size if expert is None else self.expert_tensor_ranks

@@ -17,7 +17,7 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import compute_device
-from agentrl.trainer.megatron.model.layers import PackedRow
+from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
@@ -39,6 +39,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         config = self.network.config
+        self._rotation = Rotation(self.network.shape.rotary, pairs=config.rotary_interleaved)
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
@@ -139,11 +140,12 @@ class Passes:
         def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(shards)
             positions_t = on_device(row.position_ids_t)
+            ends = Ends.of(row.lengths, compute_device())
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 positions_t[None],
                 None,
-                packed_seq_params=PackedRow(Ends.of(row.lengths, compute_device()), positions_t).params(),
+                packed_seq_params=PackedRow(ends, self._rotation.of(positions_t)).params(),
             )
 
             def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:

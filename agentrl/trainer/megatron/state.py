@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from torch import Tensor, nn
 
 from agentrl.trainer.elsewhere import MOMENTS
+from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Piece
 
 
@@ -18,11 +19,11 @@ class StatePart(NamedTuple):
     """The part of a parameter that this rank updates; all of it without the distributed optimizer.
 
     start: its place in this tensor rank's flat shard. main: its values, in fp32 and flat; is_copy: the
-    parameter itself has half precision. moments: AdamW's
-    means by name, flat, too; none before the first step.
+    parameter itself has half precision. moments: AdamW's means by name, flat, too; none before the first
+    step.
     """
 
-    name: str
+    placed: Placed
     start: int
     main: Tensor
     is_copy: bool
@@ -31,40 +32,46 @@ class StatePart(NamedTuple):
 
 def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[StatePart]:
     """This rank's parts, in the order of the layers."""
-    (only,) = optimizer.chained_optimizers
-    for piece in pieces:
-        main = _main_of(only, piece.parameter)
+    for piece, owner in _updated(optimizer, pieces):
+        main = _main_of(owner, piece.parameter)
         if main is not None:
-            state = only.optimizer.state.get(main, {})
+            state = owner.optimizer.state.get(main, {})
             moments = {name: state[name].view(-1) for name in MOMENTS if name in state}
             is_copy = main.dtype != piece.parameter.dtype
-            start = _start_of(only, piece.parameter)
-            yield StatePart(piece.placed.megatron, start, main.detach().view(-1), is_copy, moments)
+            start = _start_of(owner, piece.parameter)
+            yield StatePart(piece.placed, start, main.detach().view(-1), is_copy, moments)
 
 
 def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int) -> None:
     """Allocate the moments of every part, as after `steps` steps; the caller fills them."""
-    (only,) = optimizer.chained_optimizers
-    only.optimizer.state.clear()
-    for group in only.optimizer.param_groups:
-        # The optimizers of Transformer Engine and Apex, which Megatron prefers where they are installed,
-        # count their steps here.
-        group["step"] = steps
-    for piece in pieces if steps else ():
-        main = _main_of(only, piece.parameter)
+    for chained in optimizer.chained_optimizers:
+        chained.optimizer.state.clear()
+        for group in chained.optimizer.param_groups:
+            # The optimizers of Transformer Engine and Apex, which Megatron prefers where they are installed,
+            # count their steps here.
+            group["step"] = steps
+    for piece, owner in _updated(optimizer, pieces if steps else ()):
+        main = _main_of(owner, piece.parameter)
         if main is not None:
             moments = {name: torch.zeros_like(main) for name in MOMENTS}
-            only.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
+            owner.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
 
 
-def _start_of(optimizer: nn.Module, parameter: nn.Parameter) -> int:
+def _updated(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, MegatronOptimizer]]:
+    """The parameters that learn, each with its optimizer: experts have one of their own, the last."""
+    for piece in pieces:
+        if piece.parameter.requires_grad:
+            yield piece, optimizer.chained_optimizers[0 if piece.placed.expert is None else -1]
+
+
+def _start_of(optimizer: MegatronOptimizer, parameter: nn.Parameter) -> int:
     """The place of this rank's part in the flat parameter."""
     if not isinstance(optimizer, DistributedOptimizer):
         return 0
     return int(optimizer._get_model_param_range_map(parameter)["param"].start)
 
 
-def _main_of(optimizer: nn.Module, parameter: nn.Parameter) -> Tensor | None:
+def _main_of(optimizer: MegatronOptimizer, parameter: nn.Parameter) -> Tensor | None:
     """The tensor that the inner optimizer updates for a parameter; None where another rank has it."""
     if not isinstance(optimizer, DistributedOptimizer):
         # bf16 parameters refer to their copy in fp32; others are updated themselves.

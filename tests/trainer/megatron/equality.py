@@ -146,7 +146,11 @@ def places_of_experts() -> tuple[int, int]:
 
 
 def gradients_in(network) -> list[tuple[str, np.ndarray]]:
-    return [(piece.placed.megatron, piece.parameter.main_grad.cpu().numpy()) for piece in network.pieces()]
+    return [
+        (placed.megatron, parameter.main_grad.cpu().numpy())
+        for placed, parameter in network.pieces()
+        if placed.rule.learns
+    ]
 
 
 class Reference(NamedTuple):
@@ -201,7 +205,7 @@ def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Pa
     sizes = {name: tensor.shape for name, tensor in published(model_of(kind)).items()}
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
-    for placed in shape.rules():
+    for placed in (placed for placed in shape.rules() if placed.rule.learns):
         ranks = layout.sharding_ranks(placed.expert)
         tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
         for rank in range(ranks):

@@ -76,6 +76,8 @@ ROUND_TRIPS = {
     "TP2 over one, bf16": ("TP2", "one", {"bf16": True}),
     "DP2 over TP2, bf16, biases": ("DP2", "TP2", {"bf16": True, "kind": "qwen2"}),
     "DP2 over torch": ("DP2", TORCH, {}),
+    "EP2 over TP2, experts": ("EP2", "TP2+SP", {"kind": "qwen3_moe"}),
+    "EP2 over torch, experts": ("EP2", TORCH, {"kind": "qwen3_moe"}),
     "TP2 over torch, one tensor for both halves": ("TP2", TORCH, {"kind": "glm4"}),
 }
 
@@ -110,6 +112,8 @@ GOES_ON = {
     "torch to PP2, tied": (TORCH, "PP2", {"kind": "qwen3, tied"}),
     "TP2 to torch, tied": ("TP2", TORCH, {"kind": "qwen2"}),
     "PP2 to TP2+SP": ("PP2", "TP2+SP", {}),
+    "torch to EP2, experts": (TORCH, "EP2", {"kind": "qwen3_moe"}),
+    "EP2 to torch, experts": ("EP2", TORCH, {"kind": "qwen3_moe"}),
     "CP2 to torch, rotated pairs": ("CP2", TORCH, {"kind": "glm4"}),
 }
 

@@ -183,6 +183,8 @@ ALLOCATED = {
     "DP2, unsharded, bf16": ("qwen3, tied", True, {"use_distributed_optimizer": False}),
     "PP2, tied": ("qwen2", False, PP),
     "PP2, virtual": ("qwen3", True, {**PP, "num_virtual_stages_per_pipeline_rank": 2}),
+    "EP2": ("qwen3_moe", False, EP),
+    "TP2, experts on both, bf16": ("qwen3_moe", True, {**TP, **SP, "expert_tensor_parallel_size": 1}),
 }
 
 

@@ -47,6 +47,7 @@ PAIRS = {
     "PP2": PP,
     "CP2": CP,
     "DP2": {},
+    "EP2": {"expert_model_parallel_size": 2},
 }
 FOURS = {
     "TP2 x PP2": {**TP, **PP},

@@ -35,6 +35,9 @@ CASES = {
     "DP2, whole on every rank, bf16": {"use_distributed_optimizer": False, "bf16": True, **LAYOUTS["DP2"]},
     "CP2": LAYOUTS["CP2"],
     "PP2, virtual, tied": {"kind": "qwen3, tied", **LAYOUTS["PP2, virtual"]},
+    "EP2": {"kind": "qwen3_moe", **LAYOUTS["EP2"]},
+    "TP2+SP, experts on both": {"kind": "qwen3_moe", **LAYOUTS["TP2+SP, ETP1"]},
+    "EP2, whole on every rank": {"kind": "qwen3_moe", "use_distributed_optimizer": False, **LAYOUTS["EP2"]},
     "TP2+SP, networks that rest": {"offload": True, "critic": True, **LAYOUTS["TP2+SP"]},
 }
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
-from agentrl.trainer.megatron.model.feed_forward import gated
+from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated
 
 
 class Routed(NamedTuple):
@@ -33,25 +33,66 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores of all experts for a token, of which the best are its own."""
+    """Scores of all experts for a token, of which the best are its own.
+
+    expert_bias: added to the scores where experts are chosen, not to weights; it does not learn. Only scores
+    by sigmoid have one.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self._topk = config.moe_router_topk
+        self._topk, self._scale = config.moe_router_topk, config.moe_router_topk_scaling_factor
         self._normalizes = not config.moe_router_pre_softmax
+        self._groups = (config.moe_router_num_groups, config.moe_router_group_topk)
         self.weight = nn.Parameter(
             torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
         )
         vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
+        is_sigmoid = config.moe_router_score_function == "sigmoid"
+        self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
 
     def forward(self, tokens_tH: Tensor) -> Routed:
         """The experts of each token."""
-        scores_tE = linear(tokens_tH, self.weight).softmax(-1, dtype=torch.float32)
-        experts_tk = scores_tE.detach().topk(self._topk, -1).indices
+        if self.expert_bias is None:
+            scores_tE = linear(tokens_tH, self.weight).softmax(-1, dtype=torch.float32)
+        else:
+            scores_tE = linear(tokens_tH.float(), self.weight.float()).sigmoid()
+        experts_tk = self._chosen(scores_tE.detach())
         weights_tk = scores_tE.gather(1, experts_tk)
         if self._normalizes:
-            weights_tk = weights_tk / weights_tk.sum(-1, keepdim=True)
-        return Routed(experts_tk, weights_tk)
+            weights_tk = weights_tk / (weights_tk.sum(-1, keepdim=True) + 1e-20)
+        return Routed(experts_tk, weights_tk * self._scale)
+
+    def _chosen(self, scores_tE: Tensor) -> Tensor:
+        """[t, k]: the best experts; of the best groups of experts, by the two best of each."""
+        if self.expert_bias is not None:
+            scores_tE = scores_tE + self.expert_bias
+        groups, number = self._groups
+        if groups:
+            scores_tGe = scores_tE.unflatten(-1, (groups, -1))
+            best_tg = scores_tGe.topk(2, -1).values.sum(-1).topk(number, -1).indices
+            is_in_tG = torch.zeros_like(scores_tGe[..., 0], dtype=torch.bool).scatter_(1, best_tg, True)
+            scores_tE = torch.where(is_in_tG[..., None], scores_tGe, -torch.inf).flatten(-2)
+        return scores_tE.topk(self._topk, -1).indices
+
+
+class SharedExperts(GatedMLP):
+    """What all tokens go through; its output may have a gate."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config, config.moe_shared_expert_intermediate_size)
+        self.gate_weight = None
+        if config.moe_shared_expert_gate:
+            self.gate_weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
+            vars(self.gate_weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, H] -> [t, 1, H], and no bias."""
+        output, no_bias = super().forward(hidden_states)
+        if self.gate_weight is not None:
+            output = linear(hidden_states, self.gate_weight).sigmoid() * output
+        return output, no_bias
 
 
 class _Matrix(nn.Module):
@@ -84,6 +125,8 @@ class MoE(nn.Module):
         number = self._experts // config.expert_model_parallel_size
         first = get_expert_model_parallel_rank() * number
         self.router = Router(config)
+        has_shared = config.moe_shared_expert_intermediate_size is not None
+        self.shared_experts = SharedExperts(config) if has_shared else None
         # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
         # this order the matrices of all experts lie there as one, see `_stacked`.
         numbers = reversed(range(first, first + number))
@@ -93,7 +136,10 @@ class MoE(nn.Module):
         """[t, 1, H] -> [t, 1, H], and no bias."""
         tokens_tH = hidden_states.flatten(0, 1)
         routed = self.router(tokens_tH)
-        return self._routed(tokens_tH, routed).view_as(hidden_states), None
+        output = self._routed(tokens_tH, routed).view_as(hidden_states)
+        if self.shared_experts is not None:
+            output = output + self.shared_experts(hidden_states)[0]
+        return output, None
 
     def _routed(self, tokens_tH: Tensor, routed: Routed) -> Tensor:
         """[t, H]: the sum over the experts of each token."""

@@ -6,10 +6,11 @@ A new family is a table: Megatron's names on the left, the checkpoint's on the r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Vocabulary
+from agentrl.types import JSON
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
 _FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")
@@ -34,7 +35,8 @@ class Family:
     experts in its place, and of each expert in it; the checkpoint's names have {} for the expert's number.
     settings: fields of Megatron's config that all its models share.
     sandwich: it normalises also the outputs of attention and feed-forward block.
-    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves.
+    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys and values
+    of all heads come from one small state of a token (multi-latent attention).
     """
 
     attention: tuple[Rule, ...]
@@ -44,6 +46,7 @@ class Family:
     settings: Mapping[str, bool | str] = field(default_factory=dict)
     sandwich: bool = False
     rotates_pairs: bool = False
+    is_latent: bool = False
 
 
 _QK_NORMS = (
@@ -55,6 +58,24 @@ _EXPERT = (
     GateUp("linear_fc1.weight", ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")),
     Same("linear_fc2.weight", "mlp.experts.{}.down_proj.weight", along=1),
 )
+
+
+def _shared(name: str) -> tuple[Rule, ...]:
+    """Experts that all tokens go through, by their name in the checkpoint."""
+    return (
+        GateUp("mlp.shared_experts.linear_fc1.weight", (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")),
+        Same("mlp.shared_experts.linear_fc2.weight", f"{name}.down_proj.weight", along=1),
+    )
+
+
+_EXPERT_BIAS = Same("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", learns=False)
+_SIGMOID = {"moe_router_score_function": "sigmoid"}
+_LATENT_QUERIES = (
+    Same("self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+    Same("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+    Same("self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight", along=0),
+)
+_QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
@@ -72,6 +93,49 @@ FAMILIES: Mapping[str, Family] = {
         expert=_EXPERT,
         settings={"qk_layernorm": True},
     ),
+    "qwen2_moe": Family(
+        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(
+            _ROUTER,
+            *_shared("mlp.shared_expert"),
+            Same("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
+        ),
+        expert=_EXPERT,
+        settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
+    ),
+    "mixtral": Family(
+        (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
+        moe=(Same("mlp.router.weight", "block_sparse_moe.gate.weight"),),
+        expert=(
+            GateUp(
+                "linear_fc1.weight",
+                ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+            ),
+            Same("linear_fc2.weight", "block_sparse_moe.experts.{}.w2.weight", along=1),
+        ),
+    ),
+    "glm4_moe": Family(
+        (_INPUT_NORM, _QKV, _QKV_BIAS, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+        expert=_EXPERT,
+        settings={"add_qkv_bias": True, "qk_layernorm": True, **_SIGMOID},
+    ),
+    "deepseek_v3": Family(
+        (
+            _INPUT_NORM,
+            *_LATENT_QUERIES,
+            Same("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+            Same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+            Same("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", along=0),
+            _ATTENTION_OUT,
+            _MLP_NORM,
+        ),
+        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+        expert=_EXPERT,
+        settings=_SIGMOID,
+        is_latent=True,
+    ),
+    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "glm4": Family(
         (
             _INPUT_NORM,
@@ -93,8 +157,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(model_type: str) -> Family:
-    """The family of a checkpoint, by the model_type of its config.
+def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
+    """The family of a checkpoint, by the model_type of its config; without what its other fields turn off.
 
     Raises:
         ModelLoadError: Megatron trains no such models yet.
@@ -105,7 +169,21 @@ def family_of(model_type: str) -> Family:
             f"trainer = megatron has no table for models of type `{model_type}`, only for "
             f"{', '.join(FAMILIES)}; train it with trainer = torch, or add its table to families.py."
         )
-    return family
+    attention, settings = family.attention, dict(family.settings)
+    for setting, rules, is_on in (
+        ("qk_layernorm", _QK_NORMS, fields.get("use_qk_norm", True)),
+        ("add_qkv_bias", (_QKV_BIAS,), fields.get("qkv_bias", fields.get("attention_bias", True))),
+    ):
+        if setting in settings and not is_on:
+            attention = tuple(rule for rule in attention if rule not in rules)
+            del settings[setting]
+    if family.is_latent and fields.get("q_lora_rank") is None:
+        attention = tuple(
+            rule if rule != _LATENT_QUERIES[0] else _QUERIES
+            for rule in attention
+            if rule not in _LATENT_QUERIES[1:]
+        )
+    return replace(family, attention=attention, settings=settings)
 
 
 def rules_of(

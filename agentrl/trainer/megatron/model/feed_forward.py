@@ -6,7 +6,7 @@ import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from agentrl.losses import fused
 
@@ -30,6 +30,19 @@ class RMSNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape, over its last dimension."""
         return _rms_norm(hidden, self.weight, self.eps)
+
+
+class ReplicatedLinear(nn.Module):
+    """A matrix that every tensor rank has all of, for its own tokens."""
+
+    def __init__(self, config: TransformerConfig, input_size: int, output_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Any shape, over its last dimension."""
+        return linear(hidden, self.weight)
 
 
 class NormedRow(nn.Module):

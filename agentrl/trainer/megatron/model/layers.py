@@ -27,7 +27,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import pad, rms_norm
 
 from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, Sides, fastest
@@ -38,29 +38,37 @@ from agentrl.trainer.megatron.model.feed_forward import (
     GatedMLP,
     NormedMLP,
     NormedRow,
+    ReplicatedLinear,
     RMSNorm,
     row_settings,
 )
 from agentrl.trainer.megatron.model.rows import pieces_of
+from agentrl.trainer.megatron.model.shape import Latent, Rotary, Shape
 
 
-class PackedRow:
+class Rotation:
+    """Rotary positions of a model. pairs: they rotate neighbouring channels, not the two halves."""
+
+    def __init__(self, rotary: Rotary, *, pairs: bool) -> None:
+        angles_r = torch.tensor(rotary.angles, dtype=torch.float32, device=compute_device())
+        self._angles_R = angles_r.repeat_interleave(2) if pairs else torch.cat([angles_r, angles_r])
+        self._scale = rotary.scale
+
+    def of(self, positions_t: Tensor) -> Tensor:
+        """Cosine and sine of each token, [t, 2, R], for all layers."""
+        angles_tR = positions_t[:, None].float() * self._angles_R
+        return torch.stack([angles_tR.cos(), angles_tR.sin()], 1) * self._scale
+
+
+class PackedRow(NamedTuple):
     """The sequences of a row, for every layer.
 
-    ends: of the unsharded row. positions_t: of this rank's tokens, in their sequences.
+    ends: of the unsharded row. rotation: of this rank's tokens, by their positions in their sequences, see
+    `Rotation.of`.
     """
 
-    def __init__(self, ends: Ends, positions_t: Tensor) -> None:
-        self.ends = ends
-        self._positions_t = positions_t
-        self._rotation_t2R: Tensor | None = None
-
-    def rotation(self, angles_PR: Tensor) -> Tensor:
-        """Cosine and sine of each token, [t, 2, R]: computed once for all layers. angles: by position."""
-        if self._rotation_t2R is None:
-            angles_tR = angles_PR.index_select(0, self._positions_t)
-            self._rotation_t2R = torch.stack([angles_tR.cos(), angles_tR.sin()], 1)
-        return self._rotation_t2R
+    ends: Ends
+    rotation_t2R: Tensor
 
     def params(self) -> PackedSeqParams:
         """The form in which Megatron passes it to the layers."""
@@ -107,26 +115,52 @@ def _heads_of(
     return _rotated(query, rotation_t2R, pairs), _rotated(key, rotation_t2R, pairs), value.contiguous()
 
 
-class Attention(nn.Module):
-    """Causal attention inside each sequence of a packed row.
+class CoreAttention(nn.Module):
+    """Causal attention inside each sequence of a packed row, between the matrices of a layer.
 
-    What lies between its matrices is two kernels. Megatron's own would read the lengths of the sequences
-    back from the GPU, and rotate anew, in every layer. Under context parallelism every rank has two pieces of
-    each sequence, one from either end (so that all have the same load). Its queries attend to the gathered
-    keys and values of all ranks.
+    Megatron's own would read the lengths of the sequences back from the GPU in every layer. Under context
+    parallelism every rank has two pieces of each sequence, one from either end (so that all have the same
+    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores.
     """
 
-    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, scale: float | None) -> None:
         super().__init__()
-        self._channels = config.kv_channels
-        self._groups = config.num_query_groups // config.tensor_model_parallel_size
-        self._scale = config.softmax_scale
-        self._pairs = config.rotary_interleaved
-        self._eps = config.layernorm_epsilon
+        self._scale = scale
         self._kernel = fastest(compute_device(), config.params_dtype)
         self._recomputes = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         )
+
+    def attended(self, ends: Ends, *heads: Tensor) -> Tensor:
+        """Queries [t, H, D], keys and values -> [t, 1, H x D]."""
+        attend = partial(self._attended, ends)
+        attended = checkpoint(attend, False, *heads) if self._recomputes and self.training else attend(*heads)
+        return attended.reshape(len(attended), 1, -1)
+
+    def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[t, H, D] -> [t, H, D]."""
+        ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
+        if ranks == 1:
+            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scale)
+        sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
+        key, value = (
+            gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
+                0, indices
+            )
+            for x in (key, value)
+        )
+        return self._kernel.attend(query, key, value, sides, self._scale)
+
+
+class Attention(CoreAttention):
+    """Attention of heads whose queries, keys and values are one matrix; what lies between is two kernels."""
+
+    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
+        super().__init__(config, config.softmax_scale)
+        self._channels = config.kv_channels
+        self._groups = config.num_query_groups // config.tensor_model_parallel_size
+        self._pairs = config.rotary_interleaved
+        self._eps = config.layernorm_epsilon
         queries = config.num_attention_heads * config.kv_channels
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
@@ -146,7 +180,6 @@ class Attention(nn.Module):
         self,
         hidden_states: Tensor,
         *,
-        rotary_pos_emb: Tensor,
         packed_seq_params: PackedSeqParams,
         **_: object,
     ) -> tuple[Tensor, Tensor | None]:
@@ -158,29 +191,73 @@ class Attention(nn.Module):
             norms = Norms(self.q_layernorm.weight, self.k_layernorm.weight, self._eps)
         heads = _heads_of(
             mixed.view(len(mixed), self._groups, -1),
-            row.rotation(rotary_pos_emb[:, 0, 0]),
+            row.rotation_t2R,
             norms,
             self._channels,
             self._pairs,
         )
-        attend = partial(self._attended, row.ends)
-        attended = checkpoint(attend, False, *heads) if self._recomputes and self.training else attend(*heads)
-        output: tuple[Tensor, Tensor | None] = self.linear_proj(attended.view(len(attended), 1, -1))
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
         return output
 
-    def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[t, H, D] -> [t, H, D]."""
-        ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
-        if ranks == 1:
-            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scale)
-        sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
-        key, value = (
-            gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
-                0, indices
-            )
-            for x in (key, value)
+
+class LatentAttention(CoreAttention):
+    """Multi-latent attention: keys and values of all heads from one small state of a token, as its queries may.
+
+    A part of each head's channels has positions; the keys of that part are the same in all heads.
+    """
+
+    def __init__(self, config: TransformerConfig, latent: Latent, **_: object) -> None:
+        super().__init__(config, latent.scale)
+        self._latent, self._pairs = latent, config.rotary_interleaved
+        self._gathers = config.sequence_parallel
+        self._heads = config.num_attention_heads // config.tensor_model_parallel_size
+        heads, inner = config.num_attention_heads, latent.positioned + latent.other
+        columns = {"config": config, "init_method": config.init_method, "bias": False, "gather_output": False}
+        small = latent.keys_and_values
+        if latent.queries:
+            self.linear_q_down_proj = ReplicatedLinear(config, config.hidden_size, latent.queries)
+            self.q_layernorm = RMSNorm(config, latent.queries)
+        width = latent.queries or config.hidden_size
+        name = "linear_q_up_proj" if latent.queries else "linear_q_proj"
+        self.add_module(name, ColumnParallelLinear(width, heads * inner, **columns))
+        self.linear_kv_down_proj = ReplicatedLinear(config, config.hidden_size, small + latent.positioned)
+        self.kv_layernorm = RMSNorm(config, small)
+        self.linear_kv_up_proj = ColumnParallelLinear(small, heads * (latent.other + latent.value), **columns)
+        self.linear_proj = RowParallelLinear(
+            heads * latent.value, config.hidden_size, config=config, **row_settings(config)
         )
-        return self._kernel.attend(query, key, value, sides, self._scale)
+
+    def forward(
+        self, hidden_states: Tensor, *, packed_seq_params: PackedSeqParams, **_: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, width] -> [t, 1, width], and no bias."""
+        row: PackedRow = packed_seq_params.row
+        sizes = self._latent
+        if sizes.queries:
+            query, _no_bias = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
+        else:
+            query, _no_bias = self.linear_q_proj(hidden_states)
+        small, positioned = self.linear_kv_down_proj(hidden_states).split(
+            [sizes.keys_and_values, sizes.positioned], -1
+        )
+        pair, _no_bias = self.linear_kv_up_proj(self.kv_layernorm(small))
+        if self._gathers:
+            positioned = gather_from_sequence_parallel_region(positioned)
+        query, pair = (x.view(len(x), self._heads, -1) for x in (query, pair))
+        plain, rotated = query.split([sizes.other, sizes.positioned], -1)
+        key, value = pair.split([sizes.other, sizes.value], -1)
+        positioned = _rotated(positioned, row.rotation_t2R, self._pairs).expand(-1, self._heads, -1)
+        heads = (
+            torch.cat([plain, _rotated(rotated, row.rotation_t2R, self._pairs)], -1),
+            torch.cat([key, positioned], -1),
+            value,
+        )
+        # Not every kernel takes values of another width than that of queries and keys.
+        width = max(sizes.value, sizes.other + sizes.positioned)
+        attended = self.attended(row.ends, *(pad(head, (0, width - head.shape[-1])) for head in heads))
+        values = attended.view(len(attended), 1, self._heads, -1)[..., : sizes.value]
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(values.flatten(2))
+        return output
 
 
 # All layers of a model, and both passes, use the same rows.
@@ -223,14 +300,18 @@ def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dr
     return residual.to(output.dtype) + output
 
 
-def layer_spec(family: Family, *, has_experts: bool) -> ModuleSpec:
-    """One layer of a family."""
+def layer_spec(shape: Shape, *, has_experts: bool) -> ModuleSpec:
+    """One layer of a model."""
+    family, latent = shape.family, shape.latent
+    attention = ModuleSpec(module=Attention, params={"family": family})
+    if latent is not None:
+        attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
     mlp = MoE if has_experts else NormedMLP if family.sandwich else GatedMLP
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=ModuleSpec(module=Attention, params={"family": family}),
+            self_attention=attention,
             self_attn_bda=_residual_added,
             pre_mlp_layernorm=RMSNorm,
             mlp=mlp,

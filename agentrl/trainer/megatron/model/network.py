@@ -115,7 +115,7 @@ class Network:
         begin = get_transformer_layer_offset(self.config, vp_stage=number)
         experts = self.shape.experts_by_layer[begin:][: len(self.shape.experts_by_layer) // ranks]
         spec = TransformerBlockSubmodules(
-            layer_specs=[layer_spec(self.shape.family, has_experts=each > 0) for each in experts],
+            layer_specs=[layer_spec(self.shape, has_experts=each > 0) for each in experts],
             layer_norm=RMSNorm,
         )
         stage = GPTModel(
@@ -127,9 +127,9 @@ class Network:
             post_process=last,
             parallel_output=True,
             share_embeddings_and_output_weights=self.shape.tied,
-            position_embedding_type="rope",
+            # The layers rotate by themselves, see `PackedRow`.
+            position_embedding_type="none",
             vp_stage=number,
-            **self.shape.rotary,
         )
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1

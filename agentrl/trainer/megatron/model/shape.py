@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON
+from agentrl.weights.hf.source import EXPERTS
 
 OPEN: Mapping[str, type] = {
     "fp32_residual_connection": bool,
@@ -26,25 +30,49 @@ OPEN: Mapping[str, type] = {
 """Fields of Megatron's TransformerConfig that a user may set: the layers here read them, and they change
 neither logprobs nor gradients."""
 
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ROPES = ("linear", "llama3", "yarn")
+"""Scaled rotary positions that are the same for every sequence."""
+
+
+class Rotary(NamedTuple):
+    """Rotary positions: the angle of each pair of channels for one position, and what multiplies both waves."""
+
+    angles: tuple[float, ...]
+    scale: float
+
+
+class Latent(NamedTuple):
+    """Sizes of multi-latent attention: of its small states (0 = queries have none), and of a head.
+
+    positioned: the channels of queries and keys that are rotated; scale: of the scores.
+    """
+
+    queries: int
+    keys_and_values: int
+    positioned: int
+    other: int
+    value: int
+    scale: float
 
 
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
-    one output in place of the vocabulary. pad: the token whose embedding does not learn, see `pad_of`.
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
+    rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
+    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its multi-latent attention.
     """
 
     family: Family
     sizes: Mapping[str, int | float | bool | str]
     experts_by_layer: Sequence[int]
-    rotary: Mapping[str, float | bool]
+    rotary: Rotary
     vocab: int
     max_length: int
     tied: bool
     critic: bool = False
     pad: int | None = None
+    latent: Latent | None = None
 
     @property
     def num_experts(self) -> int:
@@ -77,11 +105,11 @@ def shape_of(config: PretrainedConfig) -> Shape:
     Raises:
         ModelLoadError: there is no table for its family, or it has a feature that Megatron lacks.
     """
-    family = family_of(config.model_type)
     fields = config.to_dict()
+    family = family_of(config.model_type, fields)
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
     vocab = int(fields["vocab_size"])
-    _check_supported(config.model_type, fields)
+    _check_supported(config.model_type, family, fields)
     experts_by_layer = _experts_by_layer(family, fields)
     return Shape(
         family=family,
@@ -93,12 +121,13 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "num_query_groups": int(fields.get("num_key_value_heads") or heads),
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
-            "rotary_interleaved": family.rotates_pairs,
+            "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
             **family.settings,
             **(_moe_sizes(family, fields) if max(experts_by_layer) else {}),
         },
+        latent=_latent_of(fields) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
-        rotary=_rotary(config.model_type, fields["rope_parameters"]),
+        rotary=_rotary(config),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
@@ -113,7 +142,7 @@ def _experts_by_layer(family: Family, fields: Mapping[str, JSON]) -> tuple[int, 
         return (0,) * len(layers)
     first, every = int(fields.get("first_k_dense_replace") or 0), int(fields.get("decoder_sparse_step") or 1)
     dense = {*range(first), *(fields.get("mlp_only_layers") or ())}
-    number = _first(fields, "num_experts", "n_routed_experts", "num_local_experts")
+    number = _first(fields, *EXPERTS)
     return tuple(0 if layer in dense or (layer + 1) % every else number for layer in layers)
 
 
@@ -121,12 +150,19 @@ def _moe_sizes(family: Family, fields: Mapping[str, JSON]) -> dict[str, int | fl
     """The fields of Megatron's config for layers of experts."""
     width = _first(fields, "moe_intermediate_size", "intermediate_size")
     sizes: dict[str, int | float | bool] = {
-        "num_moe_experts": _first(fields, "num_experts", "n_routed_experts", "num_local_experts"),
+        "num_moe_experts": _first(fields, *EXPERTS),
         "moe_router_topk": int(fields["num_experts_per_tok"]),
         "moe_ffn_hidden_size": width,
         # Megatron's name for weights of the chosen experts that do not sum to 1.
         "moe_router_pre_softmax": not fields.get("norm_topk_prob", True),
+        "moe_router_topk_scaling_factor": float(fields.get("routed_scaling_factor") or 1.0),
     }
+    shared = fields.get("shared_expert_intermediate_size") or width * int(fields.get("n_shared_experts") or 0)
+    if shared:
+        sizes["moe_shared_expert_intermediate_size"] = int(shared)
+    if int(fields.get("n_group") or 1) > 1:
+        sizes["moe_router_num_groups"] = int(fields["n_group"])
+        sizes["moe_router_group_topk"] = int(fields["topk_group"])
     return sizes
 
 
@@ -156,6 +192,7 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         raise ConfigError(
             f"megatron_config sets {recompute[0]}, but nothing is recomputed; set recompute_granularity, too."
         )
+    _check_experts(shape, layout)
     tensor = layout.tensor_model_parallel_size
     stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
     for size, ranks, what, setting in (
@@ -172,6 +209,28 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         number = int(shape.sizes[size])
         if number % ranks:
             raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
+
+
+def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
+    ranks, number = layout.expert_model_parallel_size, shape.num_experts
+    if number == 0:
+        if ranks > 1 or layout.expert_tensor_parallel_size not in (None, 1):
+            raise ConfigError(
+                "expert_model_parallel_size and expert_tensor_parallel_size are for a model with experts, and "
+                "this one has none; leave them out."
+            )
+        return
+    if layout.tensor_model_parallel_size > 1 and not layout.sequence_parallel:
+        raise ConfigError(
+            "tensor ranks would each send all tokens to the experts; set sequence_parallel = true."
+        )
+    width = int(shape.sizes["moe_ffn_hidden_size"])
+    for size, by, what, setting in (
+        (number, ranks, "experts", "expert_model_parallel_size"),
+        (width, layout.expert_tensor_ranks, "channels of an expert", "expert_tensor_parallel_size"),
+    ):
+        if size % by:
+            raise ConfigError(f"{setting} = {by} does not divide the model's {size} {what}; lower it.")
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
@@ -206,26 +265,47 @@ def _check_open(name: str, value: JSON) -> None:
         )
 
 
-def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float | bool]:
-    rotary: dict[str, float | bool] = {
-        "rotary_base": float(rope["rope_theta"]),
-        "rotary_percent": float(rope.get("partial_rotary_factor", 1.0)),
-    }
+def _rotary(config: PretrainedConfig) -> Rotary:
+    """Those of transformers' own models, by its own functions."""
+    rope, head = config.rope_parameters, config.to_dict().get("head_dim")
     kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return rotary
-    if kind == "llama3" and all(float(rope[name]) == value for name, value in _LLAMA3.items()):
-        return {**rotary, "rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
-    raise ModelLoadError(
-        f"this {model_type} scales its rotary positions in a way that Megatron does not (`{kind}`); train it "
-        "with trainer = torch."
+    if kind in _ROPES:
+        angles, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return Rotary(tuple(angles.tolist()), float(scale))
+    if kind != "default":
+        raise ModelLoadError(
+            f"this {config.model_type} scales its rotary positions in a way that Megatron does not (`{kind}`); "
+            "train it with trainer = torch."
+        )
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = int(head * float(rope.get("partial_rotary_factor", 1.0)))
+    angles = 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    return Rotary(tuple(angles.tolist()), 1.0)
+
+
+def _latent_of(fields: Mapping[str, JSON]) -> Latent:
+    positioned, other = int(fields["qk_rope_head_dim"]), int(fields["qk_nope_head_dim"])
+    rope, scale = fields["rope_parameters"], (positioned + other) ** -0.5
+    # As in transformers, yarn also sharpens the scores.
+    if rope.get("rope_type", "default") != "default" and rope.get("mscale_all_dim"):
+        scale *= (0.1 * rope["mscale_all_dim"] * math.log(max(rope["factor"], 1.0)) + 1.0) ** 2
+    return Latent(
+        int(fields.get("q_lora_rank") or 0),
+        int(fields["kv_lora_rank"]),
+        positioned,
+        other,
+        int(fields["v_head_dim"]),
+        scale,
     )
 
 
-def _check_supported(model_type: str, fields: Mapping[str, JSON]) -> None:
-    kinds = fields.get("layer_types") or ["full_attention"]
+def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]) -> None:
+    whole = "sliding_attention" if fields.get("sliding_window") else "full_attention"
+    kinds = fields.get("layer_types") or [whole]
     windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
-    biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
+    biases = "add_qkv_bias" not in family.settings and bool(
+        fields.get("attention_bias") or fields.get("mlp_bias")
+    )
     for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),
