@@ -419,9 +419,7 @@ def _is_embedding(placed: Placed) -> bool:
     return placed.rule.megatron.startswith("embedding.")
 
 
-def _shards(
-    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig
-) -> Iterator[tuple[Placed, int]]:
+def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> Iterator[tuple[Placed, int]]:
     """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint.
 
     Of the experts, those of the first rank.

@@ -216,7 +216,8 @@ class _RankFiles:
     def _parts(self, name: str, rank: int, holders: int) -> list[Tensor]:
         """The parts of a shard, in the order of the replicas, which share its optimizer.
 
-        rank: the one that has the shard, of the `holders` that have a parameter together. A tied embedding has another copy in the last stage: that of the first one is read.
+        rank: the one that has the shard, of the `holders` that have a parameter together. A tied embedding
+        has another copy in the last stage: that of the first one is read.
         """
         owners = [owner for owner in self._owners.get(name, ()) if owner % holders == rank]
         size = self._stage_size

@@ -72,7 +72,7 @@ def named_weights(
 def names_in_checkpoints(
     model: PreTrainedModel, own: Mapping[str, Tensor]
 ) -> dict[str, dict[str, torch.Size]]:
-    """The tensors that a checkpoint of the model holds under other names, or in parts: names and shapes there."""
+    """The tensors that a checkpoint has under other names, or in parts: their names and shapes there."""
     sizes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in own.items()}
     renamed = set(own) - set(revert_weight_conversion(model, sizes))
     return {
@@ -103,7 +103,7 @@ def of_parts(model: PreTrainedModel, name: str, parts: Mapping[str, Tensor]) -> 
         transform = transform or deepcopy(by_pattern[pattern])
         transform.add_tensor(renamed, part, pattern, tensor)
     assert transform is not None
-    whole = transform.convert(name, model=model, config=model.config)[name]
+    whole: Tensor | list[Tensor] = transform.convert(name, model=model, config=model.config)[name]
     return whole[0] if isinstance(whole, list) else whole
 
 

@@ -104,11 +104,11 @@ class MegatronConfig(RanksConfig):
                 f"actor_num_nodes x actor_num_gpus_per_node = {self.world_size} must be a multiple of "
                 f"tensor x pipeline x context = {self.model_parallel_size}; change one of them."
             )
-        if self.world_size // self.pipeline_model_parallel_size % self.expert_ranks:
+        of_a_stage = self.world_size // self.pipeline_model_parallel_size
+        if of_a_stage % self.expert_ranks:
             raise ValueError(
-                f"the {self.world_size // self.pipeline_model_parallel_size} ranks of a stage must be a multiple "
-                f"of expert_model_parallel_size x expert_tensor_parallel_size = {self.expert_ranks}; change one "
-                "of them."
+                f"the {of_a_stage} ranks of a stage must be a multiple of expert_model_parallel_size x "
+                f"expert_tensor_parallel_size = {self.expert_ranks}; change one of them."
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ValueError(

@@ -57,7 +57,9 @@ def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps
             owner.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
 
 
-def _updated(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, MegatronOptimizer]]:
+def _updated(
+    optimizer: ChainedOptimizer, pieces: Iterable[Piece]
+) -> Iterator[tuple[Piece, MegatronOptimizer]]:
     """The parameters that learn, each with its optimizer: experts have one of their own, the last."""
     for piece in pieces:
         if piece.parameter.requires_grad:

@@ -10,7 +10,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning
 from tests.trainer.megatron.equality import share_of
-from tests.trainer.megatron.models import model_of, published
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.tiny import batch, settings
 
 
@@ -22,7 +22,7 @@ def allocated(layout: MegatronConfig, _rank: int, kind: str, bf16: bool) -> tupl
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(published(model).__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     learner = MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), settings(bf16=bf16), 10))
     train_batch = batch()
     learner.learn(share_of(layout, train_batch.samples), train_batch)
@@ -41,7 +41,7 @@ def kept(layout: MegatronConfig, _rank: int, config: Qwen3Config, bf16: bool, to
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(published(model).__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     learning = Learning(PolicyLoss(), settings(bf16=bf16, max_tokens_per_gpu=tokens), 10)
     learner = MegatronLearner(network, logprobs_of, learning)
     train_batch = batch(masks=[[0] + [1] * (tokens - 1)])

@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
-from tests.trainer.megatron.models import SIZES, VOCAB, model_of, published
+from tests.trainer.megatron.models import SIZES, VOCAB, checkpoint_of, model_of
 from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
@@ -91,7 +91,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(published(model).__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     mine = share_of(layout, samples())
     passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
 
@@ -184,7 +184,7 @@ def oracle(kind: str) -> Reference:
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
-    gradients = published(model, {name: parameter.grad for name, parameter in model.named_parameters()})
+    gradients = checkpoint_of(model, {name: parameter.grad for name, parameter in model.named_parameters()})
     return Reference(logps, entropies, gradients, total.item())
 
 
@@ -202,7 +202,7 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Refere
 
 def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
-    sizes = {name: tensor.shape for name, tensor in published(model_of(kind)).items()}
+    sizes = {name: tensor.shape for name, tensor in checkpoint_of(model_of(kind)).items()}
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
     for placed in (placed for placed in shape.rules() if placed.rule.learns):
@@ -227,10 +227,7 @@ def _has(part: Part, placed: Placed, rank: int, layout: MegatronConfig, shape: S
 def _agreed(parts: list[Part], name: str) -> Tensor:
     """A shard of a gradient, as all replicas, context ranks and ends of a pipeline have it."""
     shards = [
-        torch.from_numpy(gradient)
-        for part in parts
-        for which, gradient in part.gradients
-        if which == name
+        torch.from_numpy(gradient) for part in parts for which, gradient in part.gradients if which == name
     ]
     for other in shards[1:]:
         torch.testing.assert_close(other, shards[0], rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import manifest_of, size_of, unpack
 from agentrl.weights.shared import BufferPool, SharedBuffer
-from tests.trainer.megatron.models import model_of, published
+from tests.trainer.megatron.models import checkpoint_of, model_of
 
 PAIRS = {
     "TP2": {"tensor_model_parallel_size": 2},
@@ -46,9 +46,9 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=False)
-    network.load(published(model).__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     tensors_by_name = [
-        (name, published(model)[name]) for placed in network.shape.rules() for name in placed.hf
+        (name, checkpoint_of(model)[name]) for placed in network.shape.rules() for name in placed.hf
     ]
 
     results, buffers = [], []

@@ -8,13 +8,13 @@ import torch
 from agentrl.trainer.megatron.model.families import FAMILIES
 from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Vocabulary
 from agentrl.trainer.megatron.model.shape import shape_of
-from tests.trainer.megatron.models import CONFIGS, model_of, published
+from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
 
 
 def weights_of(model):
     """Of its checkpoint, without another name of a tied one."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return {name: tensor for name, tensor in published(model).items() if name not in tied}
+    return {name: tensor for name, tensor in checkpoint_of(model).items() if name not in tied}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

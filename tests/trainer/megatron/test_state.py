@@ -21,7 +21,7 @@ from agentrl.trainer.plan import Done, Learning
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.export import save_model
 from tests.trainer.megatron.equality import share_of
-from tests.trainer.megatron.models import model_of, published
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, RecordingSink, learns, trainer_on
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.test_roles import with_returns
@@ -152,7 +152,7 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
     def begun():
         model = model_of("qwen3")
         network = Network(shape_of(model.config), layout, bf16=False)
-        network.load(published(model).__getitem__)
+        network.load(checkpoint_of(model).__getitem__)
         return MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), learns(), 10))
 
     megatron.Adam, megatron.USING_PYTORCH_OPTIMIZER = CountsByGroup, False

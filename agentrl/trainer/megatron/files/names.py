@@ -11,8 +11,10 @@ MAIN = "main"
 
 
 def shard_file(folder: Path, placed: Placed, rank: int) -> Path:
-    """The file of a parameter's shard. rank: the tensor rank, or, of an expert, that among the ranks which hold
-    the experts of a layer together."""
+    """The file of a parameter's shard.
+
+    rank: the tensor rank; of an expert, that among the ranks which hold the experts of a layer together.
+    """
     return folder / f"{'tensor' if placed.expert is None else 'experts'}-{rank}" / _file_of(placed)
 
 

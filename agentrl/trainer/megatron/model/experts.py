@@ -128,7 +128,7 @@ class MoE(nn.Module):
         has_shared = config.moe_shared_expert_intermediate_size is not None
         self.shared_experts = SharedExperts(config) if has_shared else None
         # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
-        # this order the matrices of all experts lie there as one, see `_stacked`.
+        # this order the matrices of all experts lie there at equal distances, see `_stacked`.
         numbers = reversed(range(first, first + number))
         self.experts = nn.ModuleDict({str(number): Expert(config) for number in numbers})
 
@@ -161,8 +161,8 @@ class MoE(nn.Module):
     def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts_e: Tensor) -> Tensor:
         """The weighted outputs of rows that are sorted by expert, without the sum over tensor ranks.
 
-        counts: of each expert of this rank. The weight comes in between the matrices, so that no output has to
-        be kept.
+        counts: of each expert of this rank. The weight comes in between the matrices, so that no output has
+        to be kept.
         """
         experts = [*self.experts.values()][::-1]
         ends_e = counts_e.cumsum(0, dtype=torch.int32)
@@ -176,15 +176,15 @@ class _Grouped(torch.autograd.Function):
     """Each run of rows times a matrix of its own, transposed, as one kernel."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, ends: Tensor, *matrices: Tensor) -> Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, rows: Tensor, ends: Tensor, *matrices: Tensor
+    ) -> Tensor:
         # The matrices themselves, for where they had to be copied together, all copies would be kept.
         ctx.save_for_backward(rows, ends, *matrices)
         return grouped_mm(rows, _stacked(matrices).transpose(1, 2), offs=ends)
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, ends, *matrices = ctx.saved_tensors
         gradient = gradient.contiguous()
         of_rows = grouped_mm(gradient, _stacked(matrices), offs=ends)
@@ -199,7 +199,11 @@ def _stacked(matrices: Sequence[Tensor]) -> Tensor:
     offsets = [matrix.storage_offset() for matrix in matrices]
     step = offsets[1] - offsets[0] if len(matrices) > 1 else first.numel()
     is_regular = offsets == [offsets[0] + step * number for number in range(len(matrices))]
-    if step < first.numel() or not is_regular or any(m.untyped_storage().data_ptr() != storage for m in matrices):
+    if (
+        step < first.numel()
+        or not is_regular
+        or any(m.untyped_storage().data_ptr() != storage for m in matrices)
+    ):
         return torch.stack([*matrices])
     return first.as_strided((len(matrices), *first.shape), (step, *first.stride()))
 
@@ -229,7 +233,7 @@ class _Order(NamedTuple):
         return tokens_tH.index_select(0, self.pairs // self.k)
 
     def collected(self, rows_nH: Tensor) -> Tensor:
-        """[t, H]: the sum of each token's rows, in the order of its experts, so that it is the same always."""
+        """[t, H]: the sum of each token's rows, always in the order of its experts."""
         return rows_nH.index_select(0, self.places).unflatten(0, (-1, self.k)).sum(1)
 
 
@@ -297,7 +301,9 @@ class _Exchange(NamedTuple):
             repeats = to_device(index, counts_E.device)
         starts = np.cumsum([0, *mine_Re.flatten()[:-1]]).reshape(mine_Re.shape)
         chunks = [
-            np.arange(starts[r, e], starts[r, e] + mine_Re[r, e]) for e in range(own) for r in range(len(starts))
+            np.arange(starts[r, e], starts[r, e] + mine_Re[r, e])
+            for e in range(own)
+            for r in range(len(starts))
         ]
         return cls(
             group,

@@ -35,8 +35,8 @@ class Family:
     experts in its place, and of each expert in it; the checkpoint's names have {} for the expert's number.
     settings: fields of Megatron's config that all its models share.
     sandwich: it normalises also the outputs of attention and feed-forward block.
-    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys and values
-    of all heads come from one small state of a token (multi-latent attention).
+    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
+    and values of all heads come from one small state of a token (multi-latent attention).
     """
 
     attention: tuple[Rule, ...]
@@ -63,7 +63,9 @@ _EXPERT = (
 def _shared(name: str) -> tuple[Rule, ...]:
     """Experts that all tokens go through, by their name in the checkpoint."""
     return (
-        GateUp("mlp.shared_experts.linear_fc1.weight", (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")),
+        GateUp(
+            "mlp.shared_experts.linear_fc1.weight", (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
+        ),
         Same("mlp.shared_experts.linear_fc2.weight", f"{name}.down_proj.weight", along=1),
     )
 

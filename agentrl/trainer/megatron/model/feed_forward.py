@@ -98,9 +98,7 @@ class GatedMLP(nn.Module):
             bias=False,
             gather_output=False,
         )
-        self.linear_fc2 = self.row(
-            width, config.hidden_size, config=config, **row_settings(config)
-        )
+        self.linear_fc2 = self.row(width, config.hidden_size, config=config, **row_settings(config))
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, width] -> [t, 1, width], and no bias."""

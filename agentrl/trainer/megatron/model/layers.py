@@ -201,9 +201,10 @@ class Attention(CoreAttention):
 
 
 class LatentAttention(CoreAttention):
-    """Multi-latent attention: keys and values of all heads from one small state of a token, as its queries may.
+    """Multi-latent attention: keys and values of all heads from one small state of a token.
 
-    A part of each head's channels has positions; the keys of that part are the same in all heads.
+    A part of each head's channels has positions; the keys of that part are the same in all
+    heads. Queries may come from a small state, too.
     """
 
     def __init__(self, config: TransformerConfig, latent: Latent, **_: object) -> None:
@@ -218,8 +219,9 @@ class LatentAttention(CoreAttention):
             self.linear_q_down_proj = ReplicatedLinear(config, config.hidden_size, latent.queries)
             self.q_layernorm = RMSNorm(config, latent.queries)
         width = latent.queries or config.hidden_size
-        name = "linear_q_up_proj" if latent.queries else "linear_q_proj"
-        self.add_module(name, ColumnParallelLinear(width, heads * inner, **columns))
+        queries = ColumnParallelLinear(width, heads * inner, **columns)
+        # Megatron's names.
+        self.linear_q_up_proj, self.linear_q_proj = (queries, None) if latent.queries else (None, queries)
         self.linear_kv_down_proj = ReplicatedLinear(config, config.hidden_size, small + latent.positioned)
         self.kv_layernorm = RMSNorm(config, small)
         self.linear_kv_up_proj = ColumnParallelLinear(small, heads * (latent.other + latent.value), **columns)
@@ -233,7 +235,7 @@ class LatentAttention(CoreAttention):
         """[t, 1, width] -> [t, 1, width], and no bias."""
         row: PackedRow = packed_seq_params.row
         sizes = self._latent
-        if sizes.queries:
+        if self.linear_q_up_proj is not None:
             query, _no_bias = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
         else:
             query, _no_bias = self.linear_q_proj(hidden_states)

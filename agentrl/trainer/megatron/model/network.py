@@ -85,7 +85,7 @@ class Network:
 
     def shard_of(self, placed: Placed, read: Read) -> Tensor:
         """This tensor rank's shard of a parameter, from a checkpoint's tensors."""
-        rank = parallel_state.get_tensor_model_parallel_rank()
+        rank: int = parallel_state.get_tensor_model_parallel_rank()
         if placed.expert is not None:
             rank = parallel_state.get_expert_tensor_parallel_rank()
         ranks = self.layout.sharding_ranks(placed.expert)

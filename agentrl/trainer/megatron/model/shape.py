@@ -35,7 +35,7 @@ _ROPES = ("linear", "llama3", "yarn")
 
 
 class Rotary(NamedTuple):
-    """Rotary positions: the angle of each pair of channels for one position, and what multiplies both waves."""
+    """Rotary positions: the angle of each pair of channels for one position; scale: of both waves."""
 
     angles: tuple[float, ...]
     scale: float
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
     rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
-    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its multi-latent attention.
+    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
     """
 
     family: Family
@@ -110,7 +110,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
     vocab = int(fields["vocab_size"])
     _check_supported(config.model_type, family, fields)
-    experts_by_layer = _experts_by_layer(family, fields)
+    experts_by_layer = _experts_by_layer(family, config)
     return Shape(
         family=family,
         sizes={
@@ -123,9 +123,9 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
             **family.settings,
-            **(_moe_sizes(family, fields) if max(experts_by_layer) else {}),
+            **(_moe_sizes(config) if max(experts_by_layer) else {}),
         },
-        latent=_latent_of(fields) if family.is_latent else None,
+        latent=_latent_of(config) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
         rotary=_rotary(config),
         vocab=vocab,
@@ -135,29 +135,32 @@ def shape_of(config: PretrainedConfig) -> Shape:
     )
 
 
-def _experts_by_layer(family: Family, fields: Mapping[str, JSON]) -> tuple[int, ...]:
+def _experts_by_layer(family: Family, config: PretrainedConfig) -> tuple[int, ...]:
     """The experts of each layer, by the fields that the families have for it."""
+    fields = config.to_dict()
     layers = range(int(fields["num_hidden_layers"]))
     if not family.moe:
         return (0,) * len(layers)
     first, every = int(fields.get("first_k_dense_replace") or 0), int(fields.get("decoder_sparse_step") or 1)
     dense = {*range(first), *(fields.get("mlp_only_layers") or ())}
-    number = _first(fields, *EXPERTS)
+    number = _first(config, *EXPERTS)
     return tuple(0 if layer in dense or (layer + 1) % every else number for layer in layers)
 
 
-def _moe_sizes(family: Family, fields: Mapping[str, JSON]) -> dict[str, int | float | bool]:
+def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
     """The fields of Megatron's config for layers of experts."""
-    width = _first(fields, "moe_intermediate_size", "intermediate_size")
+    fields = config.to_dict()
+    width = _first(config, "moe_intermediate_size", "intermediate_size")
     sizes: dict[str, int | float | bool] = {
-        "num_moe_experts": _first(fields, *EXPERTS),
+        "num_moe_experts": _first(config, *EXPERTS),
         "moe_router_topk": int(fields["num_experts_per_tok"]),
         "moe_ffn_hidden_size": width,
         # Megatron's name for weights of the chosen experts that do not sum to 1.
         "moe_router_pre_softmax": not fields.get("norm_topk_prob", True),
         "moe_router_topk_scaling_factor": float(fields.get("routed_scaling_factor") or 1.0),
     }
-    shared = fields.get("shared_expert_intermediate_size") or width * int(fields.get("n_shared_experts") or 0)
+    shared = fields.get("shared_expert_intermediate_size")
+    shared = shared or width * int(fields.get("n_shared_experts") or 0)
     if shared:
         sizes["moe_shared_expert_intermediate_size"] = int(shared)
     if int(fields.get("n_group") or 1) > 1:
@@ -166,8 +169,9 @@ def _moe_sizes(family: Family, fields: Mapping[str, JSON]) -> dict[str, int | fl
     return sizes
 
 
-def _first(fields: Mapping[str, JSON], *names: str) -> int:
+def _first(config: PretrainedConfig, *names: str) -> int:
     """The first of some fields that there is."""
+    fields = config.to_dict()
     return next(int(fields[name]) for name in names if fields.get(name) is not None)
 
 
@@ -216,8 +220,8 @@ def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
     if number == 0:
         if ranks > 1 or layout.expert_tensor_parallel_size not in (None, 1):
             raise ConfigError(
-                "expert_model_parallel_size and expert_tensor_parallel_size are for a model with experts, and "
-                "this one has none; leave them out."
+                "expert_model_parallel_size and expert_tensor_parallel_size are for a model with experts, "
+                "and this one has none; leave them out."
             )
         return
     if layout.tensor_model_parallel_size > 1 and not layout.sequence_parallel:
@@ -267,15 +271,15 @@ def _check_open(name: str, value: JSON) -> None:
 
 def _rotary(config: PretrainedConfig) -> Rotary:
     """Those of transformers' own models, by its own functions."""
-    rope, head = config.rope_parameters, config.to_dict().get("head_dim")
+    rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind in _ROPES:
         angles, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         return Rotary(tuple(angles.tolist()), float(scale))
     if kind != "default":
         raise ModelLoadError(
-            f"this {config.model_type} scales its rotary positions in a way that Megatron does not (`{kind}`); "
-            "train it with trainer = torch."
+            f"this {config.model_type} scales its rotary positions in a way that Megatron does not "
+            f"(`{kind}`); train it with trainer = torch."
         )
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = int(head * float(rope.get("partial_rotary_factor", 1.0)))
@@ -283,7 +287,8 @@ def _rotary(config: PretrainedConfig) -> Rotary:
     return Rotary(tuple(angles.tolist()), 1.0)
 
 
-def _latent_of(fields: Mapping[str, JSON]) -> Latent:
+def _latent_of(config: PretrainedConfig) -> Latent:
+    fields = config.to_dict()
     positioned, other = int(fields["qk_rope_head_dim"]), int(fields["qk_nope_head_dim"])
     rope, scale = fields["rope_parameters"], (positioned + other) ** -0.5
     # As in transformers, yarn also sharpens the scores.
