@@ -95,7 +95,7 @@ FAMILIES_OF_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepsee
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 
 
-def published(
+def checkpoint_of(
     model: PreTrainedModel, tensors: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
     """A model's tensors, or others by its names, by those of its checkpoints: experts one by one."""
