@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.config import Changes
+from agentrl.config import Changes, ImportPath
 from agentrl.trainer.config import RanksConfig, Size
 from agentrl.types import JSON
 
@@ -39,6 +39,17 @@ class MegatronConfig(RanksConfig):
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
     megatron_config: Annotated[dict[str, JSON], Changes.SPEED] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
+    custom_megatron_init_path: ImportPath | None = None
+    """Function that each rank calls with its layout before it makes a network (package.module:name)."""
+    custom_model_provider_path: ImportPath | None = None
+    """Function that makes a stage of a network in place of Megatron's GPTModel, from the same arguments
+    (package.module:name); its parameters have GPTModel's names."""
+    custom_megatron_before_log_prob_hook_path: ImportPath | None = None
+    """Function that each rank calls with a role and the stages of its network, before that scores samples
+    (package.module:name)."""
+    custom_megatron_before_train_step_hook_path: ImportPath | None = None
+    """Function that each rank calls with a role and the stages of its network, before that takes an optimizer
+    step (package.module:name)."""
 
     @property
     def model_parallel_size(self) -> int:

@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 from agentrl.losses import OutputHead
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.hooks import make_model
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.feed_forward import RMSNorm
 from agentrl.trainer.megatron.model.layers import layer_spec
@@ -118,9 +119,10 @@ class Network:
             layer_specs=[layer_spec(self.shape, has_experts=each > 0) for each in experts],
             layer_norm=RMSNorm,
         )
-        stage = GPTModel(
-            self.config,
-            spec,
+        stage = make_model(
+            self.layout,
+            config=self.config,
+            transformer_layer_spec=spec,
             vocab_size=self.shape.dims(self.layout.tensor_model_parallel_size).padded_vocab,
             max_sequence_length=self.shape.max_length,
             pre_process=first,
