@@ -270,6 +270,8 @@ class TrainSettings(TypedDict, total=False):
     pipeline_model_parallel_size: int
     num_virtual_stages_per_pipeline_rank: int
     context_parallel_size: int
+    expert_model_parallel_size: int
+    expert_tensor_parallel_size: int | None
     sequence_parallel: bool
     use_distributed_optimizer: bool
     offload: bool

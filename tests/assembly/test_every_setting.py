@@ -224,6 +224,10 @@ INACTIVE = {
         2,
         {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
     ),
+    **{
+        name: (2, {"actor_num_gpus_per_node": 2})
+        for name in ("expert_model_parallel_size", "expert_tensor_parallel_size")
+    },
     "sequence_parallel": (True, {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2}),
     "fsdp_size": (2, {}),
     "use_distributed_optimizer": (True, {}),
