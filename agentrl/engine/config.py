@@ -234,6 +234,8 @@ class EngineConfig(EngineChoice):
         if not self.has_router:
             needed = "without several servers, before which a router is started; take several"
             reasons["router"] = needed
+        if not starts_servers and "num_gpus_per_node" in reasons:
+            reasons["num_gpus_per_node"] = self.without_servers
         if not (starts_servers or self.sglang_models or self.has_router):
             reasons["sglang_python"] = self.without_servers
             if self.engine != "sglang":

@@ -71,6 +71,13 @@ class UpdateGroup(NamedTuple):
     backend: str
 
 
+class ProfileRequest(NamedTuple):
+    """What a server traces: its next forward passes (count), and where it writes that."""
+
+    output_dir: str
+    num_steps: int
+
+
 class ServerWeights:
     """The calls of a server that move its weights, or set their version.
 
@@ -291,7 +298,7 @@ class Server(ServerWeights):
 
     async def profile(self, folder: str, num_steps: int) -> None:
         """Have it trace its next forward passes (count) into a folder; it ends by itself."""
-        await self._post("/start_profile", {"output_dir": folder, "num_steps": num_steps}, self._timeout_s)
+        await self._post("/start_profile", ProfileRequest(folder, num_steps)._asdict(), self._timeout_s)
 
     async def facts(self) -> ServerFacts:
         """The server's parallelism and loaders: asked once, since SGLang's scheduler is asked for its own."""
