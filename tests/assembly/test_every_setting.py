@@ -269,6 +269,7 @@ REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
 CONTEXTS = (
     *({}, {"trainer": "megatron", **SERVERS}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS),
     {"data_source_path": "x:y"},
+    {"lora_rank": 2},
     WITHOUT_RL,
 )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
+from agentrl import ScriptedAgent, play, say
 from agentrl.run.audit import audit
 from tests.flow.runs import SHAPE, journal_of, metrics_of
 from tests.house.source import ROOT
@@ -39,7 +40,6 @@ def examples(tmp_path, monkeypatch):
 
 def test_a_team_is_paid_for_what_it_leads_to(examples):
     result = agentrl.train(examples / "multi_agent/run.toml", **SMALL, **WARM)
-    paid = []
     for entry in journal_of(result.folder, "step_*"):
         turns = [
             turn
@@ -54,9 +54,24 @@ def test_a_team_is_paid_for_what_it_leads_to(examples):
         assert set(solver["parts"]) == {"env"}
         assert critic["parts"].get("shared", 0.0) == extra
         assert critic["total"] == pytest.approx(critic["parts"]["env"] + extra)
-        paid.append("shared" in critic["parts"])
-    assert any(paid)
     assert {"rollout/raw_reward/solver", "rollout/raw_reward/critic"} <= metrics_of(result.folder)[-1].keys()
+
+
+@pytest.mark.parametrize(("first", "expected"), [("odd", {"critic": 0.5}), ("even", {})])
+async def test_the_critic_is_paid_where_the_solver_answered_again(first, expected):
+    env = agentrl.make("SolverCritic-v0")
+    task = next(task for task in env.tasks("train") if task.answer == "even")
+
+    def solver(_):
+        yield say(first)
+        yield say("even")
+
+    def critic(prompt):
+        yield say("wrong" if "odd:" in prompt else "right")
+
+    agents = {"solver": ScriptedAgent(solver), "critic": ScriptedAgent(critic)}
+    team = runpy.run_path(str(ROOT / "examples/multi_agent/team.py"))
+    assert team["shared"]([await play(env, agents, task)]) == [expected]
 
 
 def test_each_held_out_set_has_settings_and_metrics_of_its_own(examples):
