@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
-from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated
+from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated, mark_own_tokens
 
 
 class Routed(NamedTuple):
@@ -32,7 +32,7 @@ class Routed(NamedTuple):
     weights_tk: Tensor
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """Scores of all experts for a token, of which the best are its own.
 
     expert_bias: added to the scores where experts are chosen, not to weights; it does not learn. Only scores
@@ -47,7 +47,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
         )
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        mark_own_tokens(self.weight, config)
         bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
         is_sigmoid = config.moe_router_score_function == "sigmoid"
         self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
@@ -85,7 +85,7 @@ class SharedExperts(GatedMLP):
         self.gate_weight = None
         if config.moe_shared_expert_gate:
             self.gate_weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
-            vars(self.gate_weight)["sequence_parallel"] = config.sequence_parallel
+            mark_own_tokens(self.gate_weight, config)
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
@@ -124,7 +124,7 @@ class MoE(nn.Module):
         self._tensor_ranks = config.expert_tensor_parallel_size
         number = self._experts // config.expert_model_parallel_size
         first = get_expert_model_parallel_rank() * number
-        self.router = Router(config)
+        self.router = TopKRouter(config)
         has_shared = config.moe_shared_expert_intermediate_size is not None
         self.shared_experts = SharedExperts(config) if has_shared else None
         # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
