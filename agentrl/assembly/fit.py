@@ -189,7 +189,7 @@ def _of_experts(number: int, ranks: int) -> dict[str, JSON]:
     """Experts on as many ranks of a stage as divide them."""
     if not number:
         return {}
-    return {"expert_model_parallel_size": math.gcd(number, ranks), "expert_tensor_parallel_size": 1}
+    return _settings(expert_model_parallel_size=math.gcd(number, ranks), expert_tensor_parallel_size=1)
 
 
 def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memory: MemoryNeed) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from operator import methodcaller
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -101,7 +102,8 @@ def of_parts(model: PreTrainedModel, name: str, parts: Mapping[str, Tensor]) -> 
         if pattern is None:
             return tensor
         transform = transform or deepcopy(by_pattern[pattern])
-        transform.add_tensor(renamed, part, pattern, tensor)
+        # Its annotation knows tensors only as what threads will have read.
+        methodcaller("add_tensor", renamed, part, pattern, tensor)(transform)
     assert transform is not None
     whole: Tensor | list[Tensor] = transform.convert(name, model=model, config=model.config)[name]
     return whole[0] if isinstance(whole, list) else whole

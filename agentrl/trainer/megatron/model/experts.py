@@ -6,7 +6,7 @@ H: width. Ranks of a stage have different tokens: where there are tensor ranks, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
-from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated
+from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated, mark_own_tokens
 
 
 class Routed(NamedTuple):
@@ -32,7 +32,7 @@ class Routed(NamedTuple):
     weights_tk: Tensor
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """Scores of all experts for a token, of which the best are its own.
 
     expert_bias: added to the scores where experts are chosen, not to weights; it does not learn. Only scores
@@ -47,7 +47,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
         )
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        mark_own_tokens(self.weight, config)
         bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
         is_sigmoid = config.moe_router_score_function == "sigmoid"
         self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
@@ -85,7 +85,7 @@ class SharedExperts(GatedMLP):
         self.gate_weight = None
         if config.moe_shared_expert_gate:
             self.gate_weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
-            vars(self.gate_weight)["sequence_parallel"] = config.sequence_parallel
+            mark_own_tokens(self.gate_weight, config)
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
@@ -124,13 +124,15 @@ class MoE(nn.Module):
         self._tensor_ranks = config.expert_tensor_parallel_size
         number = self._experts // config.expert_model_parallel_size
         first = get_expert_model_parallel_rank() * number
-        self.router = Router(config)
+        self.router = TopKRouter(config)
         has_shared = config.moe_shared_expert_intermediate_size is not None
         self.shared_experts = SharedExperts(config) if has_shared else None
         # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
         # this order the matrices of all experts lie there at equal distances, see `_stacked`.
         numbers = reversed(range(first, first + number))
-        self.experts = nn.ModuleDict({str(number): Expert(config) for number in numbers})
+        experts = {str(number): Expert(config) for number in numbers}
+        self.experts = nn.ModuleDict(experts)
+        self._own = [*experts.values()][::-1]
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
@@ -144,7 +146,7 @@ class MoE(nn.Module):
     def _routed(self, tokens_tH: Tensor, routed: Routed) -> Tensor:
         """[t, H]: the sum over the experts of each token."""
         order = _Order.of(routed.experts_tk)
-        rows_nH: Tensor = _Spread.apply(tokens_tH, order)
+        rows_nH = _spread(tokens_tH, order)
         weights_n = routed.weights_tk.flatten().index_select(0, order.pairs)
         counts_E = torch.zeros(self._experts, dtype=torch.int64, device=tokens_tH.device)
         counts_E.scatter_add_(0, order.experts, torch.ones_like(order.experts))
@@ -155,8 +157,7 @@ class MoE(nn.Module):
             exchange = _Exchange.of(counts_E, len(self.experts), self._tensor_ranks, group)
             received = (exchange.to_experts(rows_nH), exchange.to_experts(weights_n[:, None])[:, 0])
             outputs_nH = exchange.from_experts(self._computed(*received, exchange.counts))
-        output: Tensor = _Collect.apply(outputs_nH, order)
-        return output
+        return _collected(outputs_nH, order)
 
     def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts_e: Tensor) -> Tensor:
         """The weighted outputs of rows that are sorted by expert, without the sum over tensor ranks.
@@ -164,32 +165,35 @@ class MoE(nn.Module):
         counts: of each expert of this rank. The weight comes in between the matrices, so that no output has
         to be kept.
         """
-        experts = [*self.experts.values()][::-1]
         ends_e = counts_e.cumsum(0, dtype=torch.int32)
-        inner = gated(_Grouped.apply(rows_nH, ends_e, *(expert.linear_fc1.weight for expert in experts)))
+        inner = gated(_grouped(rows_nH, ends_e, *(expert.linear_fc1.weight for expert in self._own)))
         inner = inner * weights_n[:, None].to(inner.dtype)
-        output: Tensor = _Grouped.apply(inner, ends_e, *(expert.linear_fc2.weight for expert in experts))
-        return output
+        return _grouped(inner, ends_e, *(expert.linear_fc2.weight for expert in self._own))
+
+
+class _GroupedContext(torch.autograd.function.FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
 
 
 class _Grouped(torch.autograd.Function):
     """Each run of rows times a matrix of its own, transposed, as one kernel."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, rows: Tensor, ends: Tensor, *matrices: Tensor
-    ) -> Tensor:
+    def forward(ctx: _GroupedContext, rows: Tensor, ends: Tensor, *matrices: Tensor) -> Tensor:
         # The matrices themselves, for where they had to be copied together, all copies would be kept.
         ctx.save_for_backward(rows, ends, *matrices)
         return grouped_mm(rows, _stacked(matrices).transpose(1, 2), offs=ends)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _GroupedContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, ends, *matrices = ctx.saved_tensors
         gradient = gradient.contiguous()
         of_rows = grouped_mm(gradient, _stacked(matrices), offs=ends)
         of_matrices = grouped_mm(gradient.T, rows, offs=ends)
         return of_rows, None, *of_matrices.unbind()
+
+
+_grouped: Callable[..., Tensor] = _Grouped.apply
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
@@ -234,7 +238,7 @@ class _Order(NamedTuple):
 
     def collected(self, rows_nH: Tensor) -> Tensor:
         """[t, H]: the sum of each token's rows, always in the order of its experts."""
-        return rows_nH.index_select(0, self.places).unflatten(0, (-1, self.k)).sum(1)
+        return rows_nH.index_select(0, self.places).view(-1, self.k, rows_nH.shape[1]).sum(1)
 
 
 class _Spread(torch.autograd.Function):
@@ -261,6 +265,10 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _SpreadContext, gradient_tH: Tensor) -> tuple[Tensor, None]:
         return ctx.order.spread(gradient_tH), None
+
+
+_spread: Callable[[Tensor, _Order], Tensor] = _Spread.apply
+_collected: Callable[[Tensor, _Order], Tensor] = _Collect.apply
 
 
 class _SpreadContext(torch.autograd.function.FunctionCtx):

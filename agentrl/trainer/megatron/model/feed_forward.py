@@ -11,6 +11,12 @@ from torch.nn.functional import linear, rms_norm, silu
 from agentrl.losses import fused
 
 
+def mark_own_tokens(parameter: nn.Parameter, config: TransformerConfig) -> None:
+    """Have the gradient of a parameter summed over the tensor ranks, where each has tokens of its own."""
+    # Megatron's mark.
+    vars(parameter)["sequence_parallel"] = config.sequence_parallel
+
+
 @fused
 def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
@@ -24,8 +30,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # Each rank has a part of the sequence: Megatron sums the gradients of parameters with this mark.
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        mark_own_tokens(self.weight, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape, over its last dimension."""
@@ -38,7 +43,7 @@ class ReplicatedLinear(nn.Module):
     def __init__(self, config: TransformerConfig, input_size: int, output_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        mark_own_tokens(self.weight, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape, over its last dimension."""

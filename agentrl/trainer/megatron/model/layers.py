@@ -221,7 +221,8 @@ class LatentAttention(CoreAttention):
         width = latent.queries or config.hidden_size
         queries = ColumnParallelLinear(width, heads * inner, **columns)
         # Megatron's names.
-        self.linear_q_up_proj, self.linear_q_proj = (queries, None) if latent.queries else (None, queries)
+        self.linear_q_up_proj: nn.Module | None = queries if latent.queries else None
+        self.linear_q_proj: nn.Module | None = None if latent.queries else queries
         self.linear_kv_down_proj = ReplicatedLinear(config, config.hidden_size, small + latent.positioned)
         self.kv_layernorm = RMSNorm(config, small)
         self.linear_kv_up_proj = ColumnParallelLinear(small, heads * (latent.other + latent.value), **columns)
@@ -237,7 +238,7 @@ class LatentAttention(CoreAttention):
         sizes = self._latent
         if self.linear_q_up_proj is not None:
             query, _no_bias = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
-        else:
+        elif self.linear_q_proj is not None:
             query, _no_bias = self.linear_q_proj(hidden_states)
         small, positioned = self.linear_kv_down_proj(hidden_states).split(
             [sizes.keys_and_values, sizes.positioned], -1

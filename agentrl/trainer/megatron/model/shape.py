@@ -251,13 +251,16 @@ def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
         raise ConfigError(
             "tensor ranks would each send all tokens to the experts; set sequence_parallel = true."
         )
-    width = int(shape.sizes["moe_ffn_hidden_size"])
-    for size, by, what, setting in (
-        (number, ranks, "experts", "expert_model_parallel_size"),
-        (width, layout.expert_tensor_ranks, "channels of an expert", "expert_tensor_parallel_size"),
-    ):
-        if size % by:
-            raise ConfigError(f"{setting} = {by} does not divide the model's {size} {what}; lower it.")
+    width, sharing = int(shape.sizes["moe_ffn_hidden_size"]), layout.expert_tensor_ranks
+    if number % ranks:
+        raise ConfigError(
+            f"expert_model_parallel_size = {ranks} does not divide the model's {number} experts; lower it."
+        )
+    if width % sharing:
+        raise ConfigError(
+            f"expert_tensor_parallel_size = {sharing} does not divide the model's {width} channels of an "
+            "expert; set it to 1."
+        )
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
