@@ -12,6 +12,8 @@
         def grade(self, task, answer, files):
             return float(answer.strip() == task.answer)
 
+`program = "python agent.py"` in place of `agent` runs a program in the sandbox.
+
 An agent of a policy with tokens may ask anything at any time: its requests are recorded as a tree. Any other
 (a script, a person, a chat endpoint) answers one request after the other, in `reset` and `step`.
 """
@@ -24,25 +26,29 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
+from functools import cache
 from typing import NamedTuple
 
 from agentrl.envs.base import Env
 from agentrl.envs.dialect import Chat, Dialect
 from agentrl.envs.gateway.recording import EpisodeRecording
-from agentrl.envs.gateway.server import GATEWAY, Door
+from agentrl.envs.gateway.server import GATEWAY, Door, application_of, served
 from agentrl.envs.gateway.turns import TurnByTurn
 from agentrl.envs.generate import EpisodeInPlay
 from agentrl.envs.play import Game
 from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError, UserError
-from agentrl.http.serving import cancel
+from agentrl.http.serving import address_of, cancel
 from agentrl.runtime.stage import stage
 from agentrl.tools.running import inline, is_inline
+from agentrl.tools.shell import SandboxedProgram, ShellTool
 from agentrl.types import AGENT, JSON, Ending, Limits, Message, Observation, Step, Task
 from agentrl.types.seams import TokenSource, ToolSchema
 
 _PROGRAM = "program"
 _MOST_LOGGED = 20
+_MOST_EXCERPT = 200
+_MOST_PROGRAMS = 64
 _logged: set[str] = set()
 
 
@@ -61,8 +67,13 @@ class HarnessEnv(Env):
 
     A subclass writes `agent`, an async function, or sets `program`, a command; and `tasks` and `grade`.
 
-    timeout_s: of the agent in an episode, the turns of the model included (seconds); it is then ended and
-        graded, as a truncated episode. Keep `limits.episode_timeout_s` above.
+    program: run by a shell in the sandbox, in a folder of its own with the `files` of the task, and with the
+        variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY. It reaches that
+        address and nothing else. Its answer is what it prints, but for its errors.
+    shell: the sandbox of the program: what it may import and start, its memory, its time (`timeout_s`).
+        None = 1 GiB, 64 processes and 300 s, with the programs of every shell.
+    timeout_s: of a function in an episode, the turns of the model included (seconds). An agent whose time is
+        over is ended, and graded as it is, in a truncated episode. Keep `limits.episode_timeout_s` above.
     limits: `max_turns` replies, of `max_tokens` tokens each with all that comes before; later requests are
         refused in the form of their protocol. An episode in which one was is truncated.
     tools: what the tokenizer of a fresh model knows; requests bring their own.
@@ -77,6 +88,8 @@ class HarnessEnv(Env):
     group = "adapters"
     dialect: Dialect = Chat()
     limits = Limits(max_turns=50, max_tokens=8192, reset_timeout_s=None, step_timeout_s=None)
+    program: str = ""
+    shell: ShellTool | None = None
     timeout_s: float = 300.0
     tools: Sequence[ToolSchema] = ()
     task: Task | None = None
@@ -91,6 +104,11 @@ class HarnessEnv(Env):
         """
         del base_url, key, task
         raise UserError(f"{self.id or type(self).__name__} needs an async function `agent`, or a `program`.")
+
+    def files(self, task: Task) -> Mapping[str, str]:
+        """The first files of a program: path below its folder -> text."""
+        del task
+        return {}
 
     @abstractmethod
     def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> Grade | Awaitable[Grade]:
@@ -184,7 +202,8 @@ class HarnessEnv(Env):
 
     async def _outcome(self, door: Door, task: Task) -> AgentOutcome:
         """Run the agent to its end, or until the policy has failed."""
-        running = asyncio.create_task(self._run(door, task))
+        run = self._run_program if self.program else self._run_function
+        running = asyncio.create_task(run(door, task))
         failing = asyncio.create_task(door.is_failing.wait())
         try:
             await asyncio.wait({running, failing}, return_when="FIRST_COMPLETED")
@@ -198,7 +217,21 @@ class HarnessEnv(Env):
             _log(self.id, outcome.failure)
         return outcome
 
-    async def _run(self, door: Door, task: Task) -> AgentOutcome:
+    async def _run_program(self, door: Door, task: Task) -> AgentOutcome:
+        """Run the program in its sandbox, whose own network has the address of its door alone."""
+        shell = self.shell or _shell()
+        async with shell.gate.admitted("the sandbox"), SandboxedProgram(shell, self.files(task)) as program:
+            with await program.listener() as listener:
+                door.address = address_of(listener)
+                async with served(application_of({door.name: door}), listener):
+                    result = await program.executed(self.program, door.variables)
+                    files = await program.files()
+        failure = result.failure
+        if failure is not None and (said := result.errors.strip().splitlines()):
+            failure = f"{failure}: {said[-1][:_MOST_EXCERPT]}"
+        return AgentOutcome(result.output, files, result.timed_out, failure)
+
+    async def _run_function(self, door: Door, task: Task) -> AgentOutcome:
         try:
             async with stage(_PROGRAM, self.timeout_s):
                 # Requests wait on the clocks of the stages around, this one included.
@@ -221,6 +254,12 @@ class HarnessEnv(Env):
 
         function = inline(grade) if is_inline(self.grade) else grade
         return await graded(function, task, outcome.answer, self.limits.reward_timeout_s)
+
+
+@cache
+def _shell() -> ShellTool:
+    """The sandbox of programs that name none."""
+    return ShellTool(timeout_s=300.0, memory_mb=1024, processes=64, max_concurrency=_MOST_PROGRAMS)
 
 
 def _never_asked(outcome: AgentOutcome) -> StageError:

@@ -131,6 +131,16 @@ class ShellTool(Toolkit):
         return Shell(self, files or {})
 
     @property
+    def shell_path(self) -> str:
+        """The file of the shell, in the sandbox."""
+        return self._program
+
+    @property
+    def gate(self) -> Gate:
+        """The slots of its commands."""
+        return self._gate
+
+    @property
     def schemas(self) -> Sequence[ToolSchema]:
         """The schema of its one tool."""
         return (self.schema,)

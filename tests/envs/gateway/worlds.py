@@ -10,6 +10,7 @@ import httpx2
 from agentrl import Message, Task, ToolCall, play
 from agentrl.envs.gateway import HarnessEnv
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
+from agentrl.types import Finish
 from agentrl.types.seams import ToolSchema
 from tests.envs.gateway.clients import words_of
 from tests.worlds import completion
@@ -47,10 +48,10 @@ class Speech:
         if isinstance(turn, BaseException):
             raise turn
         ids = WORDS.write(turn, (ADD,)) if isinstance(turn, Message) else list(turn)
-        ids = ids[: sampling.max_new_tokens]
+        ids, is_cut = ids[: sampling.max_new_tokens], len(ids) > sampling.max_new_tokens
         self.asked.append((tuple(prompt_ids), tuple(ids)))
         self.samplings.append(sampling)
-        return completion(ids, version=self.version)
+        return completion(ids, Finish.LENGTH if is_cut else Finish.STOP, self.version)
 
     async def close_session(self, session):
         self.closed += 1
