@@ -237,8 +237,9 @@ class PythonInterpreter:
         return self._session is not None
 
     async def listener(self) -> socket.socket:
-        """Start, and return the socket to which the code may connect: it listens in a network of the session's
-        own, which has nothing else. Nothing listens there once a limit has ended the session.
+        """Start, and return the socket to which the code may connect.
+
+        It listens in a network of the session's own, which has nothing else.
 
         Raises:
             ToolError: the sandbox died, or has no network.

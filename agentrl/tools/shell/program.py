@@ -35,7 +35,7 @@ _RESULT: TypeAdapter[ProgramResult] = TypeAdapter(ProgramResult)
 
 
 class SandboxedProgram(Shell):
-    """A program with a folder of its own, for one episode: enter it, then call `listener`, then `executed`."""
+    """A program with a folder of its own, for one episode. Call `listener`, then `executed`."""
 
     async def listener(self) -> socket.socket:
         """Start the sandbox; the socket that the program may connect to.

@@ -104,7 +104,7 @@ ALLOWED: Mapping[str, Mapping[str, Numbers]] = {
 }  # fmt: skip
 
 NETWORK: Mapping[str, Numbers] = {"socket": (41, 198), "connect": (42, 203), "setsockopt": (54, 208)}
-"""More calls of a session with a network of its own: it connects to the one socket there; it cannot listen."""
+"""Calls of a session with a network of its own: it connects to the one socket there, and cannot listen."""
 
 SUCCEEDS: Mapping[str, Numbers] = {
     # Files are in memory: there is nothing to write to a disk. On a file of the host, open for reading, fsync
