@@ -1,4 +1,4 @@
-"""An agent behind the gateway learns as the environment that it could have been: the same weights, bit for bit."""
+"""An agent behind the gateway learns as the environment that it could have been, bit for bit."""
 
 from __future__ import annotations
 
