@@ -137,7 +137,9 @@ class EpisodeInPlay:
             return step.observations.get(self._name, ())
         return self._deliver(step.observations)
 
-    def keep(self, ids: Sequence[int], trained: Sequence[bool]) -> None:
+    def keep(
+        self, ids: Sequence[int], trained: Sequence[bool], *, reason: Restart = Restart.REWRITTEN
+    ) -> None:
         """Make turns of tokens: those of the world, and those that `tokens.sample` returned after them.
 
         Called again, it begins another trajectory of the same rollout. A token is trained once: in later
@@ -145,6 +147,7 @@ class EpisodeInPlay:
 
         Args:
             ids: int [T], a whole trajectory, the prompt first. trained: bool [T].
+            reason: why it does not continue the trajectory before; the first has none.
 
         Raises:
             EpisodeEndedError: the episode had ended before.
@@ -155,7 +158,7 @@ class EpisodeInPlay:
         if game.turns[self._name] and not self._has_kept:
             raise _mixed()
         self._has_kept = True
-        restart = Restart.REWRITTEN if game.turns[self._name] else None
+        restart = reason if game.turns[self._name] else None
         turns = self.tokens.turns_of(ids, trained, game.turns[self._name])
         for turn in turns:
             if self._is_step_due:
@@ -225,7 +228,7 @@ def generating(generate: Generate) -> PlayEpisode:
     """A function that plays as `play` does, by a generate function. Where that fails, the episode fails.
 
     Raises (when it plays):
-        UserError: the environment has several agents.
+        UserError: the environment has several agents, or plays its episodes by itself.
     """
 
     async def play_generated(
@@ -242,6 +245,10 @@ def generating(generate: Generate) -> PlayEpisode:
             raise UserError(
                 f"{env.id} has several agents, and a generate function plays one; leave out "
                 "custom_generate_function_path."
+            )
+        if game.own is not None:
+            raise UserError(
+                f"{env.id} plays its episodes by itself; leave out custom_generate_function_path."
             )
         episode = EpisodeInPlay(game)
         return await game.played(lambda: episode.run(generate))

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from agentrl.envs.play import Game
 from agentrl.errors import StageError, UserError
-from agentrl.types import Completion, Finish, Message, Observation, Turn, TurnTokens
+from agentrl.types import Completion, Finish, Message, Observation, Restart, Turn, TurnTokens
 from agentrl.types.arrays import IntArray
-from agentrl.types.seams import Sampling, Tokenizer, TokenSource
+from agentrl.types.seams import Sampling, Seen, Tokenizer, TokenSource, ToolSchema
 
 _MAX_REQUESTS = 1000
 _NONE = -2
@@ -70,16 +70,36 @@ class OwnTokens:
     def sampling(self) -> Sampling:
         """How the first turn of the episode is sampled: temperature, lengths, stops of the run."""
         session = self._game.session(self._name, 0)
-        return self._source.sampling(0, self._game.world.tools_of(self._name), session)
+        return self._source.sampling(0, self._offered(None), session)
 
     @property
     def was_aborted(self) -> bool:
         """Whether the engine gave up a request, as where the run ends."""
         return any(request.completion.finish is Finish.ABORT for request in self._requests)
 
-    async def render(self, observation: Observation) -> list[int]:
-        """The first prompt of an episode in the run's own dialect, up to where the policy writes."""
-        return await self._source.render(observation, self._game.world.tools_of(self._name))
+    async def render(self, observation: Observation, tools: Sequence[ToolSchema] | None = None) -> list[int]:
+        """A whole prompt in the run's own dialect, up to where the policy writes.
+
+        tools: on offer; None = those of the environment, as of all methods.
+        """
+        return await self._source.render(observation, self._offered(tools))
+
+    async def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema] | None = None
+    ) -> list[int] | Restart:
+        """The tokens of new messages after a turn, up to where the policy writes again; or why the prefix
+        cannot go on."""
+        return await self._source.extend(seen, observation, self._offered(tools))
+
+    async def parse(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        prompt_ids: Sequence[int] = (),
+    ) -> Message:
+        """What was sampled after a prompt, as a message."""
+        return await self._source.parse(ids, self._offered(tools), prompt_ids=prompt_ids)
 
     async def sample(
         self,
@@ -88,11 +108,12 @@ class OwnTokens:
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
+        tools: Sequence[ToolSchema] | None = None,
     ) -> Completion:
         """What the policy samples after exactly these tokens. `EpisodeInPlay.keep` makes turns of it.
 
         max_new_tokens: at most; None = as many as the run's limits leave. stop, stop_token_ids: what ends it
-        beside the stops of the run; the end itself is sampled, too.
+        beside the stops of the run; the end itself is sampled, too. tools: on offer.
 
         Where the limit of tokens leaves none, and after the episode's deadline, it is empty and its finish is
         `length`. `limits.max_turns` does not apply: the function says when it stops.
@@ -105,7 +126,7 @@ class OwnTokens:
         # Several may be asked at once: each has a number, and so a seed, of its own.
         session = self._game.session(self._name, self._num_asked)
         self._num_asked += 1
-        own = self._source.sampling(len(prompt_ids), self._game.world.tools_of(self._name), session)
+        own = self._source.sampling(len(prompt_ids), self._offered(tools), session)
         most = own.max_new_tokens if max_new_tokens is None else min(max_new_tokens, own.max_new_tokens)
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if most < 1:
@@ -147,6 +168,9 @@ class OwnTokens:
         # Tokens that no policy reads must not lengthen the sample.
         most = self._game.world.limits.max_tokens
         return turns or [self._turn(tokens[:most], _nothing(), None, step)]
+
+    def _offered(self, tools: Sequence[ToolSchema] | None) -> Sequence[ToolSchema]:
+        return self._game.world.tools_of(self._name) if tools is None else tools
 
     @property
     def _source(self) -> TokenSource:

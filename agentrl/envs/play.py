@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agentrl.envs.boundary import (
     CLOSE_S,
@@ -120,6 +120,14 @@ async def play(
     return await game.played(game.run)
 
 
+@runtime_checkable
+class PlaysItself(Protocol):
+    """An environment whose episodes may go otherwise than turn by turn."""
+
+    async def play_game(self, game: Game) -> Ending | None:
+        """Play an episode that has not begun; None = turn by turn, as any other."""
+
+
 class Frozen:
     """An agent that is not trained, such as an opponent or a judge."""
 
@@ -147,6 +155,10 @@ class Flow:
         """An agent's turn."""
         return await game.act(name, observation)
 
+    async def whole(self, game: Game, world: PlaysItself) -> Ending | None:
+        """An episode that its environment plays; None = it does not."""
+        return await world.play_game(game)
+
     async def before_turns(self, game: Game) -> None:
         """Called before the turns of a step."""
 
@@ -160,7 +172,8 @@ class Flow:
 class Game:
     """A running episode. unseen: observations that an agent has not acted on yet, by name.
 
-    spent_s: what the clock of its deadline has counted before (seconds). running: that deadline.
+    spent_s: what the clock of its deadline has counted before (seconds). running: that deadline. own: the
+    environment, where it plays itself.
     """
 
     world: MultiAgentEnvironment
@@ -175,6 +188,7 @@ class Game:
     flow: Flow = field(default_factory=Flow)
     spent_s: float = 0.0
     running: Stage = field(default_factory=lambda: stage("episode", None))
+    own: PlaysItself | None = None
 
     @classmethod
     def of(
@@ -193,7 +207,9 @@ class Game:
         """
         world = as_multi_agent(env)
         episode_id = episode_id or f"{task.id}-{seed}-{sampling_seed}"
-        return cls(world, _players(world, agents), task, seed, episode_id, sampling_seed)
+        game = cls(world, _players(world, agents), task, seed, episode_id, sampling_seed)
+        game.own = env if isinstance(env, PlaysItself) else None
+        return game
 
     async def played(self, run: Callable[[], Awaitable[Ending]]) -> Episode:
         """Play by `run`, close everything, and return the episode."""
@@ -216,6 +232,8 @@ class Game:
     async def run(self) -> Ending:
         """Play turns until the world, a limit or an unfinished message ends the episode."""
         limits = self.world.limits
+        if self.own is not None and (ending := await self.flow.whole(self, self.own)) is not None:
+            return ending
         observations = await self.flow.begin(self)
         for number in range(len(self.record.rewards), limits.max_turns * len(self.players)):
             self.deliver(observations)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from agentrl.envs.base import BaseEnv
 from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_state
 from agentrl.envs.multi_agent import AnyEnv
-from agentrl.envs.play import Flow, Game, session_id_of
+from agentrl.envs.play import Flow, Game, PlaysItself, session_id_of
 from agentrl.errors import AgentRLError, StageError, UserError
 from agentrl.runtime.stage import stage
 from agentrl.types import (
@@ -222,7 +222,7 @@ class _Resumable(Flow):
     async def begin(self, game: Game) -> Mapping[str, Observation]:
         """Reset, and be as far as the saved episode."""
         observations, played = await game.reset(), self._played
-        self._agents = {name: each for name, each in game.players.items() if isinstance(each, ResumableAgent)}
+        self._agents = _resumable(game)
         if played is None:
             return observations
         async with stage("load_state", game.world.limits.reset_timeout_s):
@@ -262,6 +262,19 @@ class _Resumable(Flow):
                 raise
         self._stopped.add(name)
         return Act(Message("assistant"), None)
+
+    async def whole(self, game: Game, world: PlaysItself) -> Ending | None:
+        """Where it is stopped, it begins again: its world saves no state in the middle."""
+        if self._episodes.is_stopping:
+            raise _EpisodeStoppedError(game.episode_id)
+        with ExitStack() as stack:
+            for name, agent in _resumable(game).items():
+                stop = partial(agent.stop, session_id_of(game.episode_id, name))
+                stack.enter_context(self._episodes.stopping(stop))
+            ending = await world.play_game(game)
+        if ending is Ending.ABORTED and self._episodes.is_stopping:
+            raise _EpisodeStoppedError(game.episode_id)
+        return ending
 
     def after_turns(
         self, game: Game, observations: Mapping[str, Observation], acts: Mapping[str, Act]
@@ -318,6 +331,10 @@ class _Resumable(Flow):
             usage=record.usage,
             clock_s=game.spent_s + game.running.seconds,
         )
+
+
+def _resumable(game: Game) -> dict[str, ResumableAgent]:
+    return {name: each for name, each in game.players.items() if isinstance(each, ResumableAgent)}
 
 
 class StoppableEpisodes:

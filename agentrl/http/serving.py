@@ -267,8 +267,11 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     asyncio.run(_serve(app, listener))
 
 
-def server_of(app: Starlette) -> uvicorn.Server:
-    """A server that ends when `should_exit` is set; the caller handles signals."""
+def server_of(app: Starlette, *, has_lifespan: bool = True) -> uvicorn.Server:
+    """A server that ends when `should_exit` is set; the caller handles signals.
+
+    has_lifespan: the application does something when it begins and ends.
+    """
     return _Server(
         uvicorn.Config(
             app,
@@ -276,7 +279,7 @@ def server_of(app: Starlette) -> uvicorn.Server:
             ws="none",
             log_level="warning",
             access_log=False,
-            lifespan="on",
+            lifespan="on" if has_lifespan else "off",
             backlog=_ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=_LAST_REQUESTS_S,
         )

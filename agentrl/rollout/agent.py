@@ -27,6 +27,7 @@ from agentrl.types.seams import (
     Policy,
     Renderer,
     Sampling,
+    Seen,
     Session,
     Tokenizer,
     ToolSchema,
@@ -153,6 +154,18 @@ class TokenAgent:
     async def render(self, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """A first prompt; the agent's own conversation stays as it is."""
         return await self._renderer.render(observation, tools)
+
+    async def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """What follows a prefix; the agent's own conversation stays as it is."""
+        return await self._renderer.extend(seen, observation, tools)
+
+    async def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """A sampled turn as a message."""
+        return await self._renderer.parse(ids, tools, prompt_ids=prompt_ids)
 
     def sampling(self, num_used: int, tools: Sequence[ToolSchema], session: Session) -> Sampling:
         """How it samples a turn after `num_used` tokens.
@@ -304,6 +317,7 @@ class _TokenDeadlineAgent(_ResumableDeadlineAgent):
         super().__init__(agent, deadline, agent)
         self._source = agent
         self.render, self.sampling = agent.render, agent.sampling
+        self.extend, self.parse = agent.extend, agent.parse
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -31,6 +31,7 @@ class Restart(StrEnum):
     """Why the new prompt does not continue the previous prefix."""
 
     COMPACTED = "compacted"
+    PARALLEL = "parallel"
     REASONING_STRIPPED = "reasoning_stripped"
     REWRITTEN = "rewritten"
     TOOLS_CHANGED = "tools_changed"

@@ -41,6 +41,7 @@ PAGES = {
     "agentrl.envs.graders": "graders of answers",
     "agentrl.envs": "more of environments: their base class, their registry, scoring",
     "agentrl.envs.check": "the check of an environment",
+    "agentrl.envs.gateway": "agents that were not written as environments",
     "agentrl.types": "episodes token by token, and what a step of training consists of",
     "agentrl.records": "the records of a run: its journal and its metrics",
     "agentrl.errors": "what is raised",

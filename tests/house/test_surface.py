@@ -56,7 +56,7 @@ PUBLIC = [
     "train_async",
 ]
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib"}
-FOR_AUTHORS = {"agentrl", "agentrl.envs.graders", "agentrl.tools"}
+FOR_AUTHORS = {"agentrl", "agentrl.envs.gateway", "agentrl.envs.graders", "agentrl.tools"}
 FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.algorithms.baselines",
     "agentrl.algorithms.estimators",

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentrl.engine.served import replies
 from agentrl.engine.served.chat_replies import (
+    ID_CHARS,
     Body,
     Deltas,
     ReplyHead,
@@ -27,6 +28,7 @@ from agentrl.engine.served.chat_replies import (
     choice,
     finish_of,
     token_logprob,
+    turn_of,
     usage_of,
 )
 from agentrl.engine.served.chat_wire import ChatRequest, read_chat
@@ -208,18 +210,9 @@ class ChatCompletions:
             # An end of the model's own, which is no end of a turn in its template.
             ids = ids[:-1]
         message = await renderer.parse(ids, tools, prompt_ids=prompt)
-        content, reasoning = message.text, message.reasoning or ""
-        calls = tuple(call for call in message.tool_calls if tools and call.arguments is not None)
-        if message.tool_calls and not tools:
-            text = self._codec.decode(ids, True)
-            content = (text.partition(_THINK_END)[2] if reasoning and _THINK_END in text else text).strip()
-        elif len(calls) < len(message.tool_calls):
-            unreadable = (call.raw for call in message.tool_calls if call.arguments is None)
-            content = "\n".join(filter(None, (content, *unreadable)))
-        if isinstance(matched, str) and matched in chat.request.stop:
-            reasoning, found, _ = reasoning.partition(matched)
-            content = "" if found else content.partition(matched)[0]
-        return ReplyTurn(content, reasoning, calls, not ended and self._is_thinking(prompt, ids))
+        stopped_by = matched if isinstance(matched, str) and matched in chat.request.stop else None
+        turn = turn_of(message, lambda: self._codec.decode(ids, True), stopped_by, _new_id if tools else None)
+        return turn._replace(is_open=not ended and self._is_thinking(prompt, ids))
 
     def _is_thinking(self, prompt: Sequence[int], ids: Sequence[int]) -> bool:
         """Whether a thought is open: some formats take its text for content until its end is there."""
@@ -234,6 +227,11 @@ class ChatCompletions:
         pairs = zip(completion.token_ids[start:].tolist(), completion.logprobs[start:].tolist(), strict=True)
         tokens = [token_logprob(self._codec.decode([token], False), logprob) for token, logprob in pairs]
         return {"content": tokens, "refusal": None}
+
+
+def _new_id(number: int) -> str:
+    del number
+    return uuid.uuid4().hex[:ID_CHARS]
 
 
 def _items(

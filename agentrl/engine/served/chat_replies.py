@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agentrl.types import JSON, Completion, Finish, ToolCall
+from agentrl.types import JSON, Completion, Finish, Message, ToolCall
 
 Body = dict[str, JSON]
 
-# Templates of Mistral refuse ids of another form.
-_ID_CHARS = 9
+ID_CHARS = 9
+"""Of a call: templates of Mistral refuse ids of another form."""
+_THINK_END = "</think>"
 # Half of a character that takes several tokens is decoded as this.
 _HALF = "\ufffd"
 _CALL_BEGINS = re.compile(r"[<\[{]")
@@ -28,6 +28,32 @@ class ReplyTurn(NamedTuple):
     reasoning: str
     calls: tuple[ToolCall, ...]
     is_open: bool
+
+
+def turn_of(
+    message: Message, text: Callable[[], str], stopped_by: str | None, id_of: Callable[[int], str] | None
+) -> ReplyTurn:
+    """What a client is shown of a parsed turn.
+
+    A call that cannot be read, and one that no tool was offered for, is part of the content.
+
+    text: of the turn, without special tokens. stopped_by: the client's own string that has ended it, which it
+    is not shown. id_of: the id of the call of this number, by which results name it in the whole
+    conversation: a renderer numbers those of one turn. None = no tool was offered.
+    """
+    content, reasoning, calls = message.text, message.reasoning or "", tuple[ToolCall, ...]()
+    if message.tool_calls and id_of is None:
+        whole = text()
+        content = (whole.partition(_THINK_END)[2] if reasoning and _THINK_END in whole else whole).strip()
+    elif id_of is not None:
+        readable = [call for call in message.tool_calls if call.arguments is not None]
+        unreadable = (call.raw for call in message.tool_calls if call.arguments is None)
+        content = "\n".join(filter(None, (content, *unreadable)))
+        calls = tuple(replace(call, id=id_of(number)) for number, call in enumerate(readable))
+    if stopped_by is not None:
+        reasoning, found, _ = reasoning.partition(stopped_by)
+        content = "" if found else content.partition(stopped_by)[0]
+    return ReplyTurn(content, reasoning, calls, False)
 
 
 class ReplyHead(NamedTuple):
@@ -93,13 +119,14 @@ def token_logprob(text: str, logprob: float) -> JSON:
     return {"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []}
 
 
+def arguments_of(call: ToolCall) -> str:
+    """The arguments of a call as a client is sent them."""
+    return json.dumps(dict(call.arguments or {}), ensure_ascii=False)
+
+
 def _call(call: ToolCall) -> Body:
-    function: JSON = {
-        "name": call.name,
-        "arguments": json.dumps(dict(call.arguments or {}), ensure_ascii=False),
-    }
-    # Results name the calls of a whole conversation by these ids; a renderer numbers those of one turn.
-    return {"id": uuid.uuid4().hex[:_ID_CHARS], "type": "function", "function": function}
+    function: JSON = {"name": call.name, "arguments": arguments_of(call)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 @dataclass(slots=True)

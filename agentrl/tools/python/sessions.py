@@ -92,6 +92,24 @@ class PythonSession:
             raise ToolError("unavailable", f"the sandbox cannot start a session: {reply.detail}")
         return reply
 
+    async def listener(self) -> socket.socket:
+        """The socket to which its code may connect. It listens in the session's own network; call it once.
+
+        Raises:
+            ToolError: the sandbox died, or cannot start a session.
+        """
+        message, self._unsent = self._unsent, b""
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await asyncio.get_running_loop().sock_sendall(self._socket, message)
+                await _readable(self._socket)
+                data, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except (OSError, TimeoutError) as error:
+            raise ToolError("crashed", f"the sandbox died: {error or type(error).__name__}") from None
+        if not fds:
+            raise ToolError("unavailable", f"the sandbox has no network: {data!r}")
+        return socket.socket(fileno=fds[0])
+
     async def close(self) -> None:
         """End it, and wait until all of its processes are dead. Closing twice is fine."""
         try:
@@ -119,6 +137,15 @@ class PythonSession:
                 raise EOFError("its socket is closed")
             data += part
         return bytes(data)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 class Backend(ABC):

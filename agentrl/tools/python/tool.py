@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -133,14 +134,14 @@ class PythonTool(Toolkit):
         """
         return PythonInterpreter(self, setup)
 
-    async def session(self, *, stateful: bool) -> PythonSession:
+    async def session(self, *, stateful: bool, network: bool = False) -> PythonSession:
         """A new session, to be entered with `async with`. A dead sandbox is started again, once.
 
         Raises:
             ToolError: no session can be started.
             UserError: the kernel refuses the sandbox.
         """
-        limits = self._limits(stateful)
+        limits = self._limits(stateful, network=network)
         with clocks_stopped():  # a sandbox that is started again is no part of a call
             backend = await self._shared.get()
         try:
@@ -166,7 +167,7 @@ class PythonTool(Toolkit):
         parameters: dict[str, JSON] = {"type": "object", "properties": {"code": code}, "required": ["code"]}
         return ToolSchema(self.name, description, {**parameters, "additionalProperties": False})
 
-    def _limits(self, stateful: bool) -> SessionLimits:
+    def _limits(self, stateful: bool, *, network: bool = False) -> SessionLimits:
         return SessionLimits(
             wall_s=self.wall_s,
             cpu_s=self.cpu_s,
@@ -175,6 +176,7 @@ class PythonTool(Toolkit):
             processes=self.processes,
             output_bytes=self.output_bytes,
             stateful=stateful,
+            network=network,
         )
 
     def _backend(self) -> AbstractAsyncContextManager[Backend]:
@@ -233,6 +235,20 @@ class PythonInterpreter:
     def has_state(self) -> bool:
         """Whether it runs: it has started, and no limit has ended it."""
         return self._session is not None
+
+    async def listener(self) -> socket.socket:
+        """Start, and return the socket to which the code may connect.
+
+        It listens in a network of the session's own, which has nothing else.
+
+        Raises:
+            ToolError: the sandbox died, or has no network.
+        """
+        async with self._call_lock:
+            self._session = await self._tool.session(stateful=True, network=True)
+            listener = await self._session.listener()
+            await self._prepare(self._session)
+            return listener
 
     async def run(self, program: str) -> PythonResult:
         """Run a program of any length to its end, or to a limit.

@@ -11,7 +11,9 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from typing import IO
 
 FOLDER = "/tmp/work"
 _MOST_DEPTH = 10
@@ -45,6 +47,39 @@ def run(program: str, command: str, timeout_s: float) -> None:
     child.wait()
     if ending != "exit code 0":
         print(f"\n[{ending}]")
+
+
+def execute(program: str, command: str, timeout_s: float, variables: Mapping[str, str], most: int) -> None:
+    """Run a command to its end or its timeout, kill all that it started, and print how it ended as JSON.
+
+    variables: more of its environment. most: bytes of each of its streams, the last ones.
+    """
+    os.makedirs(FOLDER, exist_ok=True)
+    failure, is_late = None, False
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                [program, "-c", command],
+                cwd=FOLDER,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+            code = child.wait(timeout_s)
+            failure = f"exit code {code}" if code else None
+        except subprocess.TimeoutExpired:
+            failure, is_late = f"it ran longer than {timeout_s:g} s", True
+        except OSError as error:
+            failure = f"it does not start: {error.strerror}"
+        _kill_all_others()
+        print(json.dumps([_end_of(output, most), _end_of(errors, most), failure, is_late]))
+
+
+def _end_of(file: IO[bytes], most: int) -> str:
+    file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
+    return file.read().decode("utf-8", "replace")
 
 
 def _kill_all_others() -> None:

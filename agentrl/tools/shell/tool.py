@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -131,6 +131,16 @@ class ShellTool(Toolkit):
         return Shell(self, files or {})
 
     @property
+    def shell_path(self) -> str:
+        """The file of the shell, in the sandbox."""
+        return self._program
+
+    @property
+    def gate(self) -> Gate:
+        """The slots of its commands."""
+        return self._gate
+
+    @property
     def schemas(self) -> Sequence[ToolSchema]:
         """The schema of its one tool."""
         return (self.schema,)
@@ -189,7 +199,7 @@ class Shell:
         self._first_files = dict(files)
         self._interpreter = tool.python.interpreter(f"{_INSIDE}\nput({self._first_files!r})")
 
-    async def __aenter__(self) -> Shell:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

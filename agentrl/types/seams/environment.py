@@ -156,6 +156,16 @@ class TokenSource(Protocol):
     async def render(self, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """A first prompt, as the agent would begin an episode with it."""
 
+    async def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """The tokens of an observation after a turn, as of a Renderer; or why it cannot."""
+
+    async def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """A sampled turn, as of a Renderer."""
+
     def sampling(self, num_used: int, tools: Sequence[ToolSchema], session: Session) -> Sampling:
         """How it samples a turn after `num_used` tokens; `max_new_tokens` is what the limits leave."""
 

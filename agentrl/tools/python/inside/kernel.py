@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import signal
+import socket
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -37,6 +39,9 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _FIXED_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_AND_RUNNING = 0x41
+_MOST_WAITING = 64
 
 MACHINE = platform.machine()
 SUPPORTED = tuple(_CAPSET)
@@ -54,6 +59,21 @@ def _checked(result: int, what: str) -> int:
 def unshare(flags: int) -> None:
     """Move this process (for pids: its next child) into new namespaces."""
     _checked(_libc.unshare(flags), "unshare")
+
+
+def begin_network(own: bool) -> socket.socket:
+    """A socket that listens at 127.0.0.1, at a free port.
+
+    own: in a new network of this process and its children, which has nothing but that address.
+    """
+    if own:
+        unshare(CLONE_NEWNET)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_AND_RUNNING))
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(_MOST_WAITING)
+    return listener
 
 
 def setns(fd: int, flags: int) -> None:

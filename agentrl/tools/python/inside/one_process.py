@@ -54,6 +54,8 @@ def main() -> NoReturn:
 
 def _serve_unprotected(host: int, environment: Mapping[str, str]) -> None:
     limits = cast(SessionLimits, wire.read(host))
+    if limits["network"]:
+        wire.hand_over(host, kernel.begin_network(own=False))
     processes = ProcessTable(None)
     mapped = processes.mapped_bytes()
     group = InterpreterGroup()

@@ -50,7 +50,7 @@ def confine(limits: SessionLimits, mapped_bytes: int, *, user: int | None) -> No
     kernel.die_with_parent(signal.SIGKILL)
     # The change of the user hid it from its supervisor, too, which counts what it has open.
     kernel.hide_memory(False)
-    seccomp.install()
+    seccomp.install(network=limits["network"])
     # The filter refuses epoll; asyncio takes what has this name.
     vars(selectors)["DefaultSelector"] = selectors.PollSelector
 

@@ -27,8 +27,8 @@ Steps = list[tuple[int, int, int, int]]
 """Instructions: code, jump if true, jump if false, operand."""
 
 
-def program(machine: str = MACHINE) -> bytes:
-    """The filter's instructions.
+def program(machine: str = MACHINE, *, network: bool = False) -> bytes:
+    """The filter's instructions. network: with the calls that connect to a server.
 
     Raises:
         KeyError: there is no table for this machine.
@@ -39,15 +39,16 @@ def program(machine: str = MACHINE) -> bytes:
         (_EQUAL, 1, 0, architecture),
         *_returned(_KILL),
         (_LOAD, 0, 0, _NUMBER),
-        *_chosen(_ranges(_outcomes(column))),
+        *_chosen(_ranges(_outcomes(column, network=network))),
     ]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def _outcomes(column: int) -> dict[int, Steps]:
+def _outcomes(column: int, *, network: bool) -> dict[int, Steps]:
     """The steps for every call that does not simply fail, by its number on a machine."""
     tables = [(syscalls.SUCCEEDS, _returned(_ERRNO)), (syscalls.ABSENT, _returned(_ERRNO | errno.ENOSYS))]
-    tables += [(group, _returned(_ALLOW)) for group in syscalls.ALLOWED.values()]
+    groups = [*syscalls.ALLOWED.values(), *([syscalls.NETWORK] if network else [])]
+    tables += [(group, _returned(_ALLOW)) for group in groups]
     outcomes: dict[int, Steps] = {}
     for calls, steps in tables:
         for name, numbers in calls.items():
@@ -107,19 +108,19 @@ def _returned(outcome: int) -> Steps:
 
 def prepare() -> None:
     """Compile the filter now; forked children inherit it."""
-    _compiled()
+    _compiled(network=False)
 
 
-def install() -> None:
+def install(*, network: bool) -> None:
     """Install the filter for this process and all of its children; it cannot be removed."""
     forbid_new_privileges()
-    code = _compiled()
+    code = _compiled(network=network)
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(code))
     install_filter(header)
 
 
-@lru_cache(maxsize=1)
-def _compiled() -> ctypes.Array[ctypes.c_char]:
-    """Compiled once, in the warm parent."""
-    code = program()
+@lru_cache(maxsize=2)
+def _compiled(*, network: bool) -> ctypes.Array[ctypes.c_char]:
+    """Compiled once, in the warm parent; with the network, in the session."""
+    code = program(network=network)
     return ctypes.create_string_buffer(code, len(code))

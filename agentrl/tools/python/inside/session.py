@@ -35,6 +35,8 @@ class Confined:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         limits = cast(SessionLimits, wire.read(self._host))
         proc = _own_file_system(limits)
+        if limits["network"]:
+            wire.hand_over(self._host, kernel.begin_network(own=True))
         processes = ProcessTable(proc)
         mapped = processes.mapped_bytes()
 

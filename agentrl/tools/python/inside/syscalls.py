@@ -103,6 +103,9 @@ ALLOWED: Mapping[str, Mapping[str, Numbers]] = {
     },
 }  # fmt: skip
 
+NETWORK: Mapping[str, Numbers] = {"socket": (41, 198), "connect": (42, 203), "setsockopt": (54, 208)}
+"""Calls of a session with a network of its own: it connects to the one socket there, and cannot listen."""
+
 SUCCEEDS: Mapping[str, Numbers] = {
     # Files are in memory: there is nothing to write to a disk. On a file of the host, open for reading, fsync
     # would have the host's file system write its journal, at the expense of everything else on that disk.
@@ -140,6 +143,11 @@ _AF_UNIX = 1
 _REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451)
 # PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS
 _OPTIONS = (3, 15, 16, 21, 23, 39)
+_AF_INET, _SOCK_STREAM, _IPPROTO_TCP = 2, 1, 6
+# SO_REUSEADDR, SO_KEEPALIVE, SO_LINGER, SO_RCVTIMEO, SO_SNDTIMEO; no SO_SNDBUF and SO_RCVBUF.
+_SOCKET_OPTIONS = (2, 9, 13, 20, 21)
+# TCP_NODELAY, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT
+_TCP_OPTIONS = (1, 4, 5, 6, 18)
 _ITSELF = ((ArgumentCheck(0, (0,)),),)
 
 CONDITIONS: Mapping[str, Alternatives] = {
@@ -152,6 +160,17 @@ CONDITIONS: Mapping[str, Alternatives] = {
     "pipe2": ((ArgumentCheck(1, (0,), ~_O_CLOEXEC_AND_NONBLOCK & 0xFFFFFFFF),),),
     # No pairs of TIPC, which reach into the kernel's network.
     "socketpair": ((ArgumentCheck(0, (_AF_UNIX,)),),),
+    "socket": (
+        (
+            ArgumentCheck(0, (_AF_INET,)),
+            ArgumentCheck(1, (_SOCK_STREAM,), ~_O_CLOEXEC_AND_NONBLOCK & 0xFFFFFFFF),
+            ArgumentCheck(2, (0, _IPPROTO_TCP)),
+        ),
+    ),
+    "setsockopt": (
+        (ArgumentCheck(1, (1,)), ArgumentCheck(2, _SOCKET_OPTIONS)),
+        (ArgumentCheck(1, (_IPPROTO_TCP,)), ArgumentCheck(2, _TCP_OPTIONS)),
+    ),
     "sendto": ((ArgumentCheck(3, (0,), _MSG_OOB),),),
     "recvfrom": ((ArgumentCheck(3, (0,), _MSG_OOB),),),
     # Shared memory is not counted in any process, unless it is backed by files, which are bounded.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 
 class SessionLimits(TypedDict):
-    """Seconds, bytes and counts; the docstring of PythonTool defines each."""
+    """Seconds, bytes and counts; the docstring of PythonTool defines each.
+
+    network: the code may connect to one socket of the host, in a network of its own.
+    """
 
     wall_s: float
     cpu_s: float
@@ -19,6 +23,7 @@ class SessionLimits(TypedDict):
     processes: int
     output_bytes: int
     stateful: bool
+    network: bool
 
 
 # No /dev/zero: a mapping of it is shared memory that is counted in no process.
@@ -48,6 +53,12 @@ def pack(message: object) -> bytes:
     """A message as bytes, with its length."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
+
+
+def hand_over(fd: int, listener: socket.socket) -> None:
+    """Send a socket through a file descriptor that is one."""
+    with listener, socket.socket(fileno=os.dup(fd)) as host:
+        socket.send_fds(host, [b"n"], [listener.fileno()])
 
 
 def write(fd: int, message: object) -> None:

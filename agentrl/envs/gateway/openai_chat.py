@@ -1,0 +1,200 @@
+"""POST /v1/chat/completions of an episode, in OpenAI's protocol; the other protocols are translated into it.
+
+Fields are those of `agentrl serve`. What a request says of sampling is overruled by the run's settings, since
+every token is trained as the policy has sampled it, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from agentrl.engine.served.chat_replies import (
+    Body,
+    Deltas,
+    ReplyHead,
+    choice,
+    finish_of,
+    token_logprob,
+    usage_of,
+)
+from agentrl.engine.served.chat_wire import read_chat
+from agentrl.engine.served.requests import RefusedError
+from agentrl.envs.gateway.recording import Answered, ModelRequest
+from agentrl.tools.json_text import read_json
+from agentrl.types import JSON, Message, ToolCall
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "logit_bias", "reasoning_effort", "verbosity"),
+)
+_NO_CALL = (
+    "The model has not called the tool that `tool_choice` asks for, and nothing here makes it; write "
+    '"auto", and answer a reply without a call.'
+)
+
+
+class WireRequest(NamedTuple):
+    """A request and how its reply is sent."""
+
+    asked: ModelRequest
+    model: str
+    stream: bool
+    include_usage: bool
+
+
+def fields_of(body: bytes) -> Body:
+    """The fields of a body.
+
+    Raises:
+        RefusedError: it is no JSON object.
+    """
+    try:
+        fields = read_json(body.decode())
+    except ValueError as error:
+        raise RefusedError(f"The body is no JSON: {str(error)[:100]}.") from None
+    if not isinstance(fields, dict):
+        raise RefusedError("The body is no JSON object.")
+    return fields
+
+
+def read_request(fields: Body) -> WireRequest:
+    """Parse the fields of a request.
+
+    Raises:
+        RefusedError: it is invalid, exceeds a bound, or asks for what no engine here does.
+    """
+    overruled = tuple(name for name in _SAMPLING if fields.pop(name, None) is not None)
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        fields["tools"] = [_without_strict(tool) for tool in tools]
+    must_call = _must_call(fields)
+    chat = read_chat(json.dumps(fields).encode())
+    names = [tool.name for tool in chat.tools]
+    if must_call is not None and (not names or (must_call and must_call not in names)):
+        raise RefusedError("`tool_choice` asks for a tool that `tools` lacks.")
+    messages, num_split = _merged(chat.messages)
+    if messages[-1].role == "assistant":
+        raise RefusedError("The last message is the assistant's, and no reply goes on from it; leave it out.")
+    asked = ModelRequest(
+        messages,
+        chat.tools,
+        must_call,
+        chat.n,
+        chat.max_tokens,
+        chat.stop,
+        logprobs=chat.logprobs,
+        overruled=overruled,
+        num_split=num_split,
+    )
+    return WireRequest(asked, str(fields["model"]), chat.stream, chat.include_usage)
+
+
+def check_calls(asked: ModelRequest, answers: Sequence[Answered]) -> None:
+    """Check that replies call what their request says.
+
+    Raises:
+        RefusedError: one does not: the model decides, and no engine here makes it.
+    """
+    if asked.must_call is None:
+        return
+    for answered in answers:
+        names = {call.name for call in answered.turn.calls}
+        if not names or (asked.must_call and asked.must_call not in names):
+            raise RefusedError(_NO_CALL, "tool_choice_not_held")
+
+
+def whole_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:
+    """The reply in one piece."""
+    choices = [
+        choice(index, answered.turn, answered.completion, _logprobs(request, answered))
+        for index, answered in enumerate(answers)
+    ]
+    return {**_head(request).body("chat.completion", choices), "usage": _usage(answers)}
+
+
+def events_of(request: WireRequest, answers: Sequence[Answered]) -> Iterator[str]:
+    """The reply as the events of a stream."""
+    head = _head(request)
+
+    def chunk(choices: Sequence[JSON], usage: JSON = None) -> str:
+        body = head.body("chat.completion.chunk", choices)
+        return _event({**body, "usage": usage} if request.include_usage else body)
+
+    for index, answered in enumerate(answers):
+        yield chunk([_part(index, {"role": "assistant", "content": ""}, None)])
+        logprobs = _logprobs(request, answered)
+        for delta in Deltas(bool(request.asked.tools)).next(answered.turn, ended=True):
+            yield chunk([_part(index, delta, logprobs)])
+            logprobs = None
+        ending = _part(index, {}, logprobs, finish_of(answered.turn, answered.completion))
+        yield chunk([ending])
+    if request.include_usage:
+        yield chunk([], _usage(answers))
+    yield "data: [DONE]\n\n"
+
+
+def _head(request: WireRequest) -> ReplyHead:
+    return ReplyHead(f"chatcmpl-{uuid.uuid4().hex}", request.model, int(time.time()))
+
+
+def _part(index: int, delta: Mapping[str, JSON], logprobs: JSON, finish_reason: str | None = None) -> JSON:
+    return {"index": index, "delta": dict(delta), "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _event(body: Mapping[str, JSON]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+def _logprobs(request: WireRequest, answered: Answered) -> JSON:
+    if not request.asked.logprobs:
+        return None
+    pairs = zip(answered.texts, answered.completion.logprobs.tolist(), strict=True)
+    return {"content": [token_logprob(text, logprob) for text, logprob in pairs], "refusal": None}
+
+
+def _usage(answers: Sequence[Answered]) -> Body:
+    return usage_of(answers[0].num_prompt_tokens, [answered.completion for answered in answers])
+
+
+def _must_call(fields: Body) -> str | None:
+    """The tool that has to be called, "" for any, None for none; `tool_choice` then is a supported one."""
+    choice = fields.get("tool_choice")
+    if choice == "required":
+        fields["tool_choice"] = "auto"
+        return ""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    fields["tool_choice"] = "auto"
+    return name
+
+
+def _without_strict(tool: JSON) -> JSON:
+    """A tool without `strict`: clients set it by default, and check the arguments of a call all the same."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(function, dict):
+        return tool
+    return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
+
+
+def _merged(messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:
+    """Messages of which no two of the assistant follow each other, and how many were parts of one."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == "assistant" == merged[-1].role:
+            merged[-1] = _joined(merged[-1], message)
+        else:
+            merged.append(message)
+    return tuple(merged), len(messages) - len(merged)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    calls: tuple[ToolCall, ...] = (*first.tool_calls, *second.tool_calls)
+    texts = filter(None, (first.text, second.text))
+    thoughts = filter(None, (first.reasoning, second.reasoning))
+    return Message("assistant", "\n".join(texts), "\n".join(thoughts) or None, calls)

@@ -1,0 +1,258 @@
+"""Replies to the requests of an episode, sampled and recorded: each token is trained where it was sampled.
+
+A request that continues a reply is sampled after its tokens and those of the new messages alone. Any other is
+rendered as a whole, and begins a trajectory. Of several that continue one reply, the first goes on with its
+trajectory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from agentrl.engine.served.chat_replies import ID_CHARS, ReplyTurn, arguments_of, turn_of
+from agentrl.engine.served.requests import RefusedError
+from agentrl.envs.gateway.same import SPLIT
+from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
+from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
+from agentrl.errors import RenderingError, UserError
+from agentrl.runtime.stage import all_of, stage
+from agentrl.types import Completion, Finish, Message, Observation, Restart
+from agentrl.types.seams import Seen, ToolSchema
+
+_MOST_REPLIES = 1000
+CONTEXT_LENGTH = "context_length_exceeded"
+"""The code of a refusal: the conversation is longer than an episode may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request in any protocol.
+
+    messages: the conversation; the last is not the assistant's. tools: on offer. must_call: the tool that a
+    reply has to call; "" = any; None = none has to be. n: replies (count). max_tokens: of each; None = what
+    the limits of the episode leave. stop: strings that end a reply, and are no part of it. logprobs: the
+    reply has those of its tokens. overruled: what the request says of sampling, where the run's settings hold
+    in its place. num_split: messages of the assistant that were parts of one (count).
+    """
+
+    messages: Observation
+    tools: tuple[ToolSchema, ...] = ()
+    must_call: str | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    overruled: tuple[str, ...] = ()
+    num_split: int = 0
+
+    def with_overruled(self, names: tuple[str, ...]) -> ModelRequest:
+        """The same request, of which the run overrules this."""
+        return replace(self, overruled=names)
+
+
+class Answered(NamedTuple):
+    """A reply as a protocol writes it.
+
+    completion: without tokens where its agent has none. stopped_by: the string of the request that has ended
+    it. texts: of its tokens, where the request asks for logprobs.
+    """
+
+    turn: ReplyTurn
+    completion: Completion
+    num_prompt_tokens: int
+    stopped_by: str | None = None
+    texts: Sequence[str] = ()
+
+
+class EpisodeRecording:
+    """The requests of an episode, their replies, and at its end its trajectories.
+
+    counts: receives `requests`, `changed_KIND` and `overruled_NAME`. was_cut: a limit of the episode has
+    refused or cut a reply.
+    """
+
+    def __init__(self, episode: EpisodeInPlay, counts: Counter[str]) -> None:
+        self._episode = episode
+        self._counts = counts
+        self._tree = ConversationTree()
+        self._replies: list[SampledReply] = []
+        self._num_requests = self._num_asked = 0
+        self._first_prompt: list[int] | None = None
+        self.was_cut = False
+
+    async def answers(self, asked: ModelRequest) -> list[Answered]:
+        """The replies to a request, in the order of their choices.
+
+        Waits for: the policy. Unblocked by: its replies. On cancellation: nothing of it is recorded.
+
+        Raises:
+            RefusedError: a limit of the episode leaves no reply, or the messages have no form for the model.
+            EpisodeEndedError: the engine has given up.
+        """
+        self._check_room(asked)
+        self._num_requests, self._num_asked = self._num_requests + 1, self._num_asked + asked.n
+        number = self._num_requests
+        note(self._counts, asked)
+        place = self._tree.place(asked.messages, asked.tools)
+        self._counts.update({f"changed_{kind}": times for kind, times in place.changed.items()})
+        prompt, previous, reason = await self._prompt(place, asked.tools)
+        if self._first_prompt is None:
+            self._first_prompt = prompt
+        limit = self._episode.limits.max_tokens
+        if limit is not None and len(prompt) >= limit:
+            self.was_cut = True
+            raise RefusedError(
+                f"The messages have {len(prompt):,} tokens, and an episode has {limit:,} with the reply; "
+                "send fewer.",
+                CONTEXT_LENGTH,
+            )
+        async with stage("act", None):
+            completions = await all_of([self._sampled(prompt, asked) for _ in range(asked.n)])
+        if any(completion.finish is Finish.ABORT for completion in completions):
+            raise EpisodeEndedError("the run stops")
+        answers = []
+        for index, completion in enumerate(completions):
+            seen = Seen(place.messages, asked.tools, prompt, completion.token_ids.tolist())
+            answered, action = await self._answered(seen, completion, asked, f"{number}/{index}")
+            seen = seen._replace(messages=(*place.messages, action))
+            sent = sent_message(answered.turn)
+            ids = sent_ids(answered.turn, action)
+            reply = SampledReply(number, action, sent, ids, seen, completion, previous, reason)
+            place.end.add(sent, reply)
+            self._replies.append(reply)
+            answers.append(answered)
+        return answers
+
+    async def num_tokens(self, asked: ModelRequest) -> int:
+        """The tokens of a request, as a whole prompt (count)."""
+        return len(await self._rendered(asked.messages, asked.tools))
+
+    def keep(self) -> None:
+        """Make turns of all that was sampled; where nothing was, of the first prompt.
+
+        Raises:
+            StageError: there was no request.
+        """
+        for last, why in _trajectories(self._replies):
+            ids = [*last.seen.prompt_ids, *last.seen.completion_ids]
+            trained = [False] * len(ids)
+            reply: SampledReply | None = last
+            while reply is not None:
+                start = len(reply.seen.prompt_ids)
+                trained[start : start + len(reply.seen.completion_ids)] = [True] * len(
+                    reply.seen.completion_ids
+                )
+                reply = reply.previous
+            self._episode.keep(ids, trained, reason=why)
+        if not self._replies and self._first_prompt is not None:
+            self._episode.keep(self._first_prompt, [False] * len(self._first_prompt))
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a request was read as far as its prompt."""
+        return self._first_prompt is not None
+
+    def _check_room(self, asked: ModelRequest) -> None:
+        most = min(self._episode.limits.max_turns, _MOST_REPLIES)
+        if self._num_asked + asked.n > most:
+            self.was_cut = True
+            raise RefusedError(f"The episode has {most:,} replies at most, and these are over; end it.")
+
+    async def _prompt(
+        self, place: Place, tools: Sequence[ToolSchema]
+    ) -> tuple[list[int], SampledReply | None, Restart]:
+        """The tokens of a request, the reply that they go on from, and why there is none."""
+        before, reason = place.continued, place.reason
+        if before is not None and all(message.role != "assistant" for message in place.new):
+            try:
+                added = await self._episode.tokens.extend(before.seen, place.new, tools)
+            except RenderingError as error:
+                raise RefusedError(_sentence(str(error))) from None
+            if not isinstance(added, Restart):
+                return [*before.seen.prompt_ids, *before.seen.completion_ids, *added], before, reason
+            reason = added
+        return await self._rendered(place.messages, tools), None, reason
+
+    async def _rendered(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        try:
+            return await self._episode.tokens.render(messages, tools)
+        except (RenderingError, UserError) as error:
+            # What a client writes may have no form in this model's template.
+            raise RefusedError(_sentence(str(error))) from None
+
+    async def _sampled(self, prompt: Sequence[int], asked: ModelRequest) -> Completion:
+        tokens = self._episode.tokens
+        return await tokens.sample(
+            prompt, max_new_tokens=asked.max_tokens, stop=asked.stop, tools=asked.tools
+        )
+
+    async def _answered(
+        self, seen: Seen, completion: Completion, asked: ModelRequest, name: str
+    ) -> tuple[Answered, Message]:
+        """A reply, and the message that it was parsed as."""
+        tokens, ids = self._episode.tokens, list(seen.completion_ids)
+        action = await tokens.parse(ids, asked.tools, prompt_ids=seen.prompt_ids)
+        matched = completion.matched
+        stopped_by = matched if isinstance(matched, str) and matched in asked.stop else None
+        name_of = id_of(f"{self._episode.id}/{name}")
+        turn = turn_of(
+            action,
+            lambda: str(tokens.tokenizer.decode(ids, skip_special_tokens=True)),
+            stopped_by,
+            name_of if asked.tools else None,
+        )
+        limit = self._episode.limits.max_tokens
+        if completion.finish is Finish.LENGTH and limit is not None:
+            self.was_cut |= len(seen.prompt_ids) + len(ids) >= limit
+        texts = [str(tokens.tokenizer.decode([token])) for token in ids] if asked.logprobs else ()
+        return Answered(turn, completion, len(seen.prompt_ids), stopped_by, texts), action
+
+
+def note(counts: Counter[str], asked: ModelRequest) -> None:
+    """Count a request."""
+    counts["requests"] += 1
+    counts.update(f"overruled_{name}" for name in asked.overruled)
+    counts.update({f"changed_{SPLIT}": asked.num_split} if asked.num_split else {})
+
+
+def id_of(name: str) -> Callable[[int], str]:
+    """Ids of the calls of a reply, by their numbers: equal where the episode is played again."""
+    return lambda number: hashlib.sha256(f"{name}/{number}".encode()).hexdigest()[:ID_CHARS]
+
+
+def sent_message(turn: ReplyTurn) -> Message:
+    """A reply as its client sees it."""
+    calls = tuple(replace(call, raw=arguments_of(call)) for call in turn.calls)
+    return Message("assistant", turn.content, turn.reasoning or None, calls)
+
+
+def sent_ids(turn: ReplyTurn, action: Message) -> Mapping[str, str]:
+    """The ids of the calls that its client is sent -> those of the message that was parsed."""
+    readable = [call.id for call in action.tool_calls if call.arguments is not None]
+    return dict(zip((call.id for call in turn.calls), readable, strict=False))
+
+
+def _trajectories(replies: Sequence[SampledReply]) -> Iterator[tuple[SampledReply, Restart]]:
+    """The last reply of each trajectory, in the order of the first ones, and why that one begins it."""
+    following: dict[int, SampledReply] = {}
+    begins: list[SampledReply] = []
+    for reply in sorted(replies, key=lambda reply: reply.number):
+        if reply.previous is None or id(reply.previous) in following:
+            begins.append(reply)
+        else:
+            following[id(reply.previous)] = reply
+    for first in begins:
+        last = first
+        while id(last) in following:
+            last = following[id(last)]
+        yield last, first.reason
+
+
+def _sentence(reason: str) -> str:
+    """A reason of a renderer as one sentence in one line."""
+    line = " ".join(reason.split())
+    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith(".") else ".")

@@ -1,0 +1,342 @@
+"""The endpoints of running episodes: one server of a process, and a door for each episode.
+
+    http://127.0.0.1:PORT/EPISODE/v1/chat/completions       OpenAI, also /v1/responses and /v1/models
+    http://127.0.0.1:PORT/EPISODE/v1/messages               Anthropic, also /v1/messages/count_tokens
+
+Each door has a key of its own, and both end with the episode. Whoever knows no key learns nothing, not even
+which episodes there are. Errors are in the form of the protocol that they answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
+from itertools import count
+from typing import Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.engine.served.chat_replies import Body
+from agentrl.engine.served.replies import openai_error
+from agentrl.engine.served.requests import RefusedError
+from agentrl.envs.gateway.anthropic_messages import (
+    messages_error,
+    messages_events,
+    messages_reply,
+    read_messages,
+)
+from agentrl.envs.gateway.openai_chat import (
+    WireRequest,
+    check_calls,
+    events_of,
+    fields_of,
+    read_request,
+    whole_reply,
+)
+from agentrl.envs.gateway.openai_responses import read_responses, responses_events, responses_reply
+from agentrl.envs.gateway.recording import Answered, ModelRequest
+from agentrl.envs.generate import EpisodeEndedError
+from agentrl.http.requests import MAX_VALUES, check_values, off_loop
+from agentrl.http.serving import (
+    BodyReader,
+    Endpoint,
+    RequestChecks,
+    address_of,
+    bound,
+    cancel,
+    server_of,
+    unless_disconnected,
+)
+from agentrl.tools import Shared
+from agentrl.types import JSON
+
+_MAX_BODY_BYTES = 8 << 20
+_MOST_PENDING = 256
+_MOST_RESPONSES = 1000
+_MAX_NAME_CHARS = 60
+_CLIENT_IS_GONE = 499
+_MODEL = "policy"
+_ANTHROPIC = ("/messages", "/count_tokens")
+_NO_KEY = "There is no such episode, or this is not its key."
+_ENDED = "The episode has ended."
+_FAILED = "The policy has failed, and with it the episode."
+_EVENTS = "text/event-stream"
+_T = TypeVar("_T")
+
+
+class Responder(Protocol):
+    """Replies to the requests of one episode."""
+
+    async def answers(self, asked: ModelRequest) -> list[Answered]:
+        """The replies to a request."""
+
+    async def num_tokens(self, asked: ModelRequest) -> int:
+        """The tokens of a request (count)."""
+
+
+class Door:
+    """The endpoints of one episode.
+
+    address: of the server; "" = it is not known yet. context: that of the episode, in which its requests are
+    answered, so that its clocks stop where they wait. failure: why the policy has not answered.
+    """
+
+    def __init__(self, name: str, responder: Responder, address: str) -> None:
+        self.name, self.address = name, address
+        self.key = secrets.token_urlsafe(32)
+        self.context: Context = copy_context()
+        self.failure: BaseException | None = None
+        self.is_failing = asyncio.Event()
+        self.items: dict[str, Sequence[JSON]] = {}
+        self._responder = responder
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_open = True
+
+    @property
+    def base_url(self) -> str:
+        """For clients of OpenAI; those of Anthropic leave out its last part, `/v1`."""
+        return f"{self.address}/{self.name}/v1"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables by which clients find it."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.key,
+        }
+
+    async def answers(self, asked: ModelRequest) -> list[Answered]:
+        """The replies to a request.
+
+        Raises:
+            RefusedError: the request is refused.
+            HTTPException: 429, too many wait; 503, the episode has ended; 500, the policy has failed.
+        """
+        return await self._result(self._responder.answers, asked)
+
+    async def num_tokens(self, asked: ModelRequest) -> int:
+        """The tokens of a request (count); errors are those of `answers`."""
+        return await self._result(self._responder.num_tokens, asked)
+
+    async def close(self) -> None:
+        """End all requests in flight; later ones find no episode."""
+        self._is_open = False
+        await cancel([*self._tasks])
+
+    async def _result(
+        self, work: Callable[[ModelRequest], Coroutine[None, None, _T]], asked: ModelRequest
+    ) -> _T:
+        if len(self._tasks) >= _MOST_PENDING:
+            raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
+        if not self._is_open:
+            raise HTTPException(503, _ENDED)
+        task = asyncio.get_running_loop().create_task(work(asked), context=self.context.copy())
+        self._tasks.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            self._tasks.discard(task)
+        if task.cancelled():
+            raise HTTPException(503, _ENDED)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if isinstance(error, RefusedError):
+            raise error
+        if not isinstance(error, EpisodeEndedError):
+            self.failure = self.failure or error
+        self.is_failing.set()
+        status, sentence = (500, _FAILED) if self.failure else (503, _ENDED)
+        raise HTTPException(status, sentence)
+
+
+class Gateway:
+    """The doors of all episodes of an event loop, and the application behind their address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._doors: dict[str, Door] = {}
+        self._numbers = count(1)
+        self.app = application_of(self._doors)
+
+    @asynccontextmanager
+    async def opened(self, episode_id: str, responder: Responder) -> AsyncIterator[Door]:
+        """The door of an episode, open during the block.
+
+        episode_id: part of its path. Runs may play episodes of one id at the same time, so it has a number,
+        too.
+        """
+        readable = re.sub(r"[^A-Za-z0-9-]+", "-", episode_id)[:_MAX_NAME_CHARS]
+        door = Door(f"{readable}-{next(self._numbers)}", responder, self.address)
+        self._doors[door.name] = door
+        try:
+            yield door
+        finally:
+            del self._doors[door.name]
+            await door.close()
+
+
+@asynccontextmanager
+async def served(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
+    """An application, served at a socket during the block."""
+    server = server_of(app, has_lifespan=False)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not (server.started or task.done()):
+            await asyncio.sleep(0.001)
+        yield
+    finally:
+        # Whoever is still connected belongs to an episode that has ended.
+        server.should_exit = server.force_exit = True
+        await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def _gateway() -> AsyncIterator[Gateway]:
+    with bound("127.0.0.1", 0) as listener:
+        gateway = Gateway(address_of(listener))
+        async with served(gateway.app, listener):
+            yield gateway
+
+
+GATEWAY = Shared(_gateway, "gateway")
+"""That of the event loop: opened with the first episode that needs it."""
+
+
+def application_of(doors: Mapping[str, Door]) -> Starlette:
+    """The application for some episodes, by name."""
+    endpoints = _Endpoints(doors)
+    checked = RequestChecks().checked
+    post: Mapping[str, Endpoint] = {
+        "/chat/completions": endpoints.chat,
+        "/responses": endpoints.responses,
+        "/messages": endpoints.messages,
+        "/messages/count_tokens": endpoints.count_tokens,
+    }
+    routes = [
+        Route(f"/{{episode}}/v1{path}", checked(endpoint), methods=["POST"])
+        for path, endpoint in post.items()
+    ]
+    routes += [
+        Route(f"/{{episode}}/v1{path}", checked(endpoints.models), methods=["GET"])
+        for path in ("/models", "/models/{model:path}")
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, RefusedError: _refused})
+
+
+class _Endpoints:
+    def __init__(self, doors: Mapping[str, Door]) -> None:
+        self._doors = doors
+        self._bodies = BodyReader(_MAX_BODY_BYTES)
+
+    async def chat(self, request: HttpRequest) -> Response:
+        door, body = await self._read(request)
+        read = await off_loop(lambda text: read_request(fields_of(text)), body)
+        return await self._replied(
+            request, door, read, lambda answers: whole_reply(read, answers), lambda a: events_of(read, a)
+        )
+
+    async def messages(self, request: HttpRequest) -> Response:
+        door, body = await self._read(request)
+        read = await off_loop(lambda text: read_messages(fields_of(text)), body)
+        return await self._replied(
+            request, door, read, lambda a: messages_reply(read, a), lambda a: messages_events(read, a)
+        )
+
+    async def responses(self, request: HttpRequest) -> Response:
+        door, body = await self._read(request)
+        read, items = await off_loop(lambda text: read_responses(fields_of(text), door.items), body)
+
+        def whole(answers: Sequence[Answered]) -> Body:
+            reply = responses_reply(read, answers)
+            output = reply["output"]
+            if len(door.items) < _MOST_RESPONSES:
+                door.items[str(reply["id"])] = [*items, *(output if isinstance(output, list) else ())]
+            return reply
+
+        return await self._replied(request, door, read, whole, lambda a: responses_events(whole(a)))
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        door, body = await self._read(request)
+        read = await off_loop(lambda text: read_messages(fields_of(text), counts_only=True), body)
+        number = await unless_disconnected(request, door.num_tokens(read.asked))
+        if number is None:
+            return Response(status_code=_CLIENT_IS_GONE)
+        return JSONResponse({"input_tokens": number})
+
+    async def models(self, request: HttpRequest) -> Response:
+        """The one model, in the forms of both protocols."""
+        self._door(request)
+        name = request.path_params.get("model", _MODEL)
+        model: Body = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
+        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        if "model" in request.path_params:
+            return JSONResponse(model)
+        more: Body = {"has_more": False, "first_id": name, "last_id": name}
+        return JSONResponse({"object": "list", "data": [model], **more})
+
+    async def _read(self, request: HttpRequest) -> tuple[Door, bytes]:
+        door = self._door(request)
+        body = await self._bodies.read(request)
+        try:
+            await check_values(body)
+        except ValueError:
+            raise HTTPException(413, f"A body holds at most {MAX_VALUES:,} values.") from None
+        return door, body
+
+    def _door(self, request: HttpRequest) -> Door:
+        """The door of a request with its key."""
+        door = self._doors.get(request.path_params["episode"])
+        bearer = request.headers.get("authorization", "")
+        given = request.headers.get("x-api-key") or bearer.removeprefix("Bearer ")
+        # An unknown episode takes as long as a wrong key.
+        key = secrets.token_urlsafe(32) if door is None else door.key
+        is_key = hmac.compare_digest(given.encode("latin-1", "replace"), key.encode())
+        if door is None or not is_key:
+            raise HTTPException(401, _NO_KEY)
+        return door
+
+    async def _replied(
+        self,
+        request: HttpRequest,
+        door: Door,
+        read: WireRequest,
+        whole: Callable[[Sequence[Answered]], Body],
+        events: Callable[[Sequence[Answered]], Iterator[str]],
+    ) -> Response:
+        answers = await unless_disconnected(request, door.answers(read.asked))
+        if answers is None:
+            return Response(status_code=_CLIENT_IS_GONE)
+        check_calls(read.asked, answers)
+        if read.stream:
+            return Response("".join(events(answers)), media_type=_EVENTS)
+        return JSONResponse(whole(answers))
+
+
+async def _http_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
+    return _error(request, error.detail, error.status_code, None)
+
+
+async def _refused(request: HttpRequest, error: Exception) -> Response:
+    return _error(request, str(error), 400, error.code if isinstance(error, RefusedError) else None)
+
+
+def _error(request: HttpRequest, sentence: str, status: int, code: str | None) -> Response:
+    """An error in the protocol of the address that was asked."""
+    is_anthropic = request.url.path.endswith(_ANTHROPIC)
+    body = messages_error(sentence, status) if is_anthropic else openai_error(sentence, status, code)
+    return JSONResponse(body, status)
