@@ -277,6 +277,10 @@ class TrainSettings(TypedDict, total=False):
     offload: bool
     recompute_granularity: Literal["full", "selective"] | None
     megatron_config: Mapping[str, JSON]
+    custom_megatron_init_path: Function | None
+    custom_model_provider_path: Function | None
+    custom_megatron_before_log_prob_hook_path: Function | None
+    custom_megatron_before_train_step_hook_path: Function | None
     cluster: Literal["local", "ray"]
     ray_address: Name | None
     placement_timeout_s: float
