@@ -1,4 +1,4 @@
-"""docs/slime-features.md, and its counts in the guide, of slime_features.toml: `make reference` writes them."""
+"""docs/slime-features.md and the counts of the guide, of slime_features.toml: `make reference` writes them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _INTRODUCTION = """\
 
 {sentence}
 
-A thing is what a user sets, calls or looks at; flags that do one thing together are one. "The same" are the names
-in the second column. What works has a test that fails if it breaks, and so has the part that is here of what is in
-part. [Coming from slime](coming-from-slime.md) shows how to bring a run along.
+A thing is what a user sets, calls or looks at; flags that do one thing together are one. "The same" are
+the names in the second column. What works has a test that fails if it breaks, and so has the part that
+is here of what is in part. [Coming from slime](coming-from-slime.md) shows how to bring a run along.
 """
 
 
@@ -51,7 +51,8 @@ def sentence() -> str:
     slime, miles = (_counts(found) for found in features().values())
     return (
         f"Of {sum(slime)} things of slime that its users know, {slime[0]} work, {slime[1]} are here in part, "
-        f"and {slime[2]} are not; of {sum(miles)} of miles and the field, {miles[0]}, {miles[1]} and {miles[2]}."
+        f"and {slime[2]} are not; of {sum(miles)} of miles and the field {miles[0]} work, {miles[1]} are here "
+        f"in part, and {miles[2]} are not."
     )
 
 
