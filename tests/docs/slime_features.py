@@ -1,4 +1,4 @@
-"""docs/slime-features.md and the counts of the guide, of slime_features.toml: `make reference` writes them."""
+"""docs/slime-features.md and the counts in the guide: `make reference` writes them of slime_features.toml."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def sentence() -> str:
     slime, miles = (_counts(found) for found in features().values())
     return (
         f"Of {sum(slime)} things of slime that its users know, {slime[0]} work, {slime[1]} are here in part, "
-        f"and {slime[2]} are not; of {sum(miles)} of miles and the field {miles[0]} work, {miles[1]} are here "
-        f"in part, and {miles[2]} are not."
+        f"and {slime[2]} are not; of {sum(miles)} of miles and the field {miles[0]} work, {miles[1]} are "
+        f"here in part, and {miles[2]} are not."
     )
 
 
