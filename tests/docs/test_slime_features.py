@@ -21,7 +21,7 @@ SETTINGS = {*CHOICES, *spellings(RunConfig), *leaves(SftConfig)}
 @cache
 def functions_of(path: str) -> set[str]:
     """The functions of a file, by name."""
-    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    nodes = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
