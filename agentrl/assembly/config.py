@@ -252,7 +252,7 @@ def _playing(config: RunConfig) -> set[str]:
     # The length of an episode divides its loss, and arguments of the environment name models.
     names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
     names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields, *_OF_PLAYING}
-    names |= set(StopChoice.model_fields)
+    names |= {*StopChoice.model_fields, "profile_engine_step"}
     is_fresh = config.model.hf_checkpoint is None
     if not (is_fresh and config.data.gives_prompts):
         # No tokenizer is trained on the prompts.
@@ -344,9 +344,12 @@ def _inactive_engine(config: RunConfig) -> dict[str, str]:
 def _inactive_recordings(config: RunConfig) -> dict[str, str]:
     """Recordings of steps that the run does not have."""
     steps, observe = config.rollout.num_rollout, config.observe
-    names = ("profile_step", "memory_snapshot_step")
+    names = ("profile_step", "memory_snapshot_step", "profile_engine_step")
     missing = [name for name in names if (getattr(observe, name) or 1) > steps]
-    return dict.fromkeys(missing, f"with num_rollout = {steps}, which is fewer steps; raise it")
+    inactive = dict.fromkeys(missing, f"with num_rollout = {steps}, which is fewer steps; raise it")
+    if config.engine.engine != "sglang":
+        inactive["profile_engine_step"] = "without engine = sglang; choose it"
+    return inactive
 
 
 _WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")

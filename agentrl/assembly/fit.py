@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -173,6 +174,7 @@ def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
             sequence_parallel=tensor > 1,
+            **_of_experts(shape.num_experts, gpus // pipeline),
         )
         try:
             check_layout(shape, config.layout.model_copy(update=layout))
@@ -181,6 +183,13 @@ def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator
             continue
         yield layout
         yield _settings(**layout, recompute_granularity="full")
+
+
+def _of_experts(number: int, ranks: int) -> dict[str, JSON]:
+    """Experts on as many ranks of a stage as divide them."""
+    if not number:
+        return {}
+    return {"expert_model_parallel_size": math.gcd(number, ranks), "expert_tensor_parallel_size": 1}
 
 
 def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memory: MemoryNeed) -> int:

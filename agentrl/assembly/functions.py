@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -82,6 +83,18 @@ class Hook(Generic[T]):
     def maybe(self, path: str | None) -> T | None:
         """The same; None where there is no path."""
         return None if path is None else self.at(path)
+
+
+def check_takes(function: Callable[..., object], *, arguments: int) -> None:
+    """Check that a function can be called with so many arguments (count); it is not called.
+
+    Raises:
+        ValueError: it takes others.
+    """
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError as error:
+        raise ValueError(f"it is called with {arguments} arguments ({error})") from None
 
 
 CALLBACK: Hook[StepFunction] = Hook(

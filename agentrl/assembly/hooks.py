@@ -6,6 +6,7 @@ A hook has the name of its setting, in capitals. [Functions by path](functions.m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.contract import (
@@ -24,7 +25,7 @@ from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_
 from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
 from agentrl.algorithms.post_process import RewardPostProcess
 from agentrl.algorithms.weights import WeightFunction
-from agentrl.assembly.functions import CALLBACK, Hook
+from agentrl.assembly.functions import CALLBACK, Hook, check_takes
 from agentrl.data import DataSource
 from agentrl.envs.generate import Generate
 from agentrl.envs.sample_hook import SampleHook
@@ -194,6 +195,38 @@ CUSTOM_ROLLOUT_LOG_FUNCTION_PATH: Hook[RolloutLog] = Hook(
     changes="metrics of its own",
     example="[thinking](#metrics-and-events)",
     check=check_rollout_log,
+)
+
+CUSTOM_MEGATRON_INIT_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(MegatronConfig) -> object",
+    runs="in each of Megatron's ranks, when its process groups are there and no network is",
+    changes="Megatron itself",
+    example="[deterministic](megatron.md#functions-of-your-own)",
+    check=partial(check_takes, arguments=1),
+)
+CUSTOM_MODEL_PROVIDER_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(**arguments of GPTModel) -> GPTModel",
+    runs="in each of Megatron's ranks, for each stage of a network",
+    changes="the layers, under the names of GPTModel's parameters",
+    example="[noted](megatron.md#functions-of-your-own)",
+)
+CUSTOM_MEGATRON_BEFORE_LOG_PROB_HOOK_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(role, stages) -> object",
+    runs="in each of Megatron's ranks, before a network scores samples",
+    changes="the modules of the network",
+    example="[in_eval_mode](megatron.md#functions-of-your-own)",
+    check=partial(check_takes, arguments=2),
+)
+CUSTOM_MEGATRON_BEFORE_TRAIN_STEP_HOOK_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(role, stages) -> object",
+    runs="in each of Megatron's ranks, before a network takes an optimizer step",
+    changes="the modules of the network",
+    example="[in_eval_mode](megatron.md#functions-of-your-own)",
+    check=partial(check_takes, arguments=2),
 )
 
 

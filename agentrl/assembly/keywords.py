@@ -270,11 +270,17 @@ class TrainSettings(TypedDict, total=False):
     pipeline_model_parallel_size: int
     num_virtual_stages_per_pipeline_rank: int
     context_parallel_size: int
+    expert_model_parallel_size: int
+    expert_tensor_parallel_size: int | None
     sequence_parallel: bool
     use_distributed_optimizer: bool
     offload: bool
     recompute_granularity: Literal["full", "selective"] | None
     megatron_config: Mapping[str, JSON]
+    custom_megatron_init_path: Function | None
+    custom_model_provider_path: Function | None
+    custom_megatron_before_log_prob_hook_path: Function | None
+    custom_megatron_before_train_step_hook_path: Function | None
     cluster: Literal["local", "ray"]
     ray_address: Name | None
     placement_timeout_s: float
@@ -330,6 +336,7 @@ class TrainSettings(TypedDict, total=False):
     prometheus_port: int
     log_model_config: bool
     profile_step: int | None
+    profile_engine_step: int | None
     memory_snapshot_step: int | None
     hang_warning_s: float
     custom_rm_path: object

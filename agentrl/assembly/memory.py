@@ -42,6 +42,7 @@ from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.trainer.torch.peak import RowJob, RowMemory
 from agentrl.trainer.torch.sharding import layers_of
 from agentrl.view.scores import size_text
+from agentrl.weights.hf.source import EXPERTS
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 
 FP32, BF16 = 4, 2
@@ -98,7 +99,8 @@ class Networks(NamedTuple):
 class RunSizes(NamedTuple):
     """The sizes of a model that its activations and its cache depend on (numbers of a token).
 
-    query, key: all query heads, and all key heads, together.
+    query, key: all query heads, and all key heads, together. spread: its copies for the experts that it goes
+    through; experts: the scores of all.
     """
 
     layers: int
@@ -108,6 +110,8 @@ class RunSizes(NamedTuple):
     ffn: int
     vocab: int
     has_qk_norm: bool
+    spread: int = 0
+    experts: int = 0
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> RunSizes:
@@ -120,15 +124,20 @@ class RunSizes(NamedTuple):
         hidden = size("hidden_size", 0)
         heads = size("num_attention_heads", 1)
         head = size("head_dim", hidden // heads)
-        experts = size("num_experts_per_tok", 0) * size("moe_intermediate_size", 0)
+        chosen = size("num_experts_per_tok", 0)
+        number = next((n for name in EXPERTS if (n := size(name, 0))), 0)
+        width = size("moe_intermediate_size", size("intermediate_size", 0) if number else 0)
+        shared = size("shared_expert_intermediate_size", size("n_shared_experts", 0) * width)
         return cls(
             layers=size("num_hidden_layers", 0),
             hidden=hidden,
             query=heads * head,
             key=size("num_key_value_heads", heads) * head,
-            ffn=max(size("intermediate_size", 4 * hidden), experts),
+            ffn=max(size("intermediate_size", 4 * hidden), chosen * width + shared),
             vocab=size("vocab_size", 0),
             has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
+            spread=chosen * hidden if number else 0,
+            experts=number,
         )
 
     def cache_bytes(self, number_bytes: int) -> int:
@@ -329,6 +338,8 @@ def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:
     """
     number, norm = (BF16, FP32 + 2 * BF16) if half else (FP32, 3 * FP32)
     inner = number * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
+    # Of experts also the token's copies, and the scores, their softmax and the weights.
+    inner += number * sizes.spread + 3 * FP32 * sizes.experts
     if sizes.has_qk_norm:
         inner += (norm - number) * (sizes.query + sizes.key)
     return 2 * norm * sizes.hidden, inner
@@ -382,22 +393,32 @@ def _share(
 ) -> MemoryNeed:
     """What a pipeline rank has of a network, of which some parameters learn."""
     number = BF16 if trainer.bf16 else FP32
-    sharing = layout.data_parallel_size * layout.context_parallel_size if layout.shares_the_optimizer else 1
     frozen = elements = optimizer = 0
     for pieces in stages:
         own = [piece for piece in pieces if piece.placed in learning]
         frozen += sum(piece.numel for piece in pieces) - sum(piece.numel for piece in own)
-        size = sum(piece.numel for piece in own)
-        if layout.shares_the_optimizer:
-            size = _buffers(own, sharing)
-        state = size // sharing
-        # Which rank has Muon's matrices is not known here: it has one mean of them, and of others two.
-        hidden = sum(piece.numel for piece in own if piece.is_hidden) if trainer.optimizer == "muon" else 0
-        two_means = min(size - hidden, state)
-        elements += size
-        if not trainer.optimizer_cpu_offload:
-            optimizer += (FP32 if trainer.bf16 else 0) * state + FP32 * (state + two_means)
+        # Experts have buffers and an optimizer of their own.
+        for is_expert in (False, True):
+            kind = [piece for piece in own if (piece.placed.expert is not None) == is_expert]
+            sharing = layout.replicas_of(is_expert) if layout.shares_the_optimizer else 1
+            size = sum(piece.numel for piece in kind)
+            if layout.shares_the_optimizer:
+                size = _buffers(kind, sharing)
+            elements += size
+            optimizer += _state(kind, size, size // sharing, trainer)
     return MemoryNeed(number * (frozen + elements), FP32 * elements, optimizer)
+
+
+def _state(pieces: Iterable[_Shard], size: int, state: int, trainer: TrainerConfig) -> int:
+    """Bytes of an optimizer on the device. size, state: numbers of its buffers, and this rank's part of them.
+
+    Which rank has Muon's matrices is not known here: it has one mean of them, and of others two.
+    """
+    if trainer.optimizer_cpu_offload:
+        return 0
+    hidden = sum(piece.numel for piece in pieces if piece.is_hidden) if trainer.optimizer == "muon" else 0
+    two_means = min(size - hidden, state)
+    return (FP32 if trainer.bf16 else 0) * state + FP32 * (state + two_means)
 
 
 def _buffers(pieces: Iterable[_Shard], sharing: int) -> int:
@@ -435,15 +456,20 @@ def _is_embedding(placed: Placed) -> bool:
 
 
 def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> Iterator[_Shard]:
-    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint."""
+    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint.
+
+    Of the experts, those of the first rank.
+    """
     shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
-    tensor_ranks = layout.tensor_model_parallel_size
-    dims = shape.dims(tensor_ranks)
+    own = shape.num_experts // layout.expert_model_parallel_size
     # A tied embedding that two stages have.
     is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1
     for placed in shape.rules():
+        if placed.expert is not None and placed.expert >= own:
+            continue
+        ranks = layout.sharding_ranks(placed.expert)
         parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
-        shard = placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0]
+        shard = placed.rule.cut(placed.rule.join(parts, shape.dims(ranks)), ranks)[0]
         is_hidden = shard.ndim == 2 and placed.layer is not None
         yield _Shard(placed, shard.numel(), is_hidden, is_on_two and _is_embedding(placed))
 

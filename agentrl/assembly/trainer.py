@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from agentrl.assembly import hooks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -294,6 +295,13 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     shape = shape_of(source.config)
     check_layout(shape, config.layout)
     learning_of(shape, config.trainer)
+    layout = config.layout
+    hooks.CUSTOM_MEGATRON_INIT_PATH.maybe(layout.custom_megatron_init_path)
+    hooks.CUSTOM_MODEL_PROVIDER_PATH.maybe(layout.custom_model_provider_path)
+    hooks.CUSTOM_MEGATRON_BEFORE_LOG_PROB_HOOK_PATH.maybe(layout.custom_megatron_before_log_prob_hook_path)
+    hooks.CUSTOM_MEGATRON_BEFORE_TRAIN_STEP_HOOK_PATH.maybe(
+        layout.custom_megatron_before_train_step_hook_path
+    )
 
 
 def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:

@@ -43,6 +43,9 @@ class ObserveConfig(Section):
     profile_step: Step | None = None
     """RL step that is traced (from 1): profile/ gets a Chrome trace of each of the trainer's ranks, with the
     phases of the run."""
+    profile_engine_step: Step | None = None
+    """RL step in which each SGLang server traces 200 forward passes, from the step's begin (from 1): a Chrome
+    trace in profile/engine/ of the run's folder, which the server has to be able to write."""
     memory_snapshot_step: Step | None = None
     """RL step whose memory is recorded (from 1): memory/ gets what each operator allocated, the memory of
     every process, and of ranks on a GPU a snapshot for torch's memory viewer."""

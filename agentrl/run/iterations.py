@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.assembly.config import RunConfig
-from agentrl.errors import StageError, UserError
+from agentrl.engine.sglang.fleet import Fleet
+from agentrl.errors import EngineError, StageError, UserError
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
@@ -26,6 +27,7 @@ from agentrl.types.seams import Engine
 from agentrl.view.console import StageBar
 
 RL, ROLLOUT = "RL", "rollout"
+_PROFILED = 200
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 
 
@@ -83,6 +85,8 @@ class Iterations:
         Of a block that raises, nothing is recorded here.
         """
         monitor, ended = self.records.monitor, list[Iteration]()
+        if self.config.observe.profile_engine_step == self.progress.step + 1:
+            await self._profile_engine()
         self.lag.take()
         monitor.begin()
         with self.records.watch.stage(ROLLOUT if isinstance(self.loop, PlayLoop) else RL):
@@ -121,6 +125,16 @@ class Iterations:
     async def save(self) -> None:
         """Write a checkpoint of the last finished step, unless it has one."""
         await self.states.save(self.loop.colocation)
+
+    async def _profile_engine(self) -> None:
+        """Have the servers trace what they do next; where they cannot, the run goes on."""
+        folder, line = self.records.folder.path.resolve() / "profile" / "engine", self.records.console.line
+        try:
+            if isinstance(self.engine, Fleet):
+                await self.engine.profile(folder, _PROFILED)
+                line(f"The servers trace {_PROFILED} forward passes into {folder}.")
+        except EngineError as error:
+            line(f"Warning: the servers trace nothing ({error}); the run goes on.")
 
     async def _iterate(self) -> Iteration:
         async with self.iteration() as ended:

@@ -6,24 +6,25 @@ Values and means are moved, never rounded: a state that goes to another layout a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.files.names import MAIN, file_of, rank_file, tensor_folder
+from agentrl.trainer.megatron.files.names import MAIN, rank_file, shard_file
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.summary import FOLDERS, RankLayout, SavedTrainer
 from agentrl.types import ScoreRole
+from agentrl.weights.codec import in_parts, names_in_checkpoints, of_parts
 from agentrl.weights.hf.opening import open_tensors, specs_in
-from agentrl.weights.hf.tensors import tensor_shapes
+from agentrl.weights.hf.tensors import meta_model, tensor_shapes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's means, by torch's names."""
@@ -65,21 +66,46 @@ def saved_elsewhere(
     Raises:
         ModelLoadError: the state is of a model whose state stays with its trainer.
     """
-    shape, shapes = shape_of(config), tensor_shapes(config)
+    shape, shapes, model = shape_of(config), tensor_shapes(config), meta_model(config)
     if role == "values":
         shape = shape.of_a_critic
         shapes = {**shapes, VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
     place = folder / FOLDERS[role]
     if saved.is_of_torch:
-        return _TorchFile(place / TORCH_FILE)
-    return _RankFiles(place, shape, shapes, saved.ranks)
+        return _TorchFile(place / TORCH_FILE, model)
+    return _ByEitherName(_RankFiles(place, shape, shapes, saved.ranks), model)
+
+
+class _ByEitherName:
+    """A saved network whose tensors are also found by a model's own names for several of them, as experts."""
+
+    def __init__(self, saved: Unsharded, model: PreTrainedModel) -> None:
+        self._saved, self._model = saved, model
+        self._parts = names_in_checkpoints(model, dict(model.named_parameters()))
+
+    def value(self, name: str) -> Tensor:
+        """The tensor, or that of its parts."""
+        return self._found(name, self._saved.value)
+
+    def moment(self, name: str, kind: str) -> Tensor:
+        """The tensor, or that of its parts."""
+        return self._found(name, partial(self._saved.moment, kind=kind))
+
+    def _found(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
+        if name not in self._parts:
+            return read(name)
+        return of_parts(self._model, name, {part: read(part) for part in self._parts[name]})
 
 
 class _TorchFile:
-    """What the torch trainer saves; see `LearnerState`."""
+    """What the torch trainer saves; see `LearnerState`. model: whose tensors they are, without memory."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, model: PreTrainedModel) -> None:
+        self._path, self._model = path, model
+        names = names_in_checkpoints(model, dict(model.named_parameters()))
+        self._own_names = {part: own for own, parts in names.items() for part in parts}
+        # The parts of one tensor are asked for one after the other.
+        self._in_parts = lru_cache(4)(self._converted)
         try:
             state = torch.load(path, weights_only=True, mmap=True)
             self._network: Mapping[str, Tensor] = state["network"]
@@ -95,10 +121,20 @@ class _TorchFile:
 
     def value(self, name: str) -> Tensor:
         """That of the network."""
-        return self._found(self._network, name)
+        own = self._own_names.get(name)
+        return self._found(self._network, name) if own is None else self._in_parts(own, None)[name]
 
     def moment(self, name: str, kind: str) -> Tensor:
         """That of the optimizer."""
+        own = self._own_names.get(name)
+        return self._mean(name, kind) if own is None else self._in_parts(own, kind)[name]
+
+    def _converted(self, own: str, kind: str | None) -> dict[str, Tensor]:
+        """A tensor's parts, as a checkpoint has them. kind: of its means; None = its value."""
+        whole = self._found(self._network, own) if kind is None else self._mean(own, kind)
+        return in_parts(self._model, own, whole)
+
+    def _mean(self, name: str, kind: str) -> Tensor:
         means = self._means.get(_HEAD if name == VALUE_HEAD else name, {})
         return self._found({name: means[kind]} if kind in means else {}, name)
 
@@ -123,9 +159,10 @@ class _RankFiles:
         layout: RankLayout,
     ) -> None:
         self._folder, self._shape, self._shapes = folder, shape, shapes
-        self._tensor_ranks = layout.tensor_model_parallel_size
-        self._replicas = layout.data_parallel_size * layout.context_parallel_size
-        self._num_ranks = self._tensor_ranks * self._replicas * layout.pipeline_model_parallel_size
+        self._layout = layout
+        replicas = layout.data_parallel_size * layout.context_parallel_size
+        self._stage_size = layout.tensor_model_parallel_size * replicas
+        self._num_ranks = self._stage_size * layout.pipeline_model_parallel_size
         self._placed = {name: placed for placed in shape.rules() for name in placed.hf}
         # Queries, keys and values are one parameter: it is put together once.
         self._tensors = lru_cache(2)(self._unsharded)
@@ -149,7 +186,8 @@ class _RankFiles:
         return self._tensors(placed, kind)[placed.hf.index(name)]
 
     def _unsharded(self, placed: Placed, kind: str) -> list[Tensor]:
-        ranks = self._tensor_ranks
+        layout = self._layout
+        ranks = layout.tensor_model_parallel_size if placed.expert is None else layout.expert_tensor_ranks
         shards = [self._shard(placed, rank, kind) for rank in range(ranks if placed.rule.is_cut else 1)]
         tensors = [torch.empty(*self._shapes[name], dtype=shards[0].dtype) for name in placed.hf]
         for rank, shard in enumerate(shards):
@@ -158,12 +196,18 @@ class _RankFiles:
 
     def _shard(self, placed: Placed, rank: int, kind: str) -> Tensor:
         """A tensor rank's shard of values (MAIN) or means."""
-        path = tensor_folder(self._folder, rank) / file_of(placed)
+        holders = self._layout.tensor_model_parallel_size
+        if placed.expert is not None:
+            # The number of a rank among those that hold a layer's experts has the tensor rank first.
+            holders = self._layout.expert_model_parallel_size * self._layout.expert_tensor_ranks
+            own = self._shape.num_experts // self._layout.expert_model_parallel_size
+            rank += placed.expert // own * self._layout.expert_tensor_ranks
+        path = shard_file(self._folder, placed, rank)
         with open_tensors(path) as opened:
             if placed.megatron not in specs_in(opened):
                 raise ModelLoadError(f"{path} lacks {placed.megatron}; it is of another model.")
             shape = opened.get_slice(placed.megatron).get_shape()
-            parts = self._parts(f"{placed.megatron}.{kind}", rank)
+            parts = self._parts(f"{placed.megatron}.{kind}", rank, holders)
             if kind == MAIN and not parts:
                 shard: Tensor = opened.get_tensor(placed.megatron)
                 return shard
@@ -171,14 +215,15 @@ class _RankFiles:
             raise ModelLoadError(f"{self._folder} lacks a part of {placed.megatron}.{kind}; copy it again.")
         return torch.cat(parts).view(shape)
 
-    def _parts(self, name: str, rank: int) -> list[Tensor]:
-        """The parts of a tensor rank's shard, in the order of the replicas, which share its optimizer.
+    def _parts(self, name: str, rank: int, holders: int) -> list[Tensor]:
+        """The parts of a shard, in the order of the replicas, which share its optimizer.
 
-        A tied embedding has another copy in the last stage: that of the first one is read.
+        rank: the one that has the shard, of the `holders` that have a parameter together. A tied embedding
+        has another copy in the last stage: that of the first one is read.
         """
-        owners = [owner for owner in self._owners.get(name, ()) if owner % self._tensor_ranks == rank]
-        stage_size = self._tensor_ranks * self._replicas
-        first = [owner for owner in owners if owner // stage_size == owners[0] // stage_size]
+        owners = [owner for owner in self._owners.get(name, ()) if owner % holders == rank]
+        size = self._stage_size
+        first = [owner for owner in owners if owner // size == owners[0] // size]
         parts = []
         for owner in first:
             with open_tensors(rank_file(self._folder, owner)) as opened:

@@ -170,14 +170,17 @@ class CpuAdamW(torch.optim.AdamW):
 
     def __init__(
         self,
-        groups: Iterable[dict[str, object]],
+        groups: Sequence[dict[str, object]],
         written: Mapping[Tensor, Tensor] | None = None,
         *,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         # Both places compute by one kernel, and a saved state says which.
-        super().__init__(groups, lr=lr, betas=betas, fused=True)
+        super().__init__([{**group, "params": []} for group in groups], lr=lr, betas=betas, fused=True)
+        # Those of ranks that share an optimizer are views of what they share, which torch itself refuses.
+        for own, group in zip(self.param_groups, groups, strict=True):
+            own["params"] = group["params"]
         self._written = written or {}
         self.copies = {
             p: own_part(p).detach().to("cpu", torch.float32, copy=True)

@@ -26,6 +26,8 @@ class RankLayout(NamedTuple):
     context_parallel_size: int
     data_parallel_size: int
     shares_the_optimizer: int
+    expert_model_parallel_size: int
+    expert_tensor_ranks: int
 
 
 class SavedDone(Section):

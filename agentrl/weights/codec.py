@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -12,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    apply_converters,
+    apply_renamings,
+    revert_weight_conversion,
+)
 
 from agentrl.types.seams import Bucket, TensorSpec
 
@@ -39,7 +47,7 @@ def named_weights(
     """
     own = module.state_dict() if own is None else own
     model = module if isinstance(module, PreTrainedModel) else None
-    renamed = set[str]() if model is None else _renamed(model, own)
+    renamed = {} if model is None else names_in_checkpoints(model, own)
     sent: set[tuple[object, ...]] = set()
     for name, tensor in own.items():
         # Also an empty part has memory of its own.
@@ -56,15 +64,47 @@ def named_weights(
         sends = tensor if change is None else change(name, tensor)
         sends = sends.full_tensor() if isinstance(sends, DTensor) else sends
         if model is not None and name in renamed:
-            yield from revert_weight_conversion(model, {name: sends}).items()
+            yield from in_parts(model, name, sends).items()
         else:
             yield name, sends
 
 
-def _renamed(model: PreTrainedModel, own: Mapping[str, Tensor]) -> set[str]:
-    """The tensors that a checkpoint of the model holds under other names, or in parts."""
+def names_in_checkpoints(
+    model: PreTrainedModel, own: Mapping[str, Tensor]
+) -> dict[str, dict[str, torch.Size]]:
+    """The tensors that a checkpoint has under other names, or in parts: their names and shapes there."""
     sizes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in own.items()}
-    return set(own) - set(revert_weight_conversion(model, sizes))
+    renamed = set(own) - set(revert_weight_conversion(model, sizes))
+    return {
+        name: {part: t.shape for part, t in revert_weight_conversion(model, {name: sizes[name]}).items()}
+        for name in own
+        if name in renamed
+    }
+
+
+def in_parts(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor of a model as a checkpoint has it. name: that of the model."""
+    parts: dict[str, Tensor] = revert_weight_conversion(model, {name: tensor})
+    return parts
+
+
+def of_parts(model: PreTrainedModel, name: str, parts: Mapping[str, Tensor]) -> Tensor:
+    """The inverse of `in_parts`."""
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    transform: WeightRenaming | WeightConverter | None = None
+    for part, tensor in parts.items():
+        renamed = apply_renamings(part, renamings)
+        renamed, pattern = apply_converters(renamed, converters)
+        if pattern is None:
+            return tensor
+        transform = transform or deepcopy(by_pattern[pattern])
+        transform.add_tensor(renamed, part, pattern, tensor)
+    assert transform is not None
+    whole: Tensor | list[Tensor] = transform.convert(name, model=model, config=model.config)[name]
+    return whole[0] if isinstance(whole, list) else whole
 
 
 def manifest_of(named_tensors: NamedTensors) -> tuple[TensorSpec, ...]:

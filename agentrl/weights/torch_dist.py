@@ -96,8 +96,8 @@ class TorchDist:
         except _DAMAGED as error:
             raise ModelLoadError(f"{path} is not what Megatron writes ({error}); copy it again.") from None
 
-    def read(self, key: str, row: int | None = None) -> Tensor:
-        """A tensor, or one row of its first axis.
+    def read(self, key: str, *rows: int) -> Tensor:
+        """A tensor, or one row of its first axis, or of its first axes.
 
         Raises:
             ModelLoadError: there is none of that key, or a file is cut short or damaged.
@@ -105,14 +105,15 @@ class TorchDist:
         if key not in self.specs:
             raise ModelLoadError(f"{self.folder} has no tensor {key}; is it of another model?")
         spec = self.specs[key]
-        whole = torch.zeros(spec.shape if row is None else spec.shape[1:], dtype=torch_dtype(spec.dtype))
+        whole = torch.zeros(spec.shape[len(rows) :], dtype=torch_dtype(spec.dtype))
         covered = 0
         for stored in self._pieces[key]:
-            tensor, offset = self._piece(stored, whole.dtype), stored.offset
-            if row is not None:
-                if not offset[0] <= row < offset[0] + stored.sizes[0]:
-                    continue
-                tensor, offset = tensor[row - offset[0]], offset[1:]
+            offset = stored.offset
+            inside = [row - start for row, start in zip(rows, offset, strict=False)]
+            if any(not 0 <= row < size for row, size in zip(inside, stored.sizes, strict=False)):
+                continue
+            tensor = self._piece(stored, whole.dtype)[tuple(inside)]
+            offset = offset[len(rows) :]
             place = tuple(
                 slice(start, start + size) for start, size in zip(offset, tensor.shape, strict=True)
             )

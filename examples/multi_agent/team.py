@@ -17,4 +17,4 @@ def shared(siblings: Sequence[Episode]) -> list[Mapping[str, float]]:
 
 def was_revised(episode: Episode) -> bool:
     """Whether the critic had the solver answer again."""
-    return [turn.agent for turn in episode.turns].count("solver") > 1
+    return len(episode.turns_of("solver")) > 1

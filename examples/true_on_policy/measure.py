@@ -9,31 +9,40 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import Mapping
+from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 import agentrl
 
-CASES: Mapping[str, Mapping[str, bool | int | str]] = {
+
+class Changes(TypedDict, total=False):
+    """Settings that a case changes."""
+
+    inline: bool
+    enable_deterministic_inference: bool
+    max_slots: int
+    max_tokens_per_gpu: int
+
+
+CASES: Mapping[str, Changes] = {
     "inline": {"inline": True},
     "processes": {},
-    "deterministic inference": {"enable_deterministic_inference": True},
-    "deterministic, one slot": {"enable_deterministic_inference": True, "max_slots": 1},
     "one slot": {"max_slots": 1},
     "one sequence in a row": {"max_tokens_per_gpu": 1},
-    "deterministic, one sequence in a row": {
-        "enable_deterministic_inference": True,
-        "max_tokens_per_gpu": 1,
-    },
-    "engine in bfloat16": {"engine_dtype": "bfloat16"},
+    "deterministic inference": {"enable_deterministic_inference": True},
+    "deterministic, one slot": {"enable_deterministic_inference": True, "max_slots": 1},
+    "deterministic, one sequence in a row": {"enable_deterministic_inference": True, "max_tokens_per_gpu": 1},
 }
 
 
-async def differences(run_file: str, settings: Mapping[str, bool | int | str]) -> np.ndarray:
+async def differences(run_file: str, changes: Changes) -> npt.NDArray[np.float32]:
     """|trainer's logprob - engine's| of every sampled token of one batch (nats)."""
     with tempfile.TemporaryDirectory() as folder:
-        fixed = {"output_dir": folder, "name": "measured", "quiet": True}
-        async with agentrl.open_run(run_file, **fixed, **settings) as run:
+        async with agentrl.open_run(
+            run_file, quiet=True, output_dir=folder, name="measured", **changes
+        ) as run:
             batch = await run.credit(await run.play())
             return np.concatenate(
                 [

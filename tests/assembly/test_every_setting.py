@@ -224,6 +224,10 @@ INACTIVE = {
         2,
         {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
     ),
+    **{
+        name: (2, {"actor_num_gpus_per_node": 2})
+        for name in ("expert_model_parallel_size", "expert_tensor_parallel_size")
+    },
     "sequence_parallel": (True, {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2}),
     "fsdp_size": (2, {}),
     "use_distributed_optimizer": (True, {}),
@@ -258,6 +262,7 @@ INACTIVE = {
     "prometheus_port": (1, {}),
     "profile_step": (41, {"num_rollout": 40}),
     "memory_snapshot_step": (1, WITHOUT_RL),
+    "profile_engine_step": (1, {}),
 }
 # A validator refuses these with a sentence of its own.
 REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}

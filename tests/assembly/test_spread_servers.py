@@ -129,7 +129,7 @@ from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 read = parser.parse_args(sys.argv[1:])
-print(json.dumps([read.nnodes, read.node_rank, read.tensor_parallel_size, read.dist_init_addr]))
+print(json.dumps([read.nnodes, read.node_rank, read.tp_size, read.dist_init_addr]))
 """
     found = []
     for command in commands.values():

@@ -66,8 +66,8 @@ exit 0
             "ray-job",
             4,
             {
-                "ray job submit --address=http://127.0.0.1:8265 -- agentrl train my run.toml --lr 1e-3 --resume "
-                "--cluster ray"
+                "ray job submit --address=http://127.0.0.1:8265 -- "
+                "agentrl train my run.toml --lr 1e-3 --resume --cluster ray"
             },
         ),
     ],
@@ -81,6 +81,7 @@ def test_a_script_starts_what_its_scheduler_gives(tmp_path, script, code, expect
     facts = {"SLURM_JOB_NODELIST": "one,two,three", "SLURM_JOB_ID": "42", "SLURM_NNODES": "3"}
     done = subprocess.run(
         ["bash", str(FOLDER / f"{script}.sh"), "my run.toml", "--lr", "1e-3"],
+        check=False,
         env={**facts, "FOLDER": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
     assert done.returncode == code

@@ -101,7 +101,8 @@ class Scheduler:
 
     calls: paths of POST requests, in order. dead: why it crashed; every response is then 500, as from an
     SGLang without its scheduler. before: called before each request with its path and body, to make it fail.
-    served: every set of weights with the version under which it could have been sampled.
+    served: every set of weights with the version under which it could have been sampled. profiled: what was
+    asked to be traced.
     """
 
     def __init__(self, model: nn.Module | None = None, *, tp_size: int = 1, loader: bool = True) -> None:
@@ -114,6 +115,7 @@ class Scheduler:
         self.before: Callable[[str, dict], object] = lambda path, body: None
         self.served: list[tuple[str, int]] = []
         self.groups: dict[str, ProcessGroupGloo] = {}
+        self.profiled: list[dict] = []
         self._info = {
             "tp_size": tp_size,
             "dp_size": 1,
@@ -131,6 +133,7 @@ class Scheduler:
             "/init_weights_update_group": self._join,
             "/destroy_weights_update_group": self._leave,
             "/update_weights_from_distributed": self._receive,
+            "/start_profile": self._profile,
         }
         gets = {"/server_info": lambda: self._info, "/model_info": self._model_info}
         self.app = Starlette(
@@ -209,6 +212,10 @@ class Scheduler:
             self.dead = "KeyError"
         self.released -= set(body["tags"])
         return Response("" if not self.dead else self.dead, 500 if self.dead else 200)
+
+    def _profile(self, body: dict) -> Response:
+        self.profiled.append(body)
+        return Response("Start profiling.\n")
 
     def _rename(self, body: dict) -> Response:
         assert self.paused

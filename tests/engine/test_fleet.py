@@ -290,6 +290,20 @@ async def test_after_an_update_every_request_has_the_salt_of_the_new_weights():
     assert len(set(salts)) == 3
 
 
+async def test_each_server_traces_into_a_folder_of_its_own(tmp_path):
+    schedulers = [Scheduler(), Scheduler()]
+    async with schedulers[0].listening() as url, schedulers[1].listening() as other:
+        parts = [Part("regular", url), Part("regular", other)]
+        fleet = Fleet(parts, None, SGLangPolicy(url), SharedMemory(), no_op)
+        await fleet.profile(tmp_path, 7)
+        schedulers[1].before = lambda path, body: setattr(schedulers[1], "dead", "it has no profiler")
+        with pytest.raises(EngineUnavailableError, match="it has no profiler"):
+            await fleet.profile(tmp_path, 7)
+        await fleet.close()
+    asked = [{"output_dir": str(tmp_path / f"server-{n}"), "num_steps": 7} for n in (0, 1)]
+    assert [scheduler.profiled[0] for scheduler in schedulers] == asked
+
+
 async def no_op():
     pass
 

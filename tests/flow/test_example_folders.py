@@ -1,5 +1,3 @@
-import json
-
 """The example folders do what their READMEs say: small runs of their run files."""
 
 from __future__ import annotations
@@ -17,17 +15,19 @@ import pytest
 
 import agentrl
 from agentrl.run.audit import audit
-from tests.flow.runs import journal_of, metrics_of
+from tests.flow.runs import SHAPE, journal_of, metrics_of
 from tests.house.source import ROOT
 
 SMALL = {
+    **SHAPE,
     "rollout_batch_size": 2,
     "n_samples_per_prompt": 4,
     "num_rollout": 1,
     "eval_episodes": 4,
+    "inline": True,
     "quiet": True,
 }
-WARM = {"warm_start_steps": 4, "num_demonstrations": 64}
+WARM = {"warm_start_steps": 20, "num_demonstrations": 64}
 
 
 @pytest.fixture
@@ -38,12 +38,23 @@ def examples(tmp_path, monkeypatch):
 
 
 def test_a_team_is_paid_for_what_it_leads_to(examples):
-    result = agentrl.train(examples / "multi_agent/run.toml", **SMALL, **{**WARM, "warm_start_steps": 40})
+    result = agentrl.train(examples / "multi_agent/run.toml", **SMALL, **WARM)
     paid = []
     for entry in journal_of(result.folder, "step_*"):
-        turns = [turn for one in entry["episode"]["trajectories"] for turn in one["turns"]]
-        answers = [turn["action"]["content"] for turn in turns if turn["agent"] == "solver"]
-        print(json.dumps(entry)[:1500])
+        turns = [
+            turn
+            for one in entry["episode"]["trajectories"]
+            for turn in one["turns"]
+            if one["agent"] == "solver"
+        ]
+        extra = 0.0
+        if len(turns) == 2:
+            extra = 0.5 * (turns[1]["action"]["content"].strip() == entry["episode"]["task"]["answer"])
+        solver, critic = entry["verdicts"]
+        assert set(solver["parts"]) == {"env"}
+        assert critic["parts"].get("shared", 0.0) == extra
+        assert critic["total"] == pytest.approx(critic["parts"]["env"] + extra)
+        paid.append("shared" in critic["parts"])
     assert any(paid)
     assert {"rollout/raw_reward/solver", "rollout/raw_reward/critic"} <= metrics_of(result.folder)[-1].keys()
 
@@ -57,15 +68,17 @@ def test_each_held_out_set_has_settings_and_metrics_of_its_own(examples):
     } <= metrics
     assert "eval/choices/sampled/pass@4" in metrics
     assert "eval/sums/sampled/pass@4" not in metrics
-    told = {entry.episode.task.prompt[0].text for entry in journal_of(result.folder, "*choices*")}
+    told = {
+        entry["episode"]["task"]["prompt"][0]["content"] for entry in journal_of(result.folder, "*choices*")
+    }
     assert told == {"Answer with a letter."}
 
 
-def test_one_table_scores_several_environments(examples, capsys):
+def test_one_table_scores_several_environments(examples):
     runpy.run_path(str(examples / "eval_multi_task/write_data.py"), run_name="__main__")
     command = [sys.executable, "-m", "agentrl.cli", "benchmark", str(examples / "eval_multi_task/suite.toml")]
     done = subprocess.run(
-        [*command, "--n", "2", "--output-dir", "runs/table"], capture_output=True, text=True
+        [*command, "--n", "2", "--output-dir", "runs/table"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     for row in ("single/sums", "single/doubles", "Calculator-v0", "HopSearch-v0"):
@@ -102,5 +115,19 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(example
     assert done.stdout == "the same, bit for bit\n"
     assert audit(Path("runs/other")).problems == ()
     assert weights(Path("runs/one")) == weights(Path("runs/other"))
-    another = subprocess.run([*compare[:2], "runs/one", "runs/third"], capture_output=True, text=True)
+    another = subprocess.run(
+        [*compare[:2], "runs/one", "runs/third"], capture_output=True, text=True, check=False
+    )
     assert another.returncode
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["inline", "deterministic, one sequence in a row"])
+async def test_the_trainers_logprobs_are_those_of_the_engine_but_for_the_last_bits(examples, case):
+    measure = runpy.run_path(str(examples / "true_on_policy/measure.py"))
+    run_file = examples / "true_on_policy/run.toml"
+    found_N = await measure["differences"](str(run_file), measure["CASES"][case])
+    assert len(found_N) > 1000
+    assert 0.3 < (found_N == 0).mean() < 1
+    assert 1e-8 < found_N.mean() < 1e-6
+    assert found_N.max() < 4e-6

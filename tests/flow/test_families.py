@@ -28,6 +28,13 @@ CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48),
 }
 
+EXPERTS_ON_TWO = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "expert_model_parallel_size": 2}
+RUNS = {
+    "gemma2": ("gemma2", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "experts on two ranks": ("qwen3_moe", EXPERTS_ON_TWO),
+}
+
 
 def tensors_in(folder):
     with safe_open(folder / "model.safetensors", framework="pt") as opened:
@@ -43,14 +50,16 @@ def tokens(tmp_path_factory):
     return open_source(run.folder / "checkpoint").tokenizer
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_it_learns_from_a_directory_and_saves_what_it_was_given(name, tokens, tmp_path, capsys):
+@pytest.mark.parametrize("case", RUNS)
+def test_it_learns_from_a_directory_and_saves_what_it_was_given(case, tokens, tmp_path, capsys):
+    name, layout = RUNS[case]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
     save_model(model, tokens, str(tmp_path / "model"))
     run = train(
         *("Bandit", tmp_path, name),
         **{**WARM, "hf_checkpoint": str(tmp_path / "model"), "num_rollout": 3, "eval_interval": 3},
+        **layout,
         quiet=False,
     )
     rows = [row for row in metrics_of(run.folder) if "train/loss" in row]

@@ -1,4 +1,4 @@
-"""The commands of the guide "Run on Ray" and the scripts of the recipes, on two machines: run in namespaces of its own.
+"""The commands of the guide "Run on Ray" and the recipes' scripts, on two machines: in namespaces of its own.
 
     unshare -Urnmpf --mount-proc python -m tests.processes.guide_scripts SCENARIO FOLDER
 

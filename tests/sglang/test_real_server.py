@@ -49,6 +49,11 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
         assert sampled[0].token_ids.tolist() != sampled[1].token_ids.tolist()
         await expect_replayed(fleet, tiny("qwen3", 1))
 
+        await fleet.profile(tmp_path / "traces", 3)
+        timed = await fleet.generate(PROMPT, Sampling(12, temperature=0.0), session="a")
+        await until(lambda: list((tmp_path / "traces").glob("server-0/*.trace.json.gz")))
+        assert timed.seconds.request > 0
+
         prompt, running = start_request(fleet, 3, LONG)
         await until(lambda: any(pending.sent for pending in fleet.policy._pending))
         await asyncio.sleep(0.5)  # some tokens are sampled, but not all

@@ -8,6 +8,7 @@
     POST /update_weights_from_* {"success": true, "message": ".."}, or 400
     POST /update_weight_version {"new_version": "3"}
     POST /load_lora_adapter     {"lora_name": "..", "lora_path": ".."}, or 400; /unload_lora_adapter
+    POST /start_profile         {"output_dir": "..", "num_steps": 200}
     GET  /server_info           tp_size, custom_weight_loader      GET /model_info   weight_version
 
 As observed on SGLang 0.5.15. Crashes of its scheduler are avoided here. Its own flush after an update
@@ -287,6 +288,10 @@ class Server(ServerWeights):
         """Allocate memory that was released."""
         await self._post("/resume_memory_occupation", {"tags": sorted(tags)}, self._update_timeout_s)
         self.released.difference_update(tags)
+
+    async def profile(self, folder: str, num_steps: int) -> None:
+        """Have it trace its next forward passes (count) into a folder; it ends by itself."""
+        await self._post("/start_profile", {"output_dir": folder, "num_steps": num_steps}, self._timeout_s)
 
     async def facts(self) -> ServerFacts:
         """The server's parallelism and loaders: asked once, since SGLang's scheduler is asked for its own."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
@@ -426,6 +427,15 @@ class Fleet:
         """
         await self._memory.resume(tags)
         self._show_service()
+
+    async def profile(self, folder: Path, num_steps: int) -> None:
+        """Have each server trace its next forward passes (count) below a folder, which it has to reach.
+
+        Raises:
+            EngineError: a server refused.
+        """
+        servers = enumerate(self._membership.in_service())
+        await asyncio.gather(*(each.profile(str(folder / f"server-{n}"), num_steps) for n, each in servers))
 
     async def close(self) -> None:
         """Stop the watchers, end all requests, free the copy of the weights, stop the servers.

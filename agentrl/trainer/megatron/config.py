@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.config import Changes
+from agentrl.config import Changes, ImportPath
 from agentrl.trainer.config import RanksConfig, Size
 from agentrl.types import JSON
 
@@ -25,6 +25,10 @@ class MegatronConfig(RanksConfig):
     """Stages of each pipeline rank; more than 1 makes the pipeline's bubble smaller (count)."""
     context_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that share every sequence (count)."""
+    expert_model_parallel_size: Annotated[Size, Changes.SPEED] = 1
+    """Ranks that share the experts of each layer (count); they are taken from all ranks of a stage."""
+    expert_tensor_parallel_size: Annotated[Size | None, Changes.SPEED] = None
+    """Ranks that shard the matrices of each expert (count); left out, tensor_model_parallel_size."""
     sequence_parallel: Annotated[bool, Changes.SPEED] = False
     """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
     use_distributed_optimizer: Annotated[bool, Changes.SPEED] = True
@@ -35,6 +39,17 @@ class MegatronConfig(RanksConfig):
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
     megatron_config: Annotated[dict[str, JSON], Changes.SPEED] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
+    custom_megatron_init_path: ImportPath | None = None
+    """Function that each rank calls with its layout before it makes a network (package.module:name)."""
+    custom_model_provider_path: ImportPath | None = None
+    """Function that makes a stage of a network in place of Megatron's GPTModel, from the same arguments
+    (package.module:name); its parameters have GPTModel's names."""
+    custom_megatron_before_log_prob_hook_path: ImportPath | None = None
+    """Function that each rank calls with a role and the stages of its network, before that scores samples
+    (package.module:name)."""
+    custom_megatron_before_train_step_hook_path: ImportPath | None = None
+    """Function that each rank calls with a role and the stages of its network, before that takes an optimizer
+    step (package.module:name)."""
 
     @property
     def model_parallel_size(self) -> int:
@@ -42,6 +57,26 @@ class MegatronConfig(RanksConfig):
         return (
             self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
         )
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that shard the matrices of an expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of one layer together."""
+        return self.expert_model_parallel_size * self.expert_tensor_ranks
+
+    def replicas_of(self, experts: bool) -> int:
+        """Ranks that have the same shards: of the experts, or of all else."""
+        if experts:
+            return self.world_size // self.pipeline_model_parallel_size // self.expert_ranks
+        return self.data_parallel_size * self.context_parallel_size
+
+    def sharding_ranks(self, expert: int | None) -> int:
+        """Ranks that shard a matrix. expert: the number of the expert it is of, if of one."""
+        return self.tensor_model_parallel_size if expert is None else self.expert_tensor_ranks
 
     @property
     def data_parallel_size(self) -> int:
@@ -79,6 +114,12 @@ class MegatronConfig(RanksConfig):
             raise ValueError(
                 f"actor_num_nodes x actor_num_gpus_per_node = {self.world_size} must be a multiple of "
                 f"tensor x pipeline x context = {self.model_parallel_size}; change one of them."
+            )
+        of_a_stage = self.world_size // self.pipeline_model_parallel_size
+        if of_a_stage % self.expert_ranks:
+            raise ValueError(
+                f"the {of_a_stage} ranks of a stage must be a multiple of expert_model_parallel_size x "
+                f"expert_tensor_parallel_size = {self.expert_ranks}; change one of them."
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ValueError(

@@ -199,20 +199,23 @@ def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tenso
 
 
 def _write(shard: Tensor, number: int, entry: _Entry, views: list[Tensor], network: Network) -> None:
-    ranks = network.layout.tensor_model_parallel_size
+    ranks = network.layout.sharding_ranks(entry.placed.expert)
     entry.placed.rule.unshard(shard, Run(number, ranks), views, network.shape.dims(ranks))
 
 
 def _owners(placed: Placed, network: Network) -> range:
     """The ranks that write their shards of a parameter, in the order of the tensor ranks."""
-    # Megatron numbers its ranks by tensor rank first and by stage last.
-    first = dist.get_world_size() // network.layout.pipeline_model_parallel_size * _stage_of(placed, network)
-    return range(first, first + (network.layout.tensor_model_parallel_size if placed.rule.is_cut else 1))
+    # Megatron numbers its ranks by tensor rank first and by stage last; between them, by experts.
+    layout, ranks = network.layout, network.layout.sharding_ranks(placed.expert)
+    first = dist.get_world_size() // layout.pipeline_model_parallel_size * _stage_of(placed, network)
+    if placed.expert is not None:
+        first += placed.expert // (network.shape.num_experts // layout.expert_model_parallel_size) * ranks
+    return range(first, first + (ranks if placed.rule.is_cut else 1))
 
 
 def _shard_shape(entry: _Entry, network: Network) -> torch.Size:
     """The shape by the entry's rule, computed on meta tensors."""
-    ranks = network.layout.tensor_model_parallel_size
+    ranks = network.layout.sharding_ranks(entry.placed.expert)
     empty = [torch.empty(spec.shape, device="meta") for spec in entry.tensors]
     unsharded = entry.placed.rule.join(empty, network.shape.dims(ranks))
     return entry.placed.rule.cut(unsharded, ranks)[0].shape

@@ -86,7 +86,8 @@ class MegatronOptimizer:
         grad_norm = float(self._inner.get_grad_norm())
         is_left_out = leaves_out(grad_norm)
         if math.isfinite(grad_norm) and not is_left_out:
-            clip_grad_by_total_norm_fp32(self._inner.get_parameters(), self._config.clip_grad, grad_norm)
+            parameters = [p for group in self._inner.param_groups for p in group["params"]]
+            clip_grad_by_total_norm_fp32(parameters, self._config.clip_grad, grad_norm)
             self._update(lr)
         elif not is_left_out:
             skipped += 1

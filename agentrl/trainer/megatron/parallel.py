@@ -35,6 +35,8 @@ def _model_parallel(layout: MegatronConfig, *, on_gpus: bool) -> Iterator[None]:
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=None if virtual == 1 else virtual,
         context_parallel_size=layout.context_parallel_size,
+        expert_model_parallel_size=layout.expert_model_parallel_size,
+        expert_tensor_parallel_size=layout.expert_tensor_ranks,
         create_gloo_process_groups=False,
     )
     if on_gpus:

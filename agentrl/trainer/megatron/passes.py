@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
@@ -16,10 +17,10 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import compute_device
-from agentrl.trainer.megatron.model.layers import PackedRow
+from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
-from agentrl.trainer.megatron.model.rows import Cut, RowShard, shard_of
+from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""
@@ -38,6 +39,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         config = self.network.config
+        self._rotation = Rotation(self.network.shape.rotary, pairs=config.rotary_interleaved)
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
@@ -97,6 +99,7 @@ class Passes:
     def _run(
         self, rows: Sequence[MicroBatch], loss: RowLoss, *, forward_only: bool
     ) -> list[Mapping[str, Tensor]]:
+        rows = self._in_step(rows)
         cut = self._cut(rows)
         shards = [shard_of(row, cut) for row in rows]
         iterators = [iter(shards) for _ in self.stages]
@@ -110,6 +113,15 @@ class Passes:
             forward_only=forward_only,
         )
         return metrics
+
+    def _in_step(self, rows: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """As many rows as the other replicas have that this one exchanges tokens with, in every pass."""
+        group = parallel_state.get_expert_tensor_and_model_parallel_group()
+        if self.network.shape.num_experts == 0 or group.size() == 1:
+            return rows
+        most = torch.tensor([len(rows)], device=compute_device())
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        return padded(rows, int(most.item()))
 
     def _cut(self, rows: Sequence[MicroBatch]) -> Cut:
         layout = self.network.layout
@@ -128,11 +140,12 @@ class Passes:
         def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(shards)
             positions_t = on_device(row.position_ids_t)
+            ends = Ends.of(row.lengths, compute_device())
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 positions_t[None],
                 None,
-                packed_seq_params=PackedRow(Ends.of(row.lengths, compute_device()), positions_t).params(),
+                packed_seq_params=PackedRow(ends, self._rotation.of(positions_t)).params(),
             )
 
             def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:

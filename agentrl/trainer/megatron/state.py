@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from torch import Tensor, nn
 
 from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM
+from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Piece
 from agentrl.trainer.offload import CpuAdamW
 
@@ -23,7 +24,7 @@ class StatePart(NamedTuple):
     the first step.
     """
 
-    name: str
+    placed: Placed
     start: int
     main: Tensor
     is_copy: bool
@@ -32,57 +33,63 @@ class StatePart(NamedTuple):
 
 def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[StatePart]:
     """This rank's parts, in the order of the layers."""
-    (only,) = optimizer.chained_optimizers
-    for piece in pieces:
-        main = main_of(only, piece.parameter)
+    for piece, owner in _updated(optimizer, pieces):
+        main = main_of(owner, piece.parameter)
         if main is not None:
-            state = only.optimizer.state.get(main, {})
+            state = owner.optimizer.state.get(main, {})
             moments = {name: state[name].view(-1) for name in (*MOMENTS, MOMENTUM) if name in state}
             is_copy = main.dtype != piece.parameter.dtype
-            start = start_of(only, piece.parameter)
-            values = only.optimizer.copies[main] if isinstance(only.optimizer, CpuAdamW) else main
-            yield StatePart(piece.placed.megatron, start, values.detach().view(-1), is_copy, moments)
+            start = start_of(owner, piece.parameter)
+            values = owner.optimizer.copies[main] if isinstance(owner.optimizer, CpuAdamW) else main
+            yield StatePart(piece.placed, start, values.detach().view(-1), is_copy, moments)
 
 
 def begin_moments(
     optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int, has_muon: bool
 ) -> None:
     """Allocate the moments of every part, as after `steps` steps; the caller fills them."""
-    (only,) = optimizer.chained_optimizers
-    if only.is_stub_optimizer:
-        return
-    only.optimizer.state.clear()
-    if isinstance(only.optimizer, CpuAdamW):
-        only.optimizer.refresh()
-    for group in only.optimizer.param_groups:
-        # The optimizers of Transformer Engine and Apex, which Megatron prefers where they are installed,
-        # count their steps here.
-        group["step"] = steps
-    for piece in pieces if steps else ():
-        main = main_of(only, piece.parameter)
+    for chained in optimizer.chained_optimizers:
+        if chained.is_stub_optimizer:
+            continue
+        chained.optimizer.state.clear()
+        if isinstance(chained.optimizer, CpuAdamW):
+            chained.optimizer.refresh()
+        for group in chained.optimizer.param_groups:
+            # The optimizers of Transformer Engine and Apex, which Megatron prefers where they are installed,
+            # count their steps here.
+            group["step"] = steps
+    for piece, owner in _updated(optimizer, pieces if steps else ()):
+        main = main_of(owner, piece.parameter)
         if main is not None and has_muon and is_hidden_matrix(piece):
-            only.optimizer.state[main] = {MOMENTUM: torch.zeros_like(main)}
-        elif main is not None and isinstance(only.optimizer, CpuAdamW):
-            only.optimizer.begin(main, steps=steps)
+            owner.optimizer.state[main] = {MOMENTUM: torch.zeros_like(main)}
+        elif main is not None and isinstance(owner.optimizer, CpuAdamW):
+            owner.optimizer.begin(main, steps=steps)
         elif main is not None:
             moments = {name: torch.zeros_like(main) for name in MOMENTS}
-            only.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
+            owner.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
+
+
+def _updated(
+    optimizer: ChainedOptimizer, pieces: Iterable[Piece]
+) -> Iterator[tuple[Piece, MegatronOptimizer]]:
+    """The parameters that learn, each with its optimizer: experts have one of their own, the last."""
+    for piece in pieces:
+        if piece.parameter.requires_grad:
+            yield piece, optimizer.chained_optimizers[0 if piece.placed.expert is None else -1]
 
 
 def move_to_cpu(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> None:
     """Have AdamW's state in the CPU's memory; of parameters in half precision, their copies in fp32, too."""
-    (only,) = optimizer.chained_optimizers
-    if only.is_stub_optimizer:
-        return
-    written = {}
-    for piece in pieces:
-        main = main_of(only, piece.parameter)
+    written: dict[MegatronOptimizer, dict[Tensor, Tensor]] = {}
+    for piece, owner in _updated(optimizer, pieces):
+        own, main = written.setdefault(owner, {}), main_of(owner, piece.parameter)
         if main is not None and main.dtype != piece.parameter.dtype:
-            start = start_of(only, piece.parameter)
-            written[main] = piece.parameter.detach().view(-1)[start : start + main.numel()].view(main.shape)
-    only.optimizer = CpuAdamW(only.optimizer.param_groups, written)
-    # The step has written them.
-    only._copy_main_params_to_model_params = lambda: None
+            start = start_of(owner, piece.parameter)
+            own[main] = piece.parameter.detach().view(-1)[start : start + main.numel()].view(main.shape)
+    for owner, own in written.items():
+        owner.optimizer = CpuAdamW(owner.optimizer.param_groups, own)
+        # The step has written them.
+        owner._copy_main_params_to_model_params = lambda: None
 
 
 def is_hidden_matrix(piece: Piece) -> bool:
@@ -90,14 +97,14 @@ def is_hidden_matrix(piece: Piece) -> bool:
     return piece.placed.layer is not None and piece.parameter.ndim == 2
 
 
-def start_of(optimizer: nn.Module, parameter: nn.Parameter) -> int:
+def start_of(optimizer: MegatronOptimizer, parameter: nn.Parameter) -> int:
     """The place of this rank's part in the flat parameter."""
     if not isinstance(optimizer, DistributedOptimizer):
         return 0
     return int(optimizer._get_model_param_range_map(parameter)["param"].start)
 
 
-def main_of(optimizer: nn.Module, parameter: nn.Parameter) -> Tensor | None:
+def main_of(optimizer: MegatronOptimizer, parameter: nn.Parameter) -> Tensor | None:
     """The tensor that the inner optimizer updates for a parameter; None where another rank has it.
 
     None, too, where it does not learn.

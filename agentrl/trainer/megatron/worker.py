@@ -25,6 +25,7 @@ from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
 from agentrl.trainer.megatron.gather import BucketLoads, gathered, packed_on_device
+from agentrl.trainer.megatron.hooks import Hooks
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
@@ -51,6 +52,8 @@ class MegatronWorker(Recorder, DeviceStore):
 
     def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
+        self._hooks = Hooks(plan.layout)
+        self._hooks.init()
         self._step = 0
         self._writer = StateWriter()
         self._local_ranks: LocalRanks | None = None
@@ -93,6 +96,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """
         rows = self._rows(samples, [scored_tokens(sample, role) for sample in samples])
         with self._memory[role].onloaded():
+            self._hooks.before_score(role, self._passes[role].network.stages)
             outputs_by_row = self._passes[role].forward(rows)
         scores: dict[int, FloatArray] = {}
         for row, outputs in outputs_by_row if is_reporting_rank() else []:
@@ -109,6 +113,7 @@ class MegatronWorker(Recorder, DeviceStore):
         for role, learner in self._learners.items():
             if role == "values" or not is_warmup:
                 with self._memory[role].onloaded():
+                    self._hooks.before_step(role, learner.passes.network.stages)
                     done[role] = learner.learn(rows, batch)
         is_left_out = "old" in done and done["old"].is_left_out
         self._step += not (batch.critic_only or is_left_out)

@@ -23,6 +23,9 @@ from agentrl.weights.hf.folders import (
 from agentrl.weights.hf.tensors import config_errors, meta_model
 from agentrl.weights.quiet import quiet_transformers
 
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""The fields of configs that say how many experts a layer has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
@@ -70,11 +73,10 @@ class Operations:
             ModelLoadError: there is no model of such sizes.
         """
         text = config.get_text_config()
-        experts = ("num_experts", "num_local_experts", "n_routed_experts")
         kinds = set(getattr(text, "layer_types", None) or ())
         if not kinds and getattr(text, "sliding_window", None):
             return None
-        if any(getattr(text, name, None) for name in experts):
+        if any(getattr(text, name, None) for name in EXPERTS):
             return None
         if kinds - {"full_attention"}:
             return None

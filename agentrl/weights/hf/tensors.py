@@ -5,7 +5,6 @@ Of a folder of adapters, those of its base model, with the adapters added as the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -24,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
 from agentrl.types.seams import TensorSpec
+from agentrl.weights.codec import names_in_checkpoints
 from agentrl.weights.hf.adapters import opened_adapters
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
@@ -153,12 +153,19 @@ class TensorFiles:
 
 
 def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model with this config, by its Hugging Face name.
+    """The shape of every tensor of a checkpoint with this config, by its name there: experts one by one.
 
     Raises:
         ModelLoadError: there is no model of such sizes.
     """
-    return {name: tuple(parameter.shape) for name, parameter in meta_model(config).named_parameters()}
+    model = meta_model(config)
+    saved = model.state_dict().keys()
+    own = dict(model.named_parameters()) | {n: buffer for n, buffer in model.named_buffers() if n in saved}
+    renamed = names_in_checkpoints(model, own)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in own.items():
+        shapes |= {part: tuple(shape) for part, shape in renamed.get(name, {name: tensor.shape}).items()}
+    return shapes
 
 
 def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -181,7 +188,7 @@ def num_parameters(config: PreTrainedConfig) -> int:
     Raises:
         ModelLoadError: there is no model of such sizes.
     """
-    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    return sum(parameter.numel() for parameter in meta_model(config).parameters())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import learning_of, shape_of
 from agentrl.trainer.plan import Learning
 from tests.trainer.megatron.equality import share_of
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.tiny import batch, settings
 
 
@@ -23,7 +23,7 @@ def allocated(layout: MegatronConfig, _rank: int, kind: str, config: TrainerConf
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=config.bf16)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     network.freeze(learning_of(network.shape, config))
     learner = MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), config, 10))
     train_batch = batch()
@@ -43,7 +43,7 @@ def kept(layout: MegatronConfig, _rank: int, config: Qwen3Config, bf16: bool, to
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     learning = Learning(PolicyLoss(), settings(bf16=bf16, max_tokens_per_gpu=tokens), 10)
     learner = MegatronLearner(network, logprobs_of, learning)
     train_batch = batch(masks=[[0] + [1] * (tokens - 1)])

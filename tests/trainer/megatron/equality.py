@@ -15,12 +15,12 @@ from torch import Tensor
 from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import VALUE_HEAD
+from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
-from tests.trainer.megatron.models import SIZES, VOCAB, model_of
+from tests.trainer.megatron.models import SIZES, VOCAB, checkpoint_of, model_of
 from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
@@ -28,9 +28,11 @@ ENTROPY = 0.1
 
 
 class Part(NamedTuple):
-    """What one rank has. place: tensor, pipeline, data and context rank."""
+    """What one rank has. place: tensor, pipeline, data and context rank. experts: the rank of those
+    that share the experts, and of those that share each."""
 
     place: tuple[int, int, int, int]
+    experts: tuple[int, int]
     logps: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]
     gradients: list[tuple[str, np.ndarray]]
     loss: float
@@ -89,7 +91,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     mine = share_of(layout, samples())
     passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
 
@@ -102,6 +104,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
     reports = passes.learn(mine, loss)
     return Part(
         place=place(),
+        experts=places_of_experts(),
         logps=[
             (row.members, outputs.logp_N.cpu().numpy(), outputs.entropy_N.cpu().numpy())
             for row, outputs in outputs_by_row
@@ -133,8 +136,21 @@ def place() -> tuple[int, int, int, int]:
     )
 
 
+def places_of_experts() -> tuple[int, int]:
+    from megatron.core import parallel_state
+
+    return (
+        parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_rank(),
+    )
+
+
 def gradients_in(network) -> list[tuple[str, np.ndarray]]:
-    return [(piece.placed.megatron, piece.parameter.main_grad.cpu().numpy()) for piece in network.pieces()]
+    return [
+        (placed.megatron, parameter.main_grad.cpu().numpy())
+        for placed, parameter in network.pieces()
+        if placed.rule.learns
+    ]
 
 
 class Reference(NamedTuple):
@@ -168,7 +184,7 @@ def oracle(kind: str) -> Reference:
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = checkpoint_of(model, {name: parameter.grad for name, parameter in model.named_parameters()})
     return Reference(logps, entropies, gradients, total.item())
 
 
@@ -186,26 +202,32 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Refere
 
 def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
-    ranks = layout.tensor_model_parallel_size
-    sizes = {name: parameter.shape for name, parameter in model_of(kind).named_parameters()}
+    sizes = {name: tensor.shape for name, tensor in checkpoint_of(model_of(kind)).items()}
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
-    for placed in shape.rules():
+    for placed in (placed for placed in shape.rules() if placed.rule.learns):
+        ranks = layout.sharding_ranks(placed.expert)
         tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
         for rank in range(ranks):
-            shard = _agreed(parts, placed.megatron, rank)
+            having = [part for part in parts if _has(part, placed, rank, layout, shape)]
+            shard = _agreed(having, placed.megatron)
             placed.rule.unshard(shard, Run(rank, ranks), tensors, shape.dims(ranks))
         gradients |= dict(zip(placed.hf, tensors, strict=True))
     return gradients
 
 
-def _agreed(parts: list[Part], name: str, tensor_rank: int) -> Tensor:
+def _has(part: Part, placed: Placed, rank: int, layout: MegatronConfig, shape: Shape) -> bool:
+    """Whether a rank has, on its stage, the shard of tensor rank `rank`."""
+    if placed.expert is None:
+        return part.place[0] == rank
+    own = shape.num_experts // layout.expert_model_parallel_size
+    return part.experts == (placed.expert // own, rank)
+
+
+def _agreed(parts: list[Part], name: str) -> Tensor:
     """A shard of a gradient, as all replicas, context ranks and ends of a pipeline have it."""
     shards = [
-        torch.from_numpy(gradient)
-        for part in parts
-        for which, gradient in part.gradients
-        if which == name and part.place[0] == tensor_rank
+        torch.from_numpy(gradient) for part in parts for which, gradient in part.gradients if which == name
     ]
     for other in shards[1:]:
         torch.testing.assert_close(other, shards[0], rtol=1e-5, atol=1e-6)

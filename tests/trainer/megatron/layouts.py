@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from math import prod
 
 from tests.pairwise import Case, covering
+from tests.trainer.megatron.models import MIXTURES
 
 RANKS = 4
 REPLICAS = "replicas"
@@ -19,12 +20,16 @@ OPTIONS: dict[str, tuple[Hashable, ...]] = {
     REPLICAS: (1, 2),
     "sequence_parallel": (False, True),
     "num_virtual_stages_per_pipeline_rank": (1, 2),
+    "expert_model_parallel_size": (1, 2),
+    "expert_tensor_parallel_size": (1, 2),
 }
 SHORT = {
     **SPLITS,
     REPLICAS: "DP2",
     "sequence_parallel": "SP",
     "num_virtual_stages_per_pipeline_rank": "virtual",
+    "expert_model_parallel_size": "EP2",
+    "expert_tensor_parallel_size": "ETP2",
 }
 
 
@@ -33,7 +38,12 @@ def is_layout(case: Case) -> bool:
     ranks = prod(case[name] for name in (*SPLITS, REPLICAS))
     tensor, pipeline = case["tensor_model_parallel_size"], case["pipeline_model_parallel_size"]
     sequence, virtual = case["sequence_parallel"], case["num_virtual_stages_per_pipeline_rank"]
-    return ranks == RANKS and (tensor > 1 or not sequence) and (pipeline > 1 or virtual == 1)
+    experts = case["expert_model_parallel_size"] * case["expert_tensor_parallel_size"]
+    if case.get("kind") in MIXTURES:
+        fits = RANKS // pipeline % experts == 0 and (tensor == 1 or sequence)
+    else:
+        fits = experts == 1
+    return fits and ranks == RANKS and (tensor > 1 or not sequence) and (pipeline > 1 or virtual == 1)
 
 
 def covering_layouts(**more: Sequence[Hashable]) -> dict[str, Case]:

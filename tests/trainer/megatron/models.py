@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Glm4Config,
+    Glm4MoeConfig,
     LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 VOCAB = 97
 SIZES = {
@@ -23,6 +30,34 @@ SIZES = {
     "head_dim": 16,
     "max_position_embeddings": 128,
     "pad_token_id": None,
+}
+MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+ROUTED = {
+    **MOE,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+LATENT = {
+    **{name: size for name, size in SIZES.items() if name != "head_dim"},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
 }
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
@@ -41,8 +76,30 @@ CONFIGS = {
     "qwen2": lambda: Qwen2Config(**{**SIZES, "pad_token_id": 76}, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES),
     "qwen3, tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SIZES, **MOE, num_experts=4, mlp_only_layers=[1]),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **SIZES, **MOE, num_experts=4, shared_expert_intermediate_size=40, decoder_sparse_step=2
+    ),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=4),
+    "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **ROUTED, attention_bias=True, use_qk_norm=True),
+    "glm4_moe, plain": lambda: Glm4MoeConfig(**SIZES, **{**ROUTED, "n_group": 1}),
+    "deepseek_v3": lambda: DeepseekV3Config(**LATENT, **ROUTED, q_lora_rank=24),
+    "deepseek_v3, yarn": lambda: DeepseekV3Config(
+        **LATENT, **{**ROUTED, "n_group": 1}, q_lora_rank=None, rope_interleave=False, rope_parameters=YARN
+    ),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
     "glm4": lambda: Glm4Config(**SIZES),
 }
+
+FAMILIES_OF_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3")
+MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
+
+
+def checkpoint_of(
+    model: PreTrainedModel, tensors: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """A model's tensors, or others by its names, by those of its checkpoints: experts one by one."""
+    return revert_weight_conversion(model, model.state_dict() if tensors is None else tensors)
 
 
 def model_of(kind: str) -> PreTrainedModel:
@@ -54,4 +111,7 @@ def model_of(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(0.2 * noise if parameter.dim() > 1 else 1 + 0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model

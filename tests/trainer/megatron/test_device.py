@@ -13,7 +13,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning
 from tests.trainer.megatron.equality import part_of, share_of
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.megatron.test_losses import LOSSES, batch
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import settings
@@ -65,7 +65,7 @@ def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
 
     model, train_batch = model_of("glm4"), batch("token mean")
     network = Network(shape_of(model.config), layout, bf16=bf16)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     learner = MegatronLearner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
     learner.learn(share_of(layout, train_batch.samples), train_batch)
     return dict(queries)

@@ -83,6 +83,8 @@ ROUND_TRIPS = {
     "DP2 over TP2, on the CPU, bf16": ("DP2", "TP2", {"changes": ON_CPU, "bf16": True}),
     "DP2 over torch, on the CPU": ("DP2", TORCH, {"changes": ON_CPU}),
     "TP2 over torch, some frozen": ("TP2", TORCH, {"changes": FROZEN}),
+    "EP2 over TP2, experts": ("EP2", "TP2+SP", {"kind": "qwen3_moe"}),
+    "EP2 over torch, experts": ("EP2", TORCH, {"kind": "qwen3_moe"}),
     "TP2 over torch, one tensor for both halves": ("TP2", TORCH, {"kind": "glm4"}),
 }
 
@@ -119,6 +121,8 @@ GOES_ON = {
     "PP2 to TP2+SP": ("PP2", "TP2+SP", {}),
     "TP2 to torch, some frozen": ("TP2", TORCH, {"changes": FROZEN}),
     "torch to PP2, some frozen": (TORCH, "PP2", {"changes": FROZEN}),
+    "torch to EP2, experts": (TORCH, "EP2", {"kind": "qwen3_moe"}),
+    "EP2 to torch, experts": ("EP2", TORCH, {"kind": "qwen3_moe"}),
     "CP2 to torch, rotated pairs": ("CP2", TORCH, {"kind": "glm4"}),
 }
 

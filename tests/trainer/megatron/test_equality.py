@@ -13,7 +13,7 @@ from agentrl.trainer.megatron.model.shape import OPEN
 from tests.trainer.megatron.allocating import allocated, kept
 from tests.trainer.megatron.equality import oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
-from tests.trainer.megatron.models import CONFIGS, model_of
+from tests.trainer.megatron.models import CONFIGS, MIXTURES, model_of
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import settings
 
@@ -27,6 +27,18 @@ PAIRS = {
     "PP2": PP,
     "PP2, virtual": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
     "CP2": CP,
+}
+EP = {"expert_model_parallel_size": 2}
+SP = {"sequence_parallel": True}
+EXPERTS = {
+    "EP2": EP,
+    "EP2 x PP2": {**EP, **PP},
+    "TP2+SP": {**TP, **SP},
+    "TP2+SP, ETP1": {**TP, **SP, "expert_tensor_parallel_size": 1},
+    "TP2+SP, EP2": {**TP, **SP, **EP, "expert_tensor_parallel_size": 1},
+    "ETP2": {"expert_tensor_parallel_size": 2},
+    "CP2, EP2": {**CP, **EP},
+    "CP2, ETP2": {**CP, "expert_tensor_parallel_size": 2},
 }
 CASES = covering_layouts(kind=tuple(CONFIGS))
 FULL = {"recompute_granularity": "full"}
@@ -81,7 +93,17 @@ def test_two_ranks_are_transformers(pair, name):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_family_is_cut_right(pair, kind):
-    check(pair, kind, **TP, sequence_parallel=kind == "glm4")
+    check(pair, kind, **TP, sequence_parallel=kind == "glm4" or kind in MIXTURES)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERTS if "x" not in name])
+def test_two_ranks_share_the_experts(pair, name):
+    check(pair, "qwen3_moe", **EXPERTS[name])
+
+
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
+def test_experts_of_every_family_are_shared_right(pair, kind):
+    check(pair, kind, **EP)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied"])
@@ -161,6 +183,8 @@ ALLOCATED = {
     "DP2, unsharded, bf16": ("qwen3, tied", True, {"use_distributed_optimizer": False}),
     "PP2, tied": ("qwen2", False, PP),
     "PP2, virtual": ("qwen3", True, {**PP, "num_virtual_stages_per_pipeline_rank": 2}),
+    "EP2": ("qwen3_moe", False, EP),
+    "TP2, experts on both, bf16": ("qwen3_moe", True, {**TP, **SP, "expert_tensor_parallel_size": 1}),
 }
 LEARNED = {
     "TP2, muon": ("qwen3", True, TP, {"optimizer": "muon"}),

@@ -15,12 +15,14 @@ from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import manifest_of, size_of, unpack
 from agentrl.weights.shared import BufferPool, SharedBuffer
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 
 PAIRS = {
     "TP2": {"tensor_model_parallel_size": 2},
     "PP2": {"pipeline_model_parallel_size": 2},
     "DP2": {},
+    "EP2": {"expert_model_parallel_size": 2},
+    "ETP2": {"expert_tensor_parallel_size": 2},
 }
 FOURS = {
     "TP2 x PP2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
@@ -44,9 +46,9 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=False)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     tensors_by_name = [
-        (name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf
+        (name, checkpoint_of(model)[name]) for placed in network.shape.rules() for name in placed.hf
     ]
 
     results, buffers = [], []
@@ -85,6 +87,10 @@ def mapped_buffers():
     return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:agentrl-bucket")
 
 
+def kind_for(layout):
+    return "qwen3_moe" if layout in ("EP2", "ETP2") else "glm4"
+
+
 def layout_of(sizes, ranks):
     return MegatronConfig(actor_num_gpus_per_node=ranks, **sizes)
 
@@ -105,7 +111,7 @@ def elsewhere(tmp_path, request):
 @pytest.mark.full
 @pytest.mark.parametrize("layout", PAIRS)
 def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
-    replies = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
+    replies = pair.run(gather, layout_of(PAIRS[layout], 2), kind_for(layout), elsewhere)
     for rank, (far, results) in enumerate(replies):
         assert far == ([] if elsewhere is None else [1])
         # Those of the largest parameters are filled again and again.
@@ -124,7 +130,7 @@ def test_some_ranks_write_while_others_send(four, layout, elsewhere):
 
 @pytest.mark.parametrize("layout", PAIRS)
 def test_where_nobody_maps_anything_the_first_rank_sends_nothing_to_itself(pair, layout):
-    for far, results in pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", NOWHERE):
+    for far, results in pair.run(gather, layout_of(PAIRS[layout], 2), kind_for(layout), NOWHERE):
         assert far == [1]
         assert [right for right, _ in results] == [True, True]
 

@@ -18,7 +18,7 @@ from agentrl.trainer.torch.forward import TorchNetwork, token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import ProximalInStep, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.megatron.test_equality import PAIRS
 from tests.trainer.megatron.test_losses import batch
 from tests.trainer.tiny import gradients_of, settings
@@ -88,7 +88,7 @@ def part_of(layout: MegatronConfig, _rank: int, train_batch: TrainBatch):
 
     model = model_of("qwen3")
     network = Network(shape_of(model.config), layout, bf16=False)
-    network.load(model.state_dict().__getitem__)
+    network.load(checkpoint_of(model).__getitem__)
     learner = MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), settings(), 10))
     rows = equality.share_of(layout, train_batch.samples)
     sums = learner.backward(rows, StepInputs(train_batch))

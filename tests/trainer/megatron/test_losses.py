@@ -20,7 +20,7 @@ from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
-from tests.trainer.megatron.models import SIZES, model_of
+from tests.trainer.megatron.models import SIZES, checkpoint_of, model_of
 from tests.trainer.megatron.test_equality import PAIRS
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import gradients_of, settings
@@ -83,7 +83,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batc
     from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 
     model = model_of(kind)
-    shape, weights = shape_of(model.config), {**model.state_dict(), VALUE_HEAD: head_weight()}
+    shape, weights = shape_of(model.config), {**checkpoint_of(model), VALUE_HEAD: head_weight()}
     output_functions = {"policy": partial(logprobs_of, entropy_gradient=loss == "ppo"), "critic": values_of}
     by_network = {}
     for name, outputs in output_functions.items():
@@ -93,7 +93,12 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batc
         learner = MegatronLearner(network, outputs, Learning(used, settings(), 10))
         sums = learner.backward(equality.share_of(layout, train_batch.samples), StepInputs(train_batch))
         gradients = equality.gradients_in(network)
-        by_network[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
+        by_network[name] = (
+            equality.Part(
+                equality.place(), equality.places_of_experts(), [], gradients, sums.get("loss", 0.0), {}
+            ),
+            sums,
+        )
     return by_network
 
 

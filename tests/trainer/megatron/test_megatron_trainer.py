@@ -42,7 +42,20 @@ LAYOUTS = {
     "CP2": {"context_parallel_size": 2},
     "TP2+SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "PP2": {"pipeline_model_parallel_size": 2},
+    "EP2": {"expert_model_parallel_size": 2},
+    "TP2+SP, ETP1": {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_tensor_parallel_size": 1,
+    },
 }
+
+
+def kind_for(layout: str) -> str:
+    """A kind of model that can be laid out so."""
+    return "qwen3_moe" if "E" in layout else "qwen3"
+
+
 LOSSES = {
     "grpo": PolicyLoss(entropy_coef=0.01, kl=KlTerm(0.1)),
     "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
@@ -184,13 +197,14 @@ def assert_same(plain, spread):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("loss", ["grpo", "gspo"])
 async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
-    assert_same(*await both(tmp_path, "qwen3", LOSSES[loss], **LAYOUTS[layout]))
+    assert_same(*await both(tmp_path, kind_for(layout), LOSSES[loss], **LAYOUTS[layout]))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
-    plain, spread = await both(tmp_path, "qwen3", LOSSES["grpo"], critic=True, **LAYOUTS[layout])
+    kind = kind_for(layout)
+    plain, spread = await both(tmp_path, kind, LOSSES["grpo"], critic=True, **LAYOUTS[layout])
     assert_same(plain, spread)
     # Alone in the first step, then beside the policy; and it has learned something.
     assert "train/critic_grad_norm" in spread[0][0].metrics
@@ -201,10 +215,10 @@ async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", ["DP2", "CP2"])
+@pytest.mark.parametrize("layout", ["DP2", "CP2", "EP2", "TP2+SP, ETP1"])
 async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout):
     sizes = {"use_distributed_optimizer": False, **LAYOUTS[layout]}
-    assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], **sizes))
+    assert_same(*await both(tmp_path, kind_for(layout), LOSSES["grpo"], **sizes))
 
 
 @pytest.mark.full

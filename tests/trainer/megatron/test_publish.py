@@ -34,7 +34,7 @@ from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, text_of
 from tests.engine.test_sglang_weights import KINDS, open_rig, sglang_with_loader, transport_of
 from tests.trainer.megatron.launching import megatron_trainer, wait_until
-from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
+from tests.trainer.megatron.models import CONFIGS, MIXTURES, SIZES, model_of
 from tests.trainer.tiny import batch, settings, tokenizer
 
 TP = {"tensor_model_parallel_size": 2}
@@ -54,7 +54,12 @@ FOURS = {
     "PP2 x DP2": PP,
     "TP2+SP x PP2, virtual": {**PAIRS["TP2+SP"], **PAIRS["PP2, virtual"]},
 }
-LAYOUTS = {**{name: (2, of) for name, of in PAIRS.items()}, **{name: (4, of) for name, of in FOURS.items()}}
+EP = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+OF_EXPERTS = {"EP2 x PP2": {**EP, **PP}, "EP2 x TP2+SP": {**EP, **PAIRS["TP2+SP"]}}
+LAYOUTS = {
+    **{name: (2, of) for name, of in PAIRS.items()},
+    **{name: (4, of) for name, of in (FOURS | OF_EXPERTS).items()},
+}
 SERVED = ("qwen3", "qwen3, tied", "qwen2", "llama")
 BUCKET_BYTES = 8_000
 PROMPT = [1, 5, 9, 3]
@@ -154,7 +159,12 @@ def sample_of(completion) -> Sample:
 @pytest.mark.parametrize(
     ("layout", "kind"),
     # Each layout of four ranks has two options of the pairs.
-    [(layout, kind) for layout in FOURS for kind in CONFIGS if kind == "qwen2" or layout == "TP2 x PP2"],
+    [
+        *((layout, "qwen2") for layout in FOURS),
+        *(("TP2 x PP2", kind) for kind in CONFIGS if kind not in MIXTURES and kind != "qwen2"),
+        *(("EP2 x PP2", kind) for kind in sorted(MIXTURES)),
+        ("EP2 x TP2+SP", "qwen3_moe"),
+    ],
 )
 async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, layout, kind):
     sink = RecordingSink()
@@ -174,7 +184,11 @@ async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [*((layout, "qwen3") for layout in FOURS), *(("TP2+SP", kind) for kind in SERVED)],
+    [
+        *((layout, "qwen3") for layout in FOURS),
+        *(("TP2+SP", kind) for kind in SERVED),
+        ("EP2 x PP2", "qwen3_moe"),
+    ],
 )
 async def test_version_after_version_is_served(tmp_path, layout, kind):
     engine = engine_of(kind)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.trainer.megatron.model.families import FAMILIES, rules_of
+from agentrl.trainer.megatron.model.families import FAMILIES
 from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Vocabulary
 from agentrl.trainer.megatron.model.shape import shape_of
-from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
+from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
+
+
+def weights_of(model):
+    """Of its checkpoint, without another name of a tied one."""
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return {name: tensor for name, tensor in checkpoint_of(model).items() if name not in tied}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -16,9 +22,9 @@ from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
     model = model_of(kind).to(dtype)
-    shape, state = shape_of(model.config), dict(model.named_parameters())
+    shape, state = shape_of(model.config), weights_of(model)
     dims, names = shape.dims(ranks), set()
-    for placed in rules_of(shape.family, SIZES["num_hidden_layers"], tied=shape.tied):
+    for placed in shape.rules():
         expected = [state[name].detach() for name in placed.hf]
         shards = placed.rule.cut(placed.rule.join(expected, dims), ranks)
         assert len({shard.shape for shard in shards}) == 1

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import check_layout, overridden, shape_of
-from tests.trainer.megatron.models import SIZES
+from tests.trainer.megatron.models import MOE, SIZES
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GPT2Config(), "no table for models of type `gpt2`, only for llama, qwen2, qwen3, glm4"),
+        (GPT2Config(), "no table for models of type `gpt2`, only for llama, qwen2, qwen3, qwen3_moe, "),
         (Qwen2Config(**SIZES, **SLIDING), "qwen2 has windows of attention"),
         (LlamaConfig(**SIZES, attention_bias=True), "llama has biases in its layers"),
         (Qwen3Config(**SIZES, hidden_act="gelu"), "qwen3 has the activation gelu"),
-        (LlamaConfig(**SIZES, rope_parameters=YARN), r"scales its rotary positions .* \(`yarn`\)"),
+        (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), r"scales its rotary positions .* \(`dynamic`\)"),
+        (
+            Qwen3MoeConfig(**SIZES, quantization_config={"quant_method": "fp8"}),
+            "has quantized weights; convert",
+        ),
+        (MixtralConfig(**SIZES, sliding_window=8), "mixtral has windows of attention"),
     ],
 )
 def test_what_megatron_would_do_otherwise_is_refused(config, message):
@@ -62,6 +67,29 @@ def test_a_field_that_contradicts_or_does_nothing_is_refused(fields, message):
         check_layout(shape_of(Qwen3Config(**SIZES)), MegatronConfig(megatron_config=fields))
 
 
+EXPERTS = Qwen3MoeConfig(**SIZES, **MOE, num_experts=6)
+TP = {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (
+            Qwen3Config(**SIZES),
+            {"expert_model_parallel_size": 2},
+            "for a model with experts, and this one has",
+        ),
+        (Qwen3Config(**SIZES), {"expert_tensor_parallel_size": 2}, "for a model with experts, and this one"),
+        (EXPERTS, TP, "would each send all tokens to the experts; set sequence_parallel = true"),
+        (EXPERTS, {"expert_model_parallel_size": 4}, "= 4 does not divide the model's 6 experts; lower it"),
+        (EXPERTS, {"expert_tensor_parallel_size": 16}, "= 16 does not divide the model's 24 channels of an"),
+    ],
+)
+def test_experts_that_cannot_be_shared_so_are_refused(config, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        check_layout(shape_of(config), MegatronConfig(**settings))
+
+
 def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
     shape = shape_of(Qwen3Config(**SIZES))
     assert [shape.dims(ranks).padded_vocab for ranks in (1, 2, 4)] == [97, 98, 100]
@@ -75,6 +103,10 @@ def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
         (
             {"num_virtual_stages_per_pipeline_rank": 2},
             "needs pipeline_model_parallel_size of at least 2; raise it",
+        ),
+        (
+            {"expert_model_parallel_size": 2, "actor_num_gpus_per_node": 3},
+            "the 3 ranks of a stage must be a multiple of expert_model_parallel_size x",
         ),
     ],
 )

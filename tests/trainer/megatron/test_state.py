@@ -21,7 +21,7 @@ from agentrl.trainer.plan import Done, Learning
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.export import save_model
 from tests.trainer.megatron.equality import share_of
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, RecordingSink, learns, trainer_on
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.test_roles import with_returns
@@ -43,6 +43,9 @@ CASES = {
     "DP2, on the CPU, bf16": {"changes": ON_CPU, "bf16": True, "critic": True, **LAYOUTS["DP2"]},
     "PP2, some frozen, tied": {"changes": FROZEN, "kind": "qwen3, tied", **LAYOUTS["PP2"]},
     "DP2, some frozen, bf16": {"changes": FROZEN, "bf16": True, **LAYOUTS["DP2"]},
+    "EP2": {"kind": "qwen3_moe", **LAYOUTS["EP2"]},
+    "TP2+SP, experts on both": {"kind": "qwen3_moe", **LAYOUTS["TP2+SP, ETP1"]},
+    "EP2, whole on every rank": {"kind": "qwen3_moe", "use_distributed_optimizer": False, **LAYOUTS["EP2"]},
     "TP2+SP, networks that rest": {"offload": True, "critic": True, **LAYOUTS["TP2+SP"]},
 }
 
@@ -157,7 +160,7 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
     def begun():
         model = model_of("qwen3")
         network = Network(shape_of(model.config), layout, bf16=False)
-        network.load(model.state_dict().__getitem__)
+        network.load(checkpoint_of(model).__getitem__)
         return MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), learns(), 10))
 
     megatron.Adam, megatron.USING_PYTORCH_OPTIMIZER = CountsByGroup, False

@@ -19,7 +19,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.torch_dist import to_hugging_face, to_torch_dist
 from agentrl.weights.hf.export import save_model
 from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
-from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import tokenizer
 
@@ -54,7 +54,9 @@ def megatrons_own(kind: str):
         gradient_accumulation_fusion=False,
     )
     qk_norm = bool(shape.sizes.get("qk_layernorm", False))
-    spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(
+        num_experts=shape.num_experts or None, qk_layernorm=qk_norm, normalization="RMSNorm"
+    )
     return shape, GPTModel(
         config,
         spec,
@@ -72,12 +74,13 @@ def saved(layout: MegatronConfig, _rank: int, folder: str, kind: str, apart: boo
     from megatron.core import dist_checkpointing, parallel_state
 
     shape, model = megatrons_own(kind)
-    weights = model_of(kind).state_dict()
+    weights = checkpoint_of(model_of(kind))
     ranks, rank = layout.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
     placed = {each.megatron: each for each in shape.rules()}
     for name, parameter in model.named_parameters():
-        rule = placed[name].rule
-        whole = rule.join([weights[each] for each in placed[name].hf], shape.dims(ranks))
+        own = placed[name.replace("local_experts.", "")]
+        rule = own.rule
+        whole = rule.join([weights[each] for each in own.hf], shape.dims(ranks))
         parameter.copy_(rule.cut(whole, ranks)[rank])
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = model.sharded_state_dict(metadata={"non_homogeneous_layers": apart})
@@ -104,7 +107,13 @@ def directory(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "apart"),
-    [("qwen3", 1, False), ("qwen3", 2, False), ("qwen2", 2, False), ("llama", 2, True)],
+    [
+        ("qwen3", 1, False),
+        ("qwen3", 2, False),
+        ("qwen2", 2, False),
+        ("llama", 2, True),
+        ("mixtral", 2, False),
+    ],
 )
 def test_what_megatron_saves_is_read_bit_for_bit(tmp_path, kind, ranks, apart):
     layout = MegatronConfig(actor_num_gpus_per_node=ranks, tensor_model_parallel_size=ranks)
@@ -119,7 +128,7 @@ def test_what_megatron_saves_is_read_bit_for_bit(tmp_path, kind, ranks, apart):
     assert {path.name for path in like.iterdir()} == {path.name for path in out.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "mixtral"])
 def test_what_is_written_megatron_reads_bit_for_bit(tmp_path, kind):
     to_torch_dist(directory(tmp_path, kind), tmp_path / "out")
     layout = MegatronConfig(actor_num_gpus_per_node=1)
@@ -130,12 +139,21 @@ def test_what_is_written_megatron_reads_bit_for_bit(tmp_path, kind):
     own = TorchDist.open(tmp_path / "own")
     for name, tensor in found.items():
         layer, _, rest = name.removeprefix("decoder.layers.").partition(".")
-        rest = NORMS.get(rest, rest)
-        key = ("decoder.layers." + rest, int(layer)) if layer.isdecimal() else (name, None)
+        rest, *expert = below(rest)
+        is_before_experts = kind == "mixtral" and rest.startswith("pre_mlp")
+        rest = rest if is_before_experts else NORMS.get(rest, rest)
+        key = ("decoder.layers." + rest, int(layer), *expert) if layer.isdecimal() else (name,)
         assert torch.equal(own.read(*key), tensor), name
 
 
-@pytest.mark.parametrize("kind", ["glm4", "qwen3, tied"])
+def below(name):
+    """What is below a layer, and the expert's number."""
+    head, is_expert, rest = name.partition(".local_experts.")
+    number, _, rest = rest.partition(".")
+    return (f"{head}.experts.{rest}", int(number)) if is_expert else (name,)
+
+
+@pytest.mark.parametrize("kind", ["glm4", "qwen3, tied", "qwen3_moe", "qwen2_moe", "deepseek_v3"])
 def test_a_model_goes_there_and_back(tmp_path, kind):
     like = directory(tmp_path, kind)
     main(["convert", str(like), str(tmp_path / "dist")])

@@ -29,14 +29,15 @@ class CheckpointReader(TensorFiles):
     def specs(self, dtype: str | None = None) -> Iterator[TensorSpec]:
         """The tensors of a trained copy of this model, in the order of publication.
 
-        dtype: of all tensors; None = as in its files.
+        dtype: of all tensors that learn; None = as in its files.
 
         Raises:
             ModelLoadError: a tensor is missing, or its shape contradicts the config.
         """
         shapes = tensor_shapes(self.config)
-        for name in (name for placed in self.shape.rules() for name in placed.hf):
-            yield self.spec(name, shapes[name], dtype)
+        for placed in self.shape.rules():
+            for name in placed.hf:
+                yield self.spec(name, shapes[name], dtype if placed.rule.learns else "float32")
 
 
 def config_of(directory: Path) -> PreTrainedConfig:

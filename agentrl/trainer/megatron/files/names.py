@@ -10,19 +10,21 @@ MAIN = "main"
 """The suffix of a parameter's values in fp32, beside those of its means."""
 
 
-def file_of(placed: Placed) -> str:
-    """The file of a parameter's shard, in the folder of its tensor rank."""
-    if placed.layer is not None:
-        return f"layer-{placed.layer:05d}.safetensors"
-    kind = "embedding" if placed.rule.megatron.startswith("embedding.") else "head"
-    return f"{kind}.safetensors"
+def shard_file(folder: Path, placed: Placed, rank: int) -> Path:
+    """The file of a parameter's shard.
 
-
-def tensor_folder(folder: Path, rank: int) -> Path:
-    """The shards of a tensor rank."""
-    return folder / f"tensor-{rank}"
+    rank: the tensor rank; of an expert, that among the ranks which hold the experts of a layer together.
+    """
+    return folder / f"{'tensor' if placed.expert is None else 'experts'}-{rank}" / _file_of(placed)
 
 
 def rank_file(folder: Path, rank: int) -> Path:
     """The parts of the optimizer of a rank."""
     return folder / "optimizer" / f"rank-{rank:05d}.safetensors"
+
+
+def _file_of(placed: Placed) -> str:
+    if placed.layer is not None:
+        return f"layer-{placed.layer:05d}.safetensors"
+    kind = "embedding" if placed.rule.megatron.startswith("embedding.") else "head"
+    return f"{kind}.safetensors"

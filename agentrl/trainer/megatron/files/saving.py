@@ -3,6 +3,7 @@
     tensor-0/embedding.safetensors        shards of tensor rank 0, under Megatron's names
     tensor-0/layer-00000.safetensors      a file for each layer, independent of the pipeline stages
     tensor-0/head.safetensors             the last norm, and the head where it is not the embedding
+    experts-0/layer-00000.safetensors     shards of the experts, of the ranks that hold a layer's together
     optimizer/rank-00000.safetensors      rank 0's parts of the parameters, flat, with AdamW's means
 
 A parameter that is not sharded is in every tensor rank's files. The optimizer's means are written part by
@@ -12,6 +13,7 @@ part, since Megatron's own loading of them fails with torch's AdamW.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.elsewhere import Unsharded
-from agentrl.trainer.megatron.files.names import MAIN, file_of, rank_file, tensor_folder
+from agentrl.trainer.megatron.files.names import MAIN, rank_file, shard_file
 from agentrl.trainer.megatron.learner import MegatronLearner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
@@ -59,8 +61,10 @@ def copies(folder: Path, learner: MegatronLearner, copy: Callable[[Tensor], Tens
     """Copies of what this rank's files hold, except those that another replica writes."""
     network = learner.passes.network
     files = shard_copies(folder, network, copy)
-    if files or network.layout.shares_the_optimizer:
-        named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
+    shares = network.layout.shares_the_optimizer
+    parts = [part for part in learner.optimizer.parts() if shares or _is_first(part.placed)]
+    if parts:
+        named = [item for part in parts for item in _named_tensors(part)]
         copied = [(name, copy(tensor)) for name, tensor in named]
         files.append(FileCopy(rank_file(folder, dist.get_rank()), copied))
     return files
@@ -75,11 +79,13 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
     """
     network = learner.passes.network
     read_shards(folder, network)
-    path = rank_file(folder, _owner(network))
-    with open_tensors(path) as opened:
+    # Experts may have other replicas than the rest.
+    with ExitStack() as files:
+        opened = {path: files.enter_context(open_tensors(path)) for path in _optimizer_files(folder, network)}
         for part in learner.optimizer.resume(done):
+            path = rank_file(folder, _owner(network, part.placed))
             for name, tensor in _named_tensors(part):
-                _fill(tensor, opened.get_tensor(name), path)
+                _fill(tensor, opened[path].get_tensor(name), path)
 
 
 @torch.no_grad()
@@ -91,9 +97,8 @@ def take(saved: Unsharded, learner: MegatronLearner, done: Done) -> None:
     """
     network = learner.passes.network
     network.load(saved.value, is_resumed=True)
-    placed_by_name = {placed.megatron: placed for placed in network.shape.rules()}
     for part in learner.optimizer.resume(done):
-        placed = placed_by_name[part.name]
+        placed = part.placed
         if part.is_copy:
             _take(part.main, part, network.shard_of(placed, saved.value))
         for kind, moment in part.moments.items():
@@ -102,12 +107,11 @@ def take(saved: Unsharded, learner: MegatronLearner, done: Done) -> None:
 
 @torch.no_grad()
 def shard_copies(folder: Path, network: Network, copy: Callable[[Tensor], Tensor]) -> list[FileCopy]:
-    """Copies of this rank's shards of a network; none where another replica writes the same."""
-    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
-        return []
+    """Copies of this rank's shards of a network, without those that another replica writes."""
+    shards = [shard for shard in _shards(network) if _is_first(shard[0])]
     return [
-        FileCopy(_own_folder(folder) / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
-        for name, group in groupby(_shards(network), lambda shard: file_of(shard[0]))
+        FileCopy(path, [(placed.megatron, copy(tensor)) for placed, tensor in group])
+        for path, group in groupby(shards, lambda shard: _own_file(folder, shard[0]))
     ]
 
 
@@ -118,16 +122,32 @@ def read_shards(folder: Path, network: Network) -> None:
     Raises:
         ModelLoadError: a file is missing, cut short, or of another model.
     """
-    for name, group in groupby(network.pieces(), lambda piece: file_of(piece.placed)):
-        path = _own_folder(folder) / name
+    for path, group in groupby(network.pieces(), lambda piece: _own_file(folder, piece.placed)):
         with open_tensors(path) as opened:
             for placed, parameter in group:
                 _fill(parameter, opened.get_tensor(placed.megatron), path)
 
 
-def _own_folder(folder: Path) -> Path:
-    """The folder of this tensor rank's shards."""
-    return tensor_folder(folder, parallel_state.get_tensor_model_parallel_rank())
+def _own_file(folder: Path, placed: Placed) -> Path:
+    """The file of this rank's shard of a parameter."""
+    if placed.expert is None:
+        return shard_file(folder, placed, parallel_state.get_tensor_model_parallel_rank())
+    return shard_file(folder, placed, parallel_state.get_expert_tensor_and_model_parallel_rank())
+
+
+def _replicas(placed: Placed) -> dist.ProcessGroup:
+    """The ranks that have the same shard of a parameter."""
+    group: dist.ProcessGroup = (
+        parallel_state.get_data_parallel_group(with_context_parallel=True)
+        if placed.expert is None
+        else parallel_state.get_expert_data_parallel_group()
+    )
+    return group
+
+
+def _is_first(placed: Placed) -> bool:
+    """Whether this rank writes its shard: the first of those that have the same."""
+    return _replicas(placed).rank() == 0
 
 
 def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
@@ -140,17 +160,21 @@ def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
 
 def _named_tensors(part: StatePart) -> Iterator[tuple[str, Tensor]]:
     if part.is_copy:
-        yield f"{part.name}.{MAIN}", part.main
+        yield f"{part.placed.megatron}.{MAIN}", part.main
     for name, moment in part.moments.items():
-        yield f"{part.name}.{name}", moment
+        yield f"{part.placed.megatron}.{name}", moment
 
 
-def _owner(network: Network) -> int:
-    """The rank whose file holds this one's optimizer parts: itself, or the same rank of the first replica."""
+def _owner(network: Network, placed: Placed) -> int:
+    """The rank whose file holds this one's part of the optimizer: itself, or the first that has the same."""
     if network.layout.shares_the_optimizer:
         return dist.get_rank()
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return dist.get_process_group_ranks(group)[0]
+    return dist.get_process_group_ranks(_replicas(placed))[0]
+
+
+def _optimizer_files(folder: Path, network: Network) -> set[Path]:
+    """The files of `_owner` for all parameters of this rank."""
+    return {rank_file(folder, _owner(network, piece.placed)) for piece in network.pieces()}
 
 
 def _take(tensor: Tensor, part: StatePart, shard: Tensor) -> None:

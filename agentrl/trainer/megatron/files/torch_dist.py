@@ -1,12 +1,13 @@
 """Hugging Face directories and Megatron's distributed checkpoints, one as the other, bit for bit.
 
-A layer's tensors stand under one key for all layers, whose first axis is the layer's number, and a norm under
-the matrix after it, whether the layers are TransformerEngine's or Megatron's own.
+A layer's tensors stand under one key for all layers, whose first axis is the layer's number; those of experts
+under one for all of them, whose next axis is the expert's. Where layers differ, each has keys of its own. A
+norm stands under the matrix after it, if that is one, in TransformerEngine's layers and in Megatron's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
 _NORMS: Mapping[str, str] = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+    "self_attention.q_layernorm.weight": "self_attention.linear_q_up_proj.layer_norm_weight",
+    "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
 _LAYERS = "decoder.layers."
 _MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
@@ -84,14 +87,13 @@ class MegatronTensors:
             ) from error
         return tensors
 
-    def _key(self, placed: Placed) -> tuple[str, int | None]:
-        """The key of a parameter, and its row there."""
-        if placed.layer is None:
-            keys: list[tuple[str, int | None]] = [(placed.rule.megatron, None)]
-        else:
-            name = _stored_name(placed)
-            # Where layers differ, each has keys of its own.
-            keys = [(f"{_LAYERS}{name}", placed.layer), (f"{_LAYERS}{placed.layer}.{name}", None)]
+    def _key(self, placed: Placed) -> tuple[str, *tuple[int, ...]]:
+        """The key of a parameter, and its rows there."""
+        keys = [
+            _key_of(placed, name, apart=apart)
+            for name in (_NORMS.get(placed.rule.megatron, placed.rule.megatron), placed.rule.megatron)
+            for apart in (False, True)
+        ]
         found = next((key for key in keys if key[0] in self.opened.specs), None)
         if found is None:
             raise ModelLoadError(f"{self.opened.folder} lacks {placed.megatron}; is it of another model?")
@@ -127,29 +129,42 @@ def to_torch_dist(directory: Path, target: Path) -> int:
         OSError: the disk did not take it.
     """
     with CheckpointReader(directory) as source:
-        layers = 1 + max(placed.layer or 0 for placed in source.shape.rules())
+        layers = len(source.shape.experts_by_layer)
         empty = (f"{_LAYERS}{m}._extra_state/shard_{n}_{layers}" for m in _MATRICES for n in range(layers))
-        write_torch_dist(target, _pieces(source, layers), empty)
+        write_torch_dist(target, _pieces(source), empty)
         written = MegatronTensors(target, directory)
         names = [spec.name for spec in written.manifest]
         _compare(target, ((name, source.read(name), written.read(name)) for name in names))
     return len(names)
 
 
-def _pieces(source: CheckpointReader, layers: int) -> Iterator[Chunk]:
-    dims = source.shape.dims(1)
+def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
+    dims, experts = source.shape.dims(1), source.shape.experts_by_layer
     for placed in source.shape.rules():
         parameter = placed.rule.join([source.read(name) for name in placed.hf], dims)
-        zeros = (0,) * parameter.dim()
-        if placed.layer is None:
-            yield Chunk(placed.rule.megatron, tuple(parameter.shape), zeros, parameter)
-            continue
-        key, shape = f"{_LAYERS}{_stored_name(placed)}", (layers, *parameter.shape)
-        yield Chunk(key, shape, (placed.layer, *zeros), parameter[None])
+        key, *rows = _key_of(placed, _stored_name(placed, experts), apart=len(set(experts)) > 1)
+        sizes = (len(experts), source.shape.num_experts)[2 - len(rows) if placed.expert is not None else 0 :]
+        shape = (*sizes[: len(rows)], *parameter.shape)
+        offset = (*rows, *(0 for _ in parameter.shape))
+        yield Chunk(key, shape, offset, parameter[(None,) * len(rows)])
 
 
-def _stored_name(placed: Placed) -> str:
-    return _NORMS.get(placed.rule.megatron, placed.rule.megatron)
+def _key_of(placed: Placed, name: str, *, apart: bool) -> tuple[str, *tuple[int, ...]]:
+    """The key of a parameter, and its rows there. name: below the layer. apart: each layer has own keys."""
+    if placed.layer is None:
+        return (name,)
+    layer, rows = (f"{placed.layer}.", ()) if apart else ("", (placed.layer,))
+    if placed.expert is None:
+        return (f"{_LAYERS}{layer}{name}", *rows)
+    return (f"{_LAYERS}{layer}mlp.experts.experts.{name}", *rows, placed.expert)
+
+
+def _stored_name(placed: Placed, experts: Sequence[int]) -> str:
+    """The name below the layer; a norm before experts stands by itself."""
+    name = placed.rule.megatron
+    if name == "pre_mlp_layernorm.weight" and placed.layer is not None and experts[placed.layer]:
+        return name
+    return _NORMS.get(name, name)
 
 
 def _compare(target: Path, triples: Iterator[tuple[str, Tensor, Tensor]]) -> None:

@@ -5,11 +5,12 @@ A new family is a table: Megatron's names on the left, the checkpoint's on the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Vocabulary
+from agentrl.types import JSON
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
 _FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")
@@ -28,40 +29,115 @@ _MLP_OUT = Same("mlp.linear_fc2.weight", "mlp.down_proj.weight", along=1)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of dense model.
+    """One kind of model: the parameters of its layers, and what they compute.
 
-    layer: its parameters in a layer. settings: fields of Megatron's config that all its models share.
+    attention: of every layer, with both norms. mlp: of a feed-forward block. moe, expert: of a mixture of
+    experts in its place, and of each expert in it; the checkpoint's names have {} for the expert's number.
+    settings: fields of Megatron's config that all its models share.
     sandwich: it normalises also the outputs of attention and feed-forward block.
-    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves.
+    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
+    and values of all heads come from one small state of a token (multi-latent attention).
     """
 
-    layer: tuple[Rule, ...]
-    settings: Mapping[str, bool] = field(default_factory=dict)
+    attention: tuple[Rule, ...]
+    mlp: tuple[Rule, ...] = (_MLP_IN, _MLP_OUT)
+    moe: tuple[Rule, ...] = ()
+    expert: tuple[Rule, ...] = ()
+    settings: Mapping[str, bool | str] = field(default_factory=dict)
     sandwich: bool = False
     rotates_pairs: bool = False
+    is_latent: bool = False
 
+
+_QK_NORMS = (
+    Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+    Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+)
+_ROUTER = Same("mlp.router.weight", "mlp.gate.weight")
+_EXPERT = (
+    GateUp("linear_fc1.weight", ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")),
+    Same("linear_fc2.weight", "mlp.experts.{}.down_proj.weight", along=1),
+)
+
+
+def _shared(name: str) -> tuple[Rule, ...]:
+    """Experts that all tokens go through, by their name in the checkpoint."""
+    return (
+        GateUp(
+            "mlp.shared_experts.linear_fc1.weight", (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
+        ),
+        Same("mlp.shared_experts.linear_fc2.weight", f"{name}.down_proj.weight", along=1),
+    )
+
+
+_EXPERT_BIAS = Same("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", learns=False)
+_SIGMOID = {"moe_router_score_function": "sigmoid"}
+_LATENT_QUERIES = (
+    Same("self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+    Same("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+    Same("self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight", along=0),
+)
+_QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(
-        (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
-    ),
+    "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "qwen2": Family(
-        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
-        {"add_qkv_bias": True},
+        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
+        settings={"add_qkv_bias": True},
     ),
     "qwen3": Family(
+        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        settings={"qk_layernorm": True},
+    ),
+    "qwen3_moe": Family(
+        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(_ROUTER,),
+        expert=_EXPERT,
+        settings={"qk_layernorm": True},
+    ),
+    "qwen2_moe": Family(
+        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(
+            _ROUTER,
+            *_shared("mlp.shared_expert"),
+            Same("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
+        ),
+        expert=_EXPERT,
+        settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
+    ),
+    "mixtral": Family(
+        (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
+        moe=(Same("mlp.router.weight", "block_sparse_moe.gate.weight"),),
+        expert=(
+            GateUp(
+                "linear_fc1.weight",
+                ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+            ),
+            Same("linear_fc2.weight", "block_sparse_moe.experts.{}.w2.weight", along=1),
+        ),
+    ),
+    "glm4_moe": Family(
+        (_INPUT_NORM, _QKV, _QKV_BIAS, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+        expert=_EXPERT,
+        settings={"add_qkv_bias": True, "qk_layernorm": True, **_SIGMOID},
+    ),
+    "deepseek_v3": Family(
         (
             _INPUT_NORM,
-            _QKV,
-            Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
-            Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+            *_LATENT_QUERIES,
+            Same("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+            Same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+            Same("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", along=0),
             _ATTENTION_OUT,
             _MLP_NORM,
-            _MLP_IN,
-            _MLP_OUT,
         ),
-        {"qk_layernorm": True},
+        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+        expert=_EXPERT,
+        settings=_SIGMOID,
+        is_latent=True,
     ),
+    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "glm4": Family(
         (
             _INPUT_NORM,
@@ -70,19 +146,21 @@ FAMILIES: Mapping[str, Family] = {
             Same("self_attention.linear_proj.linear.weight", "self_attn.o_proj.weight", along=1),
             Same("self_attention.linear_proj.norm.weight", "post_self_attn_layernorm.weight"),
             _MLP_NORM,
+        ),
+        (
             GateUp("mlp.linear_fc1.weight", ("mlp.gate_up_proj.weight",)),
             Same("mlp.linear_fc2.linear.weight", "mlp.down_proj.weight", along=1),
             Same("mlp.linear_fc2.norm.weight", "post_mlp_layernorm.weight"),
         ),
-        {"add_qkv_bias": True},
+        settings={"add_qkv_bias": True},
         sandwich=True,
         rotates_pairs=True,
     ),
 }
 
 
-def family_of(model_type: str) -> Family:
-    """The family of a checkpoint, by the model_type of its config.
+def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
+    """The family of a checkpoint, by the model_type of its config; without what its other fields turn off.
 
     Raises:
         ModelLoadError: Megatron trains no such models yet.
@@ -93,18 +171,38 @@ def family_of(model_type: str) -> Family:
             f"trainer = megatron has no table for models of type `{model_type}`, only for "
             f"{', '.join(FAMILIES)}; train it with trainer = torch, or add its table to families.py."
         )
-    return family
+    attention, settings = family.attention, dict(family.settings)
+    for setting, rules, is_on in (
+        ("qk_layernorm", _QK_NORMS, fields.get("use_qk_norm", True)),
+        ("add_qkv_bias", (_QKV_BIAS,), fields.get("qkv_bias", fields.get("attention_bias", True))),
+    ):
+        if setting in settings and not is_on:
+            attention = tuple(rule for rule in attention if rule not in rules)
+            del settings[setting]
+    if family.is_latent and fields.get("q_lora_rank") is None:
+        attention = tuple(
+            rule if rule != _LATENT_QUERIES[0] else _QUERIES
+            for rule in attention
+            if rule not in _LATENT_QUERIES[1:]
+        )
+    return replace(family, attention=attention, settings=settings)
 
 
-def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = False) -> Iterator[Placed]:
+def rules_of(
+    family: Family, experts_by_layer: Sequence[int], *, tied: bool, critic: bool = False
+) -> Iterator[Placed]:
     """All parameters of a model, in the order of the layers.
 
-    tied: the embedding is the head, too. critic: its head has one output.
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. tied: the embedding is the
+    head, too. critic: its head has one output.
     """
     yield Placed(_EMBEDDING)
-    for number in range(num_layers):
-        for rule in family.layer:
-            yield Placed(rule, number)
+    for layer, experts in enumerate(experts_by_layer):
+        for rule in (*family.attention, *(family.moe if experts else family.mlp)):
+            yield Placed(rule, layer)
+        for expert in range(experts):
+            for rule in family.expert:
+                yield Placed(rule, layer, expert)
     yield Placed(_FINAL_NORM)
     if critic:
         yield Placed(_VALUE_HEAD)
@@ -114,21 +212,27 @@ def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers."""
+    """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers.
+
+    expert: its number in the layer, over all ranks; None = what all tokens go through.
+    """
 
     rule: Rule
     layer: int | None = None
+    expert: int | None = None
 
     @property
     def megatron(self) -> str:
         """The parameter's full name in a model of one pipeline stage."""
-        return (
-            self.rule.megatron if self.layer is None else f"decoder.layers.{self.layer}.{self.rule.megatron}"
-        )
+        if self.layer is None:
+            return self.rule.megatron
+        within = "" if self.expert is None else f"mlp.experts.{self.expert}."
+        return f"decoder.layers.{self.layer}.{within}{self.rule.megatron}"
 
     @property
     def hf(self) -> tuple[str, ...]:
         """The full names of the checkpoint's tensors."""
         if self.layer is None:
             return self.rule.hf
-        return tuple(f"model.layers.{self.layer}.{name}" for name in self.rule.hf)
+        names = (name if self.expert is None else name.format(self.expert) for name in self.rule.hf)
+        return tuple(f"model.layers.{self.layer}.{name}" for name in names)

@@ -27,32 +27,48 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import pad, rms_norm
 
 from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
+from agentrl.trainer.megatron.model.feed_forward import (
+    GatedMLP,
+    NormedMLP,
+    NormedRow,
+    ReplicatedLinear,
+    RMSNorm,
+    row_settings,
+)
 from agentrl.trainer.megatron.model.rows import pieces_of
+from agentrl.trainer.megatron.model.shape import Latent, Rotary, Shape
 
 
-class PackedRow:
+class Rotation:
+    """Rotary positions of a model. pairs: they rotate neighbouring channels, not the two halves."""
+
+    def __init__(self, rotary: Rotary, *, pairs: bool) -> None:
+        angles_r = torch.tensor(rotary.angles, dtype=torch.float32, device=compute_device())
+        self._angles_R = angles_r.repeat_interleave(2) if pairs else torch.cat([angles_r, angles_r])
+        self._scale = rotary.scale
+
+    def of(self, positions_t: Tensor) -> Tensor:
+        """Cosine and sine of each token, [t, 2, R], for all layers."""
+        angles_tR = positions_t[:, None].float() * self._angles_R
+        return torch.stack([angles_tR.cos(), angles_tR.sin()], 1) * self._scale
+
+
+class PackedRow(NamedTuple):
     """The sequences of a row, for every layer.
 
-    ends: of the unsharded row. positions_t: of this rank's tokens, in their sequences.
+    ends: of the unsharded row. rotation: of this rank's tokens, by their positions in their sequences, see
+    `Rotation.of`.
     """
 
-    def __init__(self, ends: Ends, positions_t: Tensor) -> None:
-        self.ends = ends
-        self._positions_t = positions_t
-        self._rotation_t2R: Tensor | None = None
-
-    def rotation(self, angles_PR: Tensor) -> Tensor:
-        """Cosine and sine of each token, [t, 2, R]: computed once for all layers. angles: by position."""
-        if self._rotation_t2R is None:
-            angles_tR = angles_PR.index_select(0, self._positions_t)
-            self._rotation_t2R = torch.stack([angles_tR.cos(), angles_tR.sin()], 1)
-        return self._rotation_t2R
+    ends: Ends
+    rotation_t2R: Tensor
 
     def params(self) -> PackedSeqParams:
         """The form in which Megatron passes it to the layers."""
@@ -60,27 +76,6 @@ class PackedRow:
         params = PackedSeqParams("thd", bounds, bounds, None, None, longest, longest)
         params.row = self
         return params
-
-
-@fused
-def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
-    return weight * normed.to(weight.dtype)
-
-
-class RMSNorm(nn.Module):
-    """Root mean square norm in fp32, as in Hugging Face's models; also under sequence parallelism."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # Each rank has a part of the sequence: Megatron sums the gradients of parameters with this mark.
-        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape, over its last dimension."""
-        return _rms_norm(hidden, self.weight, self.eps)
 
 
 def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
@@ -120,66 +115,27 @@ def _heads_of(
     return _rotated(query, rotation_t2R, pairs), _rotated(key, rotation_t2R, pairs), value.contiguous()
 
 
-class Attention(nn.Module):
-    """Causal attention inside each sequence of a packed row.
+class CoreAttention(nn.Module):
+    """Causal attention inside each sequence of a packed row, between the matrices of a layer.
 
-    What lies between its matrices is two kernels. Megatron's own would read the lengths of the sequences
-    back from the GPU, and rotate anew, in every layer. Under context parallelism every rank has two pieces of
-    each sequence, one from either end (so that all have the same load). Its queries attend to the gathered
-    keys and values of all ranks.
+    Megatron's own would read the lengths of the sequences back from the GPU in every layer. Under context
+    parallelism every rank has two pieces of each sequence, one from either end (so that all have the same
+    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores.
     """
 
-    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, scale: float | None) -> None:
         super().__init__()
-        self._channels = config.kv_channels
-        self._groups = config.num_query_groups // config.tensor_model_parallel_size
-        self._scale = config.softmax_scale
-        self._pairs = config.rotary_interleaved
-        self._eps = config.layernorm_epsilon
+        self._scale = scale
         self._kernel = fastest(compute_device(), config.params_dtype)
         self._recomputes = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         )
-        queries = config.num_attention_heads * config.kv_channels
-        self.linear_qkv = ColumnParallelLinear(
-            config.hidden_size,
-            queries + 2 * config.num_query_groups * config.kv_channels,
-            config=config,
-            init_method=config.init_method,
-            bias=config.add_qkv_bias,
-            gather_output=False,
-        )
-        row = NormedRow if family.sandwich else RowParallelLinear
-        self.linear_proj = row(queries, config.hidden_size, config=config, **_row_settings(config))
-        has_norms = bool(family.settings.get("qk_layernorm"))
-        self.q_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
-        self.k_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        rotary_pos_emb: Tensor,
-        packed_seq_params: PackedSeqParams,
-        **_: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        """[t, 1, width] -> [t, 1, width], and no bias."""
-        row: PackedRow = packed_seq_params.row
-        mixed, _no_bias = self.linear_qkv(hidden_states)
-        norms = None
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            norms = Norms(self.q_layernorm.weight, self.k_layernorm.weight, self._eps)
-        heads = _heads_of(
-            mixed.view(len(mixed), self._groups, -1),
-            row.rotation(rotary_pos_emb[:, 0, 0]),
-            norms,
-            self._channels,
-            self._pairs,
-        )
-        attend = partial(self._attended, row.ends)
+    def attended(self, ends: Ends, *heads: Tensor) -> Tensor:
+        """Queries [t, H, D], keys and values -> [t, 1, H x D]."""
+        attend = partial(self._attended, ends)
         attended = checkpoint(attend, False, *heads) if self._recomputes and self.training else attend(*heads)
-        output: tuple[Tensor, Tensor | None] = self.linear_proj(attended.view(len(attended), 1, -1))
-        return output
+        return attended.reshape(len(attended), 1, -1)
 
     def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[t, H, D] -> [t, H, D]."""
@@ -194,6 +150,116 @@ class Attention(nn.Module):
             for x in (key, value)
         )
         return self._kernel.attend(query, key, value, sides, self._scale)
+
+
+class Attention(CoreAttention):
+    """Attention of heads whose queries, keys and values are one matrix; what lies between is two kernels."""
+
+    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
+        super().__init__(config, config.softmax_scale)
+        self._channels = config.kv_channels
+        self._groups = config.num_query_groups // config.tensor_model_parallel_size
+        self._pairs = config.rotary_interleaved
+        self._eps = config.layernorm_epsilon
+        queries = config.num_attention_heads * config.kv_channels
+        self.linear_qkv = ColumnParallelLinear(
+            config.hidden_size,
+            queries + 2 * config.num_query_groups * config.kv_channels,
+            config=config,
+            init_method=config.init_method,
+            bias=config.add_qkv_bias,
+            gather_output=False,
+        )
+        row = NormedRow if family.sandwich else RowParallelLinear
+        self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
+        has_norms = bool(family.settings.get("qk_layernorm"))
+        self.q_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
+        self.k_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        packed_seq_params: PackedSeqParams,
+        **_: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, width] -> [t, 1, width], and no bias."""
+        row: PackedRow = packed_seq_params.row
+        mixed, _no_bias = self.linear_qkv(hidden_states)
+        norms = None
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            norms = Norms(self.q_layernorm.weight, self.k_layernorm.weight, self._eps)
+        heads = _heads_of(
+            mixed.view(len(mixed), self._groups, -1),
+            row.rotation_t2R,
+            norms,
+            self._channels,
+            self._pairs,
+        )
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
+        return output
+
+
+class LatentAttention(CoreAttention):
+    """Multi-latent attention: keys and values of all heads from one small state of a token.
+
+    A part of each head's channels has positions; the keys of that part are the same in all
+    heads. Queries may come from a small state, too.
+    """
+
+    def __init__(self, config: TransformerConfig, latent: Latent, **_: object) -> None:
+        super().__init__(config, latent.scale)
+        self._latent, self._pairs = latent, config.rotary_interleaved
+        self._gathers = config.sequence_parallel
+        self._heads = config.num_attention_heads // config.tensor_model_parallel_size
+        heads, inner = config.num_attention_heads, latent.positioned + latent.other
+        columns = {"config": config, "init_method": config.init_method, "bias": False, "gather_output": False}
+        small = latent.keys_and_values
+        if latent.queries:
+            self.linear_q_down_proj = ReplicatedLinear(config, config.hidden_size, latent.queries)
+            self.q_layernorm = RMSNorm(config, latent.queries)
+        width = latent.queries or config.hidden_size
+        queries = ColumnParallelLinear(width, heads * inner, **columns)
+        # Megatron's names.
+        self.linear_q_up_proj, self.linear_q_proj = (queries, None) if latent.queries else (None, queries)
+        self.linear_kv_down_proj = ReplicatedLinear(config, config.hidden_size, small + latent.positioned)
+        self.kv_layernorm = RMSNorm(config, small)
+        self.linear_kv_up_proj = ColumnParallelLinear(small, heads * (latent.other + latent.value), **columns)
+        self.linear_proj = RowParallelLinear(
+            heads * latent.value, config.hidden_size, config=config, **row_settings(config)
+        )
+
+    def forward(
+        self, hidden_states: Tensor, *, packed_seq_params: PackedSeqParams, **_: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, width] -> [t, 1, width], and no bias."""
+        row: PackedRow = packed_seq_params.row
+        sizes = self._latent
+        if self.linear_q_up_proj is not None:
+            query, _no_bias = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
+        else:
+            query, _no_bias = self.linear_q_proj(hidden_states)
+        small, positioned = self.linear_kv_down_proj(hidden_states).split(
+            [sizes.keys_and_values, sizes.positioned], -1
+        )
+        pair, _no_bias = self.linear_kv_up_proj(self.kv_layernorm(small))
+        if self._gathers:
+            positioned = gather_from_sequence_parallel_region(positioned)
+        query, pair = (x.view(len(x), self._heads, -1) for x in (query, pair))
+        plain, rotated = query.split([sizes.other, sizes.positioned], -1)
+        key, value = pair.split([sizes.other, sizes.value], -1)
+        positioned = _rotated(positioned, row.rotation_t2R, self._pairs).expand(-1, self._heads, -1)
+        heads = (
+            torch.cat([plain, _rotated(rotated, row.rotation_t2R, self._pairs)], -1),
+            torch.cat([key, positioned], -1),
+            value,
+        )
+        # Not every kernel takes values of another width than that of queries and keys.
+        width = max(sizes.value, sizes.other + sizes.positioned)
+        attended = self.attended(row.ends, *(pad(head, (0, width - head.shape[-1])) for head in heads))
+        values = attended.view(len(attended), 1, self._heads, -1)[..., : sizes.value]
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(values.flatten(2))
+        return output
 
 
 # All layers of a model, and both passes, use the same rows.
@@ -226,70 +292,6 @@ def _context_sides(
     return sides, to_device(np.concatenate(indices), device)
 
 
-class NormedRow(nn.Module):
-    """A row-parallel layer whose output is normalised before it is added to the residual."""
-
-    def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: object
-    ) -> None:
-        super().__init__()
-        self.linear = RowParallelLinear(input_size, output_size, config=config, **kwargs)
-        self.norm = RMSNorm(config, output_size, config.layernorm_epsilon)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        """The output, and no bias: these families have none in this layer."""
-        output, _ = self.linear(hidden)
-        return self.norm(output), None
-
-
-def _row_settings(config: TransformerConfig) -> dict[str, object]:
-    return {
-        "init_method": config.output_layer_init_method,
-        "bias": False,
-        "input_is_parallel": True,
-        "skip_bias_add": True,
-        "is_expert": False,
-    }
-
-
-@fused
-def _gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return silu(gate) * up
-
-
-class GatedMLP(nn.Module):
-    """A feed-forward block: silu(gate) x up, as one kernel, between two matrices."""
-
-    row: type = RowParallelLinear
-
-    def __init__(self, config: TransformerConfig, **_: object) -> None:
-        super().__init__()
-        self.linear_fc1 = ColumnParallelLinear(
-            config.hidden_size,
-            2 * config.ffn_hidden_size,
-            config=config,
-            init_method=config.init_method,
-            bias=False,
-            gather_output=False,
-        )
-        self.linear_fc2 = self.row(
-            config.ffn_hidden_size, config.hidden_size, config=config, **_row_settings(config)
-        )
-
-    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
-        """[t, 1, width] -> [t, 1, width], and no bias."""
-        gate_up, _no_bias = self.linear_fc1(hidden_states)
-        output: tuple[Tensor, Tensor | None] = self.linear_fc2(_gated(gate_up))
-        return output
-
-
-class NormedMLP(GatedMLP):
-    """One whose output is normalised before it is added to the residual."""
-
-    row = NormedRow
-
-
 def _residual_added(_is_training: bool, _is_fused: bool) -> Callable[..., Tensor]:
     """Megatron's form of it; its own also drops out a share of 0, with a kernel and a mask for it."""
     return _added
@@ -300,16 +302,21 @@ def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dr
     return residual.to(output.dtype) + output
 
 
-def layer_spec(family: Family) -> ModuleSpec:
-    """One layer of a family."""
+def layer_spec(shape: Shape, *, has_experts: bool) -> ModuleSpec:
+    """One layer of a model."""
+    family, latent = shape.family, shape.latent
+    attention = ModuleSpec(module=Attention, params={"family": family})
+    if latent is not None:
+        attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
+    mlp = MoE if has_experts else NormedMLP if family.sandwich else GatedMLP
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=ModuleSpec(module=Attention, params={"family": family}),
+            self_attention=attention,
             self_attn_bda=_residual_added,
             pre_mlp_layernorm=RMSNorm,
-            mlp=NormedMLP if family.sandwich else GatedMLP,
+            mlp=mlp,
             mlp_bda=_residual_added,
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,8 +18,10 @@ from torch.nn.functional import silu
 from agentrl.losses import OutputHead
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.hooks import make_model
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.layers import RMSNorm, layer_spec
+from agentrl.trainer.megatron.model.feed_forward import RMSNorm
+from agentrl.trainer.megatron.model.layers import layer_spec
 from agentrl.trainer.megatron.model.shape import Shape, overridden
 from agentrl.trainer.megatron.model.vocabulary import head_shard
 
@@ -49,8 +51,10 @@ class Network:
         self.stages: list[GPTModel] = [self._stage(number) for number in stages]
         for placed, parameter in self.pieces():
             # Megatron sets this mark where it initializes weights at random, which is off here. Without it
-            # the norm of the gradient counts the shards of one rank only.
-            vars(parameter)["tensor_model_parallel"] = placed.rule.is_cut
+            # the norm of the gradient counts the shards of one rank only. No two ranks of the group that the
+            # norm over experts is summed in have the same part of one.
+            is_cut = placed.rule.is_cut or placed.expert is not None
+            vars(parameter)["tensor_model_parallel"] = is_cut
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the layers."""
@@ -96,10 +100,13 @@ class Network:
 
     def shard_of(self, placed: Placed, read: Read) -> Tensor:
         """This tensor rank's shard of a parameter, from a checkpoint's tensors."""
-        ranks = self.layout.tensor_model_parallel_size
-        unsharded = placed.rule.join([read(name) for name in placed.hf], self.shape.dims(ranks))
         rank: int = parallel_state.get_tensor_model_parallel_rank()
-        return placed.rule.cut(unsharded, ranks)[rank]
+        if placed.expert is not None:
+            rank = parallel_state.get_expert_tensor_parallel_rank()
+        ranks = self.layout.sharding_ranks(placed.expert)
+        unsharded = placed.rule.join([read(name) for name in placed.hf], self.shape.dims(ranks))
+        shards: Sequence[Tensor] = placed.rule.cut(unsharded, ranks)
+        return shards[rank]
 
     @property
     def head(self) -> OutputHead:
@@ -119,23 +126,26 @@ class Network:
     def _stage(self, number: int | None) -> GPTModel:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number)
-        layers = int(self.shape.sizes["num_layers"])
         ranks = self.layout.pipeline_model_parallel_size * self.layout.num_virtual_stages_per_pipeline_rank
+        begin = get_transformer_layer_offset(self.config, vp_stage=number)
+        experts = self.shape.experts_by_layer[begin:][: len(self.shape.experts_by_layer) // ranks]
         spec = TransformerBlockSubmodules(
-            layer_specs=[layer_spec(self.shape.family)] * (layers // ranks), layer_norm=RMSNorm
+            layer_specs=[layer_spec(self.shape, has_experts=each > 0) for each in experts],
+            layer_norm=RMSNorm,
         )
-        stage = GPTModel(
-            self.config,
-            spec,
+        stage = make_model(
+            self.layout,
+            config=self.config,
+            transformer_layer_spec=spec,
             vocab_size=self.shape.dims(self.layout.tensor_model_parallel_size).padded_vocab,
             max_sequence_length=self.shape.max_length,
             pre_process=first,
             post_process=last,
             parallel_output=True,
             share_embeddings_and_output_weights=self.shape.tied,
-            position_embedding_type="rope",
+            # The layers rotate by themselves, see `PackedRow`.
+            position_embedding_type="none",
             vp_stage=number,
-            **self.shape.rotary,
         )
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
@@ -191,6 +201,8 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
         "pipeline_model_parallel_size": layout.pipeline_model_parallel_size,
         "virtual_pipeline_model_parallel_size": None if virtual == 1 else virtual,
         "context_parallel_size": layout.context_parallel_size,
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": layout.expert_tensor_ranks,
         "sequence_parallel": layout.sequence_parallel,
         "recompute_granularity": layout.recompute_granularity,
     }

@@ -51,6 +51,10 @@ class Rule(Protocol):
     def is_cut(self) -> bool:
         """Whether tensor ranks have different shards; else each has all of it."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the optimizer steps it; what does not learn stays in fp32."""
+
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
         """The unsharded parameter, from the tensors `hf`."""
 
@@ -68,6 +72,7 @@ class Same:
     megatron: str
     name: str
     along: int | None = None
+    learns: bool = True
 
     @property
     def hf(self) -> tuple[str, ...]:
@@ -121,6 +126,7 @@ class Qkv:
 
     megatron: str
     name: str
+    learns: bool = True
 
     @property
     def hf(self) -> tuple[str, ...]:
@@ -158,6 +164,7 @@ class GateUp:
 
     megatron: str
     names: tuple[str, ...]
+    learns: bool = True
 
     @property
     def hf(self) -> tuple[str, ...]:

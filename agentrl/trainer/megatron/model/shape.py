@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
@@ -13,6 +16,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON
+from agentrl.weights.hf.source import EXPERTS
 
 OPEN: Mapping[str, type] = {
     "fp32_residual_connection": bool,
@@ -27,24 +31,54 @@ OPEN: Mapping[str, type] = {
 """Fields of Megatron's TransformerConfig that a user may set: the layers here read them, and they change
 neither logprobs nor gradients."""
 
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ROPES = ("linear", "llama3", "yarn")
+"""Scaled rotary positions that are the same for every sequence."""
+
+
+class Rotary(NamedTuple):
+    """Rotary positions: the angle of each pair of channels for one position; scale: of both waves."""
+
+    angles: tuple[float, ...]
+    scale: float
+
+
+class Latent(NamedTuple):
+    """Sizes of multi-latent attention: of its small states (0 = queries have none), and of a head.
+
+    positioned: the channels of queries and keys that are rotated; scale: of the scores.
+    """
+
+    queries: int
+    keys_and_values: int
+    positioned: int
+    other: int
+    value: int
+    scale: float
 
 
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
-    one output in place of the vocabulary. pad: the token whose embedding does not learn, see `pad_of`.
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
+    rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
+    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
     """
 
     family: Family
-    sizes: Mapping[str, int | float | bool]
-    rotary: Mapping[str, float | bool]
+    sizes: Mapping[str, int | float | bool | str]
+    experts_by_layer: Sequence[int]
+    rotary: Rotary
     vocab: int
     max_length: int
     tied: bool
     critic: bool = False
     pad: int | None = None
+    latent: Latent | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """Of a layer; 0 = the model is dense."""
+        return max(self.experts_by_layer)
 
     @property
     def of_a_critic(self) -> Shape:
@@ -53,7 +87,7 @@ class Shape(NamedTuple):
 
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
-        return rules_of(self.family, int(self.sizes["num_layers"]), tied=self.tied, critic=self.critic)
+        return rules_of(self.family, self.experts_by_layer, tied=self.tied, critic=self.critic)
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
@@ -72,30 +106,74 @@ def shape_of(config: PretrainedConfig) -> Shape:
     Raises:
         ModelLoadError: there is no table for its family, or it has a feature that Megatron lacks.
     """
-    family = family_of(config.model_type)
     fields = config.to_dict()
+    family = family_of(config.model_type, fields)
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
     vocab = int(fields["vocab_size"])
-    _check_supported(config.model_type, fields)
+    _check_supported(config.model_type, family, fields)
+    experts_by_layer = _experts_by_layer(family, config)
     return Shape(
         family=family,
         sizes={
-            "num_layers": int(fields["num_hidden_layers"]),
+            "num_layers": len(experts_by_layer),
             "hidden_size": hidden,
             "ffn_hidden_size": int(fields["intermediate_size"]),
             "num_attention_heads": heads,
             "num_query_groups": int(fields.get("num_key_value_heads") or heads),
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
-            "rotary_interleaved": family.rotates_pairs,
+            "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
             **family.settings,
+            **(_moe_sizes(config) if max(experts_by_layer) else {}),
         },
-        rotary=_rotary(config.model_type, fields["rope_parameters"]),
+        latent=_latent_of(config) if family.is_latent else None,
+        experts_by_layer=experts_by_layer,
+        rotary=_rotary(config),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
     )
+
+
+def _experts_by_layer(family: Family, config: PretrainedConfig) -> tuple[int, ...]:
+    """The experts of each layer, by the fields that the families have for it."""
+    fields = config.to_dict()
+    layers = range(int(fields["num_hidden_layers"]))
+    if not family.moe:
+        return (0,) * len(layers)
+    first, every = int(fields.get("first_k_dense_replace") or 0), int(fields.get("decoder_sparse_step") or 1)
+    dense = {*range(first), *(fields.get("mlp_only_layers") or ())}
+    number = _first(config, *EXPERTS)
+    return tuple(0 if layer in dense or (layer + 1) % every else number for layer in layers)
+
+
+def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
+    """The fields of Megatron's config for layers of experts."""
+    fields = config.to_dict()
+    width = _first(config, "moe_intermediate_size", "intermediate_size")
+    sizes: dict[str, int | float | bool] = {
+        "num_moe_experts": _first(config, *EXPERTS),
+        "moe_router_topk": int(fields["num_experts_per_tok"]),
+        "moe_ffn_hidden_size": width,
+        # Megatron's name for weights of the chosen experts that do not sum to 1.
+        "moe_router_pre_softmax": not fields.get("norm_topk_prob", True),
+        "moe_router_topk_scaling_factor": float(fields.get("routed_scaling_factor") or 1.0),
+    }
+    shared = fields.get("shared_expert_intermediate_size")
+    shared = shared or width * int(fields.get("n_shared_experts") or 0)
+    if shared:
+        sizes["moe_shared_expert_intermediate_size"] = int(shared)
+    if int(fields.get("n_group") or 1) > 1:
+        sizes["moe_router_num_groups"] = int(fields["n_group"])
+        sizes["moe_router_group_topk"] = int(fields["topk_group"])
+    return sizes
+
+
+def _first(config: PretrainedConfig, *names: str) -> int:
+    """The first of some fields that there is."""
+    fields = config.to_dict()
+    return next(int(fields[name]) for name in names if fields.get(name) is not None)
 
 
 def pad_of(pad: JSON, vocab: int) -> int | None:
@@ -119,6 +197,7 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         raise ConfigError(
             f"megatron_config sets {recompute[0]}, but nothing is recomputed; set recompute_granularity, too."
         )
+    _check_experts(shape, layout)
     tensor = layout.tensor_model_parallel_size
     stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
     for size, ranks, what, setting in (
@@ -141,8 +220,11 @@ def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
     """The parameters of a policy that learn, by the names of the checkpoint's tensors that make them.
 
     Raises:
-        ConfigError: see `learning_names`; or some of the tensors that make one parameter learn, and some not.
+        ConfigError: see `learning_names`; or some of the tensors that make one parameter learn, and some not;
+            or Muon is to train experts.
     """
+    if config.optimizer == "muon" and shape.num_experts:
+        raise ConfigError("Megatron trains experts with AdamW alone; set optimizer = adamw.")
     every = list(shape.rules())
     names = [name for placed in every for name in placed.hf]
     learning = names if config.all_learn else learning_names(config, names, "the model")
@@ -154,6 +236,28 @@ def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
                 "only_train_params_name_list and freeze_params_name_list choose a part; name all, or none."
             )
     return frozenset(chosen)
+
+
+def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
+    ranks, number = layout.expert_model_parallel_size, shape.num_experts
+    if number == 0:
+        if ranks > 1 or layout.expert_tensor_parallel_size not in (None, 1):
+            raise ConfigError(
+                "expert_model_parallel_size and expert_tensor_parallel_size are for a model with experts, "
+                "and this one has none; leave them out."
+            )
+        return
+    if layout.tensor_model_parallel_size > 1 and not layout.sequence_parallel:
+        raise ConfigError(
+            "tensor ranks would each send all tokens to the experts; set sequence_parallel = true."
+        )
+    width = int(shape.sizes["moe_ffn_hidden_size"])
+    for size, by, what, setting in (
+        (number, ranks, "experts", "expert_model_parallel_size"),
+        (width, layout.expert_tensor_ranks, "channels of an expert", "expert_tensor_parallel_size"),
+    ):
+        if size % by:
+            raise ConfigError(f"{setting} = {by} does not divide the model's {size} {what}; lower it.")
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
@@ -188,26 +292,50 @@ def _check_open(name: str, value: JSON) -> None:
         )
 
 
-def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float | bool]:
-    rotary: dict[str, float | bool] = {
-        "rotary_base": float(rope["rope_theta"]),
-        "rotary_percent": float(rope.get("partial_rotary_factor", 1.0)),
-    }
+def _rotary(config: PretrainedConfig) -> Rotary:
+    """Those of transformers' own models, by its own functions."""
+    rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return rotary
-    if kind == "llama3" and all(float(rope[name]) == value for name, value in _LLAMA3.items()):
-        return {**rotary, "rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
-    raise ModelLoadError(
-        f"this {model_type} scales its rotary positions in a way that Megatron does not (`{kind}`); train it "
-        "with trainer = torch."
+    if kind in _ROPES:
+        angles, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return Rotary(tuple(angles.tolist()), float(scale))
+    if kind != "default":
+        raise ModelLoadError(
+            f"this {config.model_type} scales its rotary positions in a way that Megatron does not "
+            f"(`{kind}`); train it with trainer = torch."
+        )
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = int(head * float(rope.get("partial_rotary_factor", 1.0)))
+    angles = 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    return Rotary(tuple(angles.tolist()), 1.0)
+
+
+def _latent_of(config: PretrainedConfig) -> Latent:
+    fields = config.to_dict()
+    positioned, other = int(fields["qk_rope_head_dim"]), int(fields["qk_nope_head_dim"])
+    rope, scale = fields["rope_parameters"], (positioned + other) ** -0.5
+    # As in transformers, yarn also sharpens the scores.
+    if rope.get("rope_type", "default") != "default" and rope.get("mscale_all_dim"):
+        scale *= (0.1 * rope["mscale_all_dim"] * math.log(max(rope["factor"], 1.0)) + 1.0) ** 2
+    return Latent(
+        int(fields.get("q_lora_rank") or 0),
+        int(fields["kv_lora_rank"]),
+        positioned,
+        other,
+        int(fields["v_head_dim"]),
+        scale,
     )
 
 
-def _check_supported(model_type: str, fields: Mapping[str, JSON]) -> None:
-    kinds = fields.get("layer_types") or ["full_attention"]
+def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]) -> None:
+    whole = "sliding_attention" if fields.get("sliding_window") else "full_attention"
+    kinds = fields.get("layer_types") or [whole]
     windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
-    biases = model_type in ("llama", "qwen3") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
+    biases = "add_qkv_bias" not in family.settings and bool(
+        fields.get("attention_bias") or fields.get("mlp_bias")
+    )
+    if fields.get("quantization_config"):
+        raise ModelLoadError(f"this {model_type} has quantized weights; convert it to bfloat16 first.")
     for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),

@@ -1,0 +1,332 @@
+"""Mixtures of experts: each token goes through the few experts that its router chose, on whatever ranks.
+
+t: tokens of this rank. k: experts of a token. n: pairs of a token and an expert of it. E: experts of a layer.
+H: width. Ranks of a stage have different tokens: where there are tensor ranks, sequence parallelism is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.parallel_state import (
+    get_expert_model_parallel_rank,
+    get_expert_tensor_and_model_parallel_group,
+)
+from megatron.core.tensor_parallel import all_to_all
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn.functional import grouped_mm, linear
+
+from agentrl.losses import to_device
+from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated
+
+
+class Routed(NamedTuple):
+    """The experts of each token, int64 [t, k], and the weights of their outputs, [t, k]."""
+
+    experts_tk: Tensor
+    weights_tk: Tensor
+
+
+class Router(nn.Module):
+    """Scores of all experts for a token, of which the best are its own.
+
+    expert_bias: added to the scores where experts are chosen, not to weights; it does not learn. Only scores
+    by sigmoid have one.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self._topk, self._scale = config.moe_router_topk, config.moe_router_topk_scaling_factor
+        self._normalizes = not config.moe_router_pre_softmax
+        self._groups = (config.moe_router_num_groups, config.moe_router_group_topk)
+        self.weight = nn.Parameter(
+            torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
+        )
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+        bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
+        is_sigmoid = config.moe_router_score_function == "sigmoid"
+        self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
+
+    def forward(self, tokens_tH: Tensor) -> Routed:
+        """The experts of each token."""
+        if self.expert_bias is None:
+            scores_tE = linear(tokens_tH, self.weight).softmax(-1, dtype=torch.float32)
+        else:
+            scores_tE = linear(tokens_tH.float(), self.weight.float()).sigmoid()
+        experts_tk = self._chosen(scores_tE.detach())
+        weights_tk = scores_tE.gather(1, experts_tk)
+        if self._normalizes:
+            weights_tk = weights_tk / (weights_tk.sum(-1, keepdim=True) + 1e-20)
+        return Routed(experts_tk, weights_tk * self._scale)
+
+    def _chosen(self, scores_tE: Tensor) -> Tensor:
+        """[t, k]: the best experts; of the best groups of experts, by the two best of each."""
+        if self.expert_bias is not None:
+            scores_tE = scores_tE + self.expert_bias
+        groups, number = self._groups
+        if groups:
+            scores_tGe = scores_tE.unflatten(-1, (groups, -1))
+            best_tg = scores_tGe.topk(2, -1).values.sum(-1).topk(number, -1).indices
+            is_in_tG = torch.zeros_like(scores_tGe[..., 0], dtype=torch.bool).scatter_(1, best_tg, True)
+            scores_tE = torch.where(is_in_tG[..., None], scores_tGe, -torch.inf).flatten(-2)
+        return scores_tE.topk(self._topk, -1).indices
+
+
+class SharedExperts(GatedMLP):
+    """What all tokens go through; its output may have a gate."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config, config.moe_shared_expert_intermediate_size)
+        self.gate_weight = None
+        if config.moe_shared_expert_gate:
+            self.gate_weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
+            vars(self.gate_weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, H] -> [t, 1, H], and no bias."""
+        output, no_bias = super().forward(hidden_states)
+        if self.gate_weight is not None:
+            output = linear(hidden_states, self.gate_weight).sigmoid() * output
+        return output, no_bias
+
+
+class _Matrix(nn.Module):
+    """A matrix of an expert: the shard of one rank."""
+
+    def __init__(self, rows: int, columns: int, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype))
+        # With this mark Megatron sums its gradient over the ranks that have the same experts.
+        vars(self.weight)["allreduce"] = False
+
+
+class Expert(nn.Module):
+    """The matrices of a gated feed-forward block; `_computed` computes all of a layer together."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
+        self.linear_fc1 = _Matrix(2 * width, config.hidden_size, config)
+        self.linear_fc2 = _Matrix(config.hidden_size, width, config)
+
+
+class MoE(nn.Module):
+    """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run."""
+
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
+        super().__init__()
+        self._experts = config.num_moe_experts
+        self._tensor_ranks = config.expert_tensor_parallel_size
+        number = self._experts // config.expert_model_parallel_size
+        first = get_expert_model_parallel_rank() * number
+        self.router = Router(config)
+        has_shared = config.moe_shared_expert_intermediate_size is not None
+        self.shared_experts = SharedExperts(config) if has_shared else None
+        # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
+        # this order the matrices of all experts lie there at equal distances, see `_stacked`.
+        numbers = reversed(range(first, first + number))
+        self.experts = nn.ModuleDict({str(number): Expert(config) for number in numbers})
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+        """[t, 1, H] -> [t, 1, H], and no bias."""
+        tokens_tH = hidden_states.flatten(0, 1)
+        routed = self.router(tokens_tH)
+        output = self._routed(tokens_tH, routed).view_as(hidden_states)
+        if self.shared_experts is not None:
+            output = output + self.shared_experts(hidden_states)[0]
+        return output, None
+
+    def _routed(self, tokens_tH: Tensor, routed: Routed) -> Tensor:
+        """[t, H]: the sum over the experts of each token."""
+        order = _Order.of(routed.experts_tk)
+        rows_nH: Tensor = _Spread.apply(tokens_tH, order)
+        weights_n = routed.weights_tk.flatten().index_select(0, order.pairs)
+        counts_E = torch.zeros(self._experts, dtype=torch.int64, device=tokens_tH.device)
+        counts_E.scatter_add_(0, order.experts, torch.ones_like(order.experts))
+        group = get_expert_tensor_and_model_parallel_group()
+        if group.size() == 1:
+            outputs_nH = self._computed(rows_nH, weights_n, counts_E)
+        else:
+            exchange = _Exchange.of(counts_E, len(self.experts), self._tensor_ranks, group)
+            received = (exchange.to_experts(rows_nH), exchange.to_experts(weights_n[:, None])[:, 0])
+            outputs_nH = exchange.from_experts(self._computed(*received, exchange.counts))
+        output: Tensor = _Collect.apply(outputs_nH, order)
+        return output
+
+    def _computed(self, rows_nH: Tensor, weights_n: Tensor, counts_e: Tensor) -> Tensor:
+        """The weighted outputs of rows that are sorted by expert, without the sum over tensor ranks.
+
+        counts: of each expert of this rank. The weight comes in between the matrices, so that no output has
+        to be kept.
+        """
+        experts = [*self.experts.values()][::-1]
+        ends_e = counts_e.cumsum(0, dtype=torch.int32)
+        inner = gated(_Grouped.apply(rows_nH, ends_e, *(expert.linear_fc1.weight for expert in experts)))
+        inner = inner * weights_n[:, None].to(inner.dtype)
+        output: Tensor = _Grouped.apply(inner, ends_e, *(expert.linear_fc2.weight for expert in experts))
+        return output
+
+
+class _Grouped(torch.autograd.Function):
+    """Each run of rows times a matrix of its own, transposed, as one kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, rows: Tensor, ends: Tensor, *matrices: Tensor
+    ) -> Tensor:
+        # The matrices themselves, for where they had to be copied together, all copies would be kept.
+        ctx.save_for_backward(rows, ends, *matrices)
+        return grouped_mm(rows, _stacked(matrices).transpose(1, 2), offs=ends)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, ends, *matrices = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_rows = grouped_mm(gradient, _stacked(matrices), offs=ends)
+        of_matrices = grouped_mm(gradient.T, rows, offs=ends)
+        return of_rows, None, *of_matrices.unbind()
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """[number, rows, columns]: a view where they lie at equal distances in one memory; otherwise a copy."""
+    first = matrices[0]
+    storage = first.untyped_storage().data_ptr()
+    offsets = [matrix.storage_offset() for matrix in matrices]
+    step = offsets[1] - offsets[0] if len(matrices) > 1 else first.numel()
+    is_regular = offsets == [offsets[0] + step * number for number in range(len(matrices))]
+    if (
+        step < first.numel()
+        or not is_regular
+        or any(m.untyped_storage().data_ptr() != storage for m in matrices)
+    ):
+        return torch.stack([*matrices])
+    return first.as_strided((len(matrices), *first.shape), (step, *first.stride()))
+
+
+class _Order(NamedTuple):
+    """Pairs of tokens and experts, sorted by expert, int64 [n]. k: experts of a token.
+
+    pairs: the pairs, numbered token by token, in the sorted order; places: where each has gone. experts: of
+    the pairs, token by token.
+    """
+
+    pairs: Tensor
+    places: Tensor
+    experts: Tensor
+    k: int
+
+    @classmethod
+    def of(cls, experts_tk: Tensor) -> _Order:
+        experts = experts_tk.flatten()
+        pairs = experts.argsort(stable=True)
+        places = torch.empty_like(pairs)
+        places[pairs] = torch.arange(len(pairs), device=pairs.device)
+        return cls(pairs, places, experts, experts_tk.shape[1])
+
+    def spread(self, tokens_tH: Tensor) -> Tensor:
+        """[n, H]: each token once for each of its experts, sorted by expert."""
+        return tokens_tH.index_select(0, self.pairs // self.k)
+
+    def collected(self, rows_nH: Tensor) -> Tensor:
+        """[t, H]: the sum of each token's rows, always in the order of its experts."""
+        return rows_nH.index_select(0, self.places).unflatten(0, (-1, self.k)).sum(1)
+
+
+class _Spread(torch.autograd.Function):
+    """`_Order.spread`. Its own gradient is an addition by index, whose order on a GPU is left to chance."""
+
+    @staticmethod
+    def forward(ctx: _SpreadContext, tokens_tH: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return order.spread(tokens_tH)
+
+    @staticmethod
+    def backward(ctx: _SpreadContext, gradient_nH: Tensor) -> tuple[Tensor, None]:
+        return ctx.order.collected(gradient_nH), None
+
+
+class _Collect(torch.autograd.Function):
+    """`_Order.collected`, the transpose of `_Spread`."""
+
+    @staticmethod
+    def forward(ctx: _SpreadContext, rows_nH: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return order.collected(rows_nH)
+
+    @staticmethod
+    def backward(ctx: _SpreadContext, gradient_tH: Tensor) -> tuple[Tensor, None]:
+        return ctx.order.spread(gradient_tH), None
+
+
+class _SpreadContext(torch.autograd.function.FunctionCtx):
+    order: _Order
+
+
+class _Exchange(NamedTuple):
+    """Rows of all ranks that hold a layer's experts together, to the ranks of their experts and back.
+
+    copies: ranks that share an expert: each gets its rows, and their outputs are summed. sent, received: rows
+    to and from each rank. repeats: of this rank's rows, those to send; None = all, once. by_expert: the
+    received rows, expert by expert. counts: of each expert of this rank.
+    """
+
+    group: dist.ProcessGroup
+    copies: int
+    sent: list[int]
+    received: list[int]
+    repeats: Tensor | None
+    by_expert: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, counts_E: Tensor, own: int, tensor_ranks: int, group: dist.ProcessGroup) -> _Exchange:
+        """counts: of this rank's rows, by expert. own: experts of each rank."""
+        gathered = counts_E.new_empty(group.size(), len(counts_E))
+        dist.all_gather_into_tensor(gathered, counts_E[None], group=group)
+        counts_RE = gathered.cpu().numpy()
+        rank = group.rank()
+        # Megatron numbers the ranks of a group by tensor rank first.
+        first = rank // tensor_ranks * own
+        rows = counts_RE[rank].reshape(-1, own).sum(1)
+        mine_Re = counts_RE[:, first : first + own]
+        repeats = None
+        if tensor_ranks > 1:
+            pieces = np.split(np.arange(rows.sum()), np.cumsum(rows)[:-1])
+            index = np.concatenate([piece for piece in pieces for _ in range(tensor_ranks)])
+            repeats = to_device(index, counts_E.device)
+        starts = np.cumsum([0, *mine_Re.flatten()[:-1]]).reshape(mine_Re.shape)
+        chunks = [
+            np.arange(starts[r, e], starts[r, e] + mine_Re[r, e])
+            for e in range(own)
+            for r in range(len(starts))
+        ]
+        return cls(
+            group,
+            tensor_ranks,
+            np.repeat(rows, tensor_ranks).tolist(),
+            mine_Re.sum(1).tolist(),
+            repeats,
+            to_device(np.concatenate(chunks), counts_E.device),
+            to_device(mine_Re.sum(0), counts_E.device),
+        )
+
+    def to_experts(self, rows: Tensor) -> Tensor:
+        """This rank's rows, sorted by expert -> those that its own experts compute, sorted by expert."""
+        if self.repeats is not None:
+            rows = rows.index_select(0, self.repeats)
+        received: Tensor = all_to_all(self.group, rows, self.received, self.sent)
+        return received.index_select(0, self.by_expert)
+
+    def from_experts(self, outputs: Tensor) -> Tensor:
+        """The way back."""
+        unsorted = torch.empty_like(outputs).index_copy(0, self.by_expert, outputs)
+        returned: Tensor = all_to_all(self.group, unsorted, self.sent, self.received)
+        if self.repeats is None:
+            return returned
+        number = len(self.repeats) // self.copies
+        return returned.new_zeros(number, returned.shape[1]).index_add(0, self.repeats, returned)
