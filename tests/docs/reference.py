@@ -20,7 +20,7 @@ from textwrap import dedent, indent
 import griffe
 
 from agentrl.cli.settings import all_settings
-from tests.docs import hooks, keywords, shipped
+from tests.docs import hooks, keywords, shipped, slime_features
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -389,6 +389,7 @@ def write() -> None:
         (FOLDER / name).write_text(text, encoding="utf-8")
     keywords.write()
     hooks.write()
+    slime_features.write()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from agentrl import Message, ScriptedAgent, SingleTurnEnv, Task, ToolCall, UserError, play, say
+from agentrl.data import FileSource
+from agentrl.data.columns import Columns
 from agentrl.errors import StageError
 from agentrl.types import Ending
+from agentrl.types.seams import ToolSchema
 from tests.worlds import Speaker
 
 
@@ -41,6 +45,25 @@ async def test_what_a_dialect_takes_for_a_call_is_the_answer_all_the_same(action
     episode = await play(Sums(), Speaker(action), TASK)
     assert episode.step_rewards == (1.0,)
     assert episode.counts == {}
+
+
+async def test_tools_of_a_row_are_listed_for_the_model_and_a_call_is_the_answer(tmp_path):
+    class Listening(Speaker):
+        async def act(self, observation, *, tools, session):
+            listed.append(list(tools))
+            return await super().act(observation, tools=tools, session=session)
+
+    listed, schema = [], {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": schema}}
+    row = {"input": "What is 3 + 3?", "label": "6", "tools": [tool]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    rows = FileSource(str(tmp_path / "rows.jsonl"), Columns(label="label", tools="tools"))
+    action = Message("assistant", tool_calls=(ToolCall("add", {"x": 6}, "6"),))
+    episode = await play(Sums(), Listening(action), rows.task(0))
+    assert listed == [[ToolSchema("add", "Add.", schema)]]
+    assert episode.step_rewards == (1.0,)
+    await play(Sums(), Listening(action), TASK)
+    assert listed[1] == []
 
 
 async def test_a_grade_may_be_async_and_have_parts():
