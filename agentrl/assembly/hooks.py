@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.contract import (
@@ -30,7 +31,6 @@ from agentrl.data import DataSource
 from agentrl.envs.generate import Generate
 from agentrl.envs.sample_hook import SampleHook
 from agentrl.envs.scoring import AnswerReward
-from agentrl.losses import Loss, check_loss
 from agentrl.rollout.batch_functions import (
     AfterPublishing,
     RolloutLog,
@@ -40,6 +40,17 @@ from agentrl.rollout.batch_functions import (
 from agentrl.rollout.own_evaluation import EvalFunction, check_eval_function
 from agentrl.rollout.own_rollout import RolloutFunction, check_rollout
 from agentrl.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl.losses import Loss
+
+
+def _check_loss(loss: Loss) -> None:
+    # Environments and endpoints do without torch.
+    from agentrl.losses import check_loss
+
+    check_loss(loss)
+
 
 CUSTOM_GENERATE_FUNCTION_PATH: Hook[Generate] = Hook(
     "generate function",
@@ -170,7 +181,7 @@ CUSTOM_LOSS_FUNCTION_PATH: Hook[Loss] = Hook(
     runs="for each micro-batch",
     changes="the loss",
     example="[reinforce](algorithms.md#one-of-your-own)",
-    check=check_loss,
+    check=_check_loss,
 )
 CUSTOM_UPDATE_WEIGHT_POST_WRITE_PATH: Hook[AfterPublishing] = Hook(
     "function after publishing",

@@ -234,6 +234,15 @@ INACTIVE = {
     "offload": (True, {}),
     "recompute_granularity": ("full", {}),
     "megatron_config": ({"x": 1}, {}),
+    **{
+        name: ("x:y", {})
+        for name in (
+            "custom_megatron_init_path",
+            "custom_model_provider_path",
+            "custom_megatron_before_log_prob_hook_path",
+            "custom_megatron_before_train_step_hook_path",
+        )
+    },
     "ray_address": ("127.0.0.1:1", {}),
     "placement_timeout_s": (1.0, {}),
     "num_cpus_per_rank": (2.0, {}),

@@ -177,7 +177,7 @@ def test_groups_share_them_out_in_order(monkeypatch, tmp_path):
     config = EngineConfig(engine="sglang", sglang_groups=groups, sglang_python=sys.executable)
     launcher = local_servers(config, ClusterConfig()).launcher(POLICY)
     plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, launcher=launcher)
-    replicas = [group for group in plan._groups() for _ in range(group.count)]
+    replicas = [group for group in plan._groups(tmp_path) for _ in range(group.count)]
     servers = launcher.servers([ServerReplica("server", group.settings, ()) for group in replicas])
     assert [server.gpus for server in servers] == [("7",), (), ("4", "6")]
 
@@ -205,7 +205,11 @@ AS_THE_HEADER_SAYS = {
     ),
 }
 RUN_FILES = {
-    **{str(path.relative_to(EXAMPLES)): path for path in EXAMPLES.rglob("*.toml")},
+    **{
+        str(path.relative_to(EXAMPLES)): path
+        for path in EXAMPLES.rglob("*.toml")
+        if path.name != "suite.toml"
+    },
     **{path.name: path for path in FOLDER.glob("*.toml")},
 }
 """Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""

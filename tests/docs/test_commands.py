@@ -26,6 +26,8 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train]": "likewise",
     ".venv/bin/pip install -e .[train,megatron,sglang]": "likewise; test_wheel.py runs the resolver",
     ".venv/bin/pip install -e .[train,lora,data,math,sglang]": "likewise",
+    "python examples/eval_multi_task/write_data.py": "tests/flow/test_example_folders.py runs it",
+    "python examples/true_on_policy/measure.py examples/true_on_policy/run.toml": "likewise",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
     "pip install .[train,ray]": "the Makefile installs the extra",

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from agentrl.losses import fused, gpu, tokens
-from agentrl.trainer.megatron.model import layers
+from agentrl.trainer.megatron.model import feed_forward, layers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -30,7 +30,7 @@ CASES = {
         tokens._gradient,
         lambda n: (numbers(n, 11).detach(), ids(n, 11), 1 + numbers(n, 6).detach() ** 2),
     ),
-    "norm": (layers._rms_norm, lambda n: (numbers(n, 1, 8), numbers(8), 1e-6)),
+    "norm": (feed_forward._rms_norm, lambda n: (numbers(n, 1, 8), numbers(8), 1e-6)),
     "heads": (
         layers._heads_of,
         lambda n: (
@@ -45,7 +45,7 @@ CASES = {
         layers._heads_of,
         lambda n: (numbers(n, 2, 16), numbers(n, 2, 2).detach(), None, 4, True),
     ),
-    "gated": (layers._gated, lambda n: (numbers(n, 1, 12),)),
+    "gated": (feed_forward.gated, lambda n: (numbers(n, 1, 12),)),
 }
 
 

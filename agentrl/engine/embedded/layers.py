@@ -76,7 +76,8 @@ class Linear:
 
     def add_to_(self, base_NO: Tensor, x_NI: Tensor) -> None:
         """Add x W^T + b to base, in place."""
-        if self._packed or self.bias_O is not None:
+        # A CPU without bfloat16 packs none: its product takes one dtype.
+        if self._packed or self.bias_O is not None or base_NO.dtype != self._weight.dtype:
             base_NO.add_(self(x_NI))
         else:
             base_NO.addmm_(x_NI, self._weight)

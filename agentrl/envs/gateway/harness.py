@@ -101,6 +101,9 @@ class HarnessEnv(Env):
         """Play an episode, and return the answer; None = there is none.
 
         base_url: of an endpoint as OpenAI's, which ends with `/v1`; without that, as Anthropic's. key: of it.
+
+        Raises:
+            UserError: the class has neither this function nor a program.
         """
         del base_url, key, task
         raise UserError(f"{self.id or type(self).__name__} needs an async function `agent`, or a `program`.")
