@@ -135,7 +135,7 @@ def most_in_flight(config: RunConfig, *, num_agents: int) -> int:
     rollout, evals, players = config.rollout, config.eval, max(config.num_players, 1)
     # Each player has its share of the slots, rounded up.
     slots = -(-config.engine.max_slots // players) * players
-    if config.env.custom_generate_function_path is not None:
+    if config.env.custom_generate_function_path is not None or rollout.rollout_function_path is not None:
         return slots
     groups = staleness_policy(rollout).capacity + (rollout.over_sampling_batch_size or 0)
     sets = [NO_SETTINGS] if evals.eval_prompt_data is None else sets_of(evals.eval_prompt_data).values()

@@ -118,7 +118,7 @@ def own_metrics(returned: object, known: Mapping[str, float] = {}) -> dict[str, 
             raise ValueError(f"the name of a metric is a text, not {name!r}")
         if name in known:
             raise ValueError(f"there is a metric {name} already; use another name")
-        if not isinstance(value, Real) or math.isinf(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise ValueError(f"the metric {name} is {repr(value)[:80]}, not a finite number")
         metrics[name] = float(value)
     return metrics

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from agentrl.algorithms.contract import small_groups
-from agentrl.errors import StageError, UserError
+from agentrl.errors import AgentRLError, StageError, UserError
 from agentrl.rollout.batch_functions import own_metrics
 from agentrl.runtime.event_loop import blocking, run_coroutine
 from agentrl.runtime.stage import stage
@@ -34,12 +34,12 @@ class EvaluationInPlay:
     """One evaluation, which a function plays.
 
     step: the iteration after which it is, 0 before the first. sets: the names of the sets of prompts, "" for
-    a single one.
+    a single one. plays: what `play` plays by.
     """
 
     step: int
     sets: Sequence[str]
-    _play: Play
+    plays: Play
 
     async def play(
         self, name: str = "", *, greedy: bool = False, num_prompts: int | None = None
@@ -54,7 +54,7 @@ class EvaluationInPlay:
         """
         if name not in self.sets:
             raise UserError(f"there is no held-out set {name!r}; the sets are {list(self.sets)}.")
-        return await self._play(name, greedy, num_prompts)
+        return await self.plays(name, greedy, num_prompts)
 
     async def play_all(self) -> None:
         """Play all that the run would play without a function: each set, sampled and greedily."""
@@ -74,13 +74,25 @@ async def evaluated(
 
     Raises:
         UserError: it failed, or returned no metrics.
+        AgentRLError: what it played failed; as that was raised.
     """
+    failed: list[AgentRLError] = []
+
+    async def play(name: str, greedy: bool, num_prompts: int | None) -> PlayedPrompts:
+        try:
+            return await evaluation.plays(name, greedy, num_prompts)
+        except AgentRLError as error:
+            failed.append(error)
+            raise
+
     try:
         async with stage("evaluation", None):
-            returned = await function(evaluation)
+            returned = await function(replace(evaluation, plays=play))
             own = {f"eval/{name}": value for name, value in own_metrics(returned).items()}
             return own_metrics(own, known())
     except StageError as error:
+        if failed:
+            raise failed[0] from None
         raise UserError(f"the evaluation function failed ({error.detail}); mend it.") from error
 
 

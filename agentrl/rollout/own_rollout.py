@@ -29,9 +29,19 @@ class RolloutInPlay:
 
     def __init__(self, producer: FunctionProducer, step: int, size: int) -> None:
         self._producer, self.step, self.size = producer, step, size
+        self._is_over = False
+
+    def end(self) -> None:
+        """The function has ended: what it has left running draws and plays nothing more."""
+        self._is_over = True
 
     def prompt(self) -> Prompt:
-        """Draw the next prompt of the run. One that is not played is journalled as dropped."""
+        """Draw the next prompt of the run. One that is not played is journalled as dropped.
+
+        Raises:
+            UserError: the function has returned, and this batch is over.
+        """
+        self._check_open()
         return self._producer.draw()
 
     async def play(self, prompt: Prompt | None = None) -> Group | None:
@@ -41,10 +51,19 @@ class RolloutInPlay:
         dynamic sampling filter has dropped it.
 
         Raises:
-            UserError: the prompt was played before, or is none of this batch.
+            UserError: the prompt was played before, or is none of this batch; or the batch is over.
             AgentRLError: engine or environment have failed, and the run ends.
         """
-        return await self._producer.play(self.prompt() if prompt is None else prompt)
+        self._check_open()
+        group = await self._producer.play(self.prompt() if prompt is None else prompt)
+        self._check_open()
+        return group
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise UserError(
+                "the rollout function has returned, and its batch is over; wait for all it plays."
+            )
 
 
 RolloutFunction: TypeAlias = Callable[[RolloutInPlay], Awaitable[Sequence[Group]]]
@@ -121,6 +140,7 @@ class FunctionProducer(Producer):
             raise UserError(f"the rollout function failed ({error.detail}); mend it.") from error
         finally:
             self._is_taking = False
+            in_play.end()
         await self._in_flight.cancel_all()
         self._raise_failure()
         for ordinal, prompt in self._drawn.items():

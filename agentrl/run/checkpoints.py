@@ -41,13 +41,17 @@ _READ_BYTES = 4 << 20
 
 
 class SavedMilestone(Section):
-    """A held-out evaluation that stands in the journal. files: its journal, and its seconds, by mode."""
+    """A held-out evaluation that stands in the journal.
+
+    files: its journal, and its seconds, by mode. own: metrics of a function of the user.
+    """
 
     name: str
     step: int
     in_table: bool
     files: dict[str, str]
     seconds: dict[str, float]
+    own: dict[str, float] = Field(default_factory=dict)
 
 
 class RunState(Section):

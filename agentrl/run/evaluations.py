@@ -89,7 +89,8 @@ class Evaluations:
         best = self.config.best_metric
         if best is None:
             return {}
-        values = {m.step: eval_metrics(m.evaluations).get(best) for m in self.progress.milestones}
+        milestones = self.progress.milestones
+        values = {m.step: {**eval_metrics(m.evaluations), **m.own}.get(best) for m in milestones}
         return {step: value for step, value in values.items() if value is not None}
 
     def may_be_best(self, step: int) -> bool:
@@ -201,7 +202,8 @@ class Evaluations:
         for saved in state.milestones:
             journal = {mode: folder / name for mode, name in saved.files.items()}
             evaluations = self.held_out.restored(journal, saved.seconds)
-            milestone = Milestone(saved.name, saved.step, saved.in_table, evaluations, saved.files)
+            parts = (saved.name, saved.step, saved.in_table, evaluations, saved.files, saved.own)
+            milestone = Milestone(*parts)
             self.progress.milestones.append(milestone)
 
     @property

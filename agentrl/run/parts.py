@@ -214,7 +214,12 @@ class Milestone:
         """As a checkpoint keeps it."""
         seconds = {mode: evaluation.report.seconds for mode, evaluation in self.evaluations.items()}
         return SavedMilestone(
-            name=self.name, step=self.step, in_table=self.in_table, files=dict(self.files), seconds=seconds
+            name=self.name,
+            step=self.step,
+            in_table=self.in_table,
+            files=dict(self.files),
+            seconds=seconds,
+            own=dict(self.own),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import agentrl
@@ -98,6 +100,10 @@ def test_an_evaluation_by_a_function_plays_what_it_says_and_logs_what_it_returns
     assert not any("greedy" in name for name in files)
     evals = journal_of(run.folder, "eval*before*")
     assert len(evals) == 2
+    # A checkpoint has what the function measured, by which the best one is kept.
+    state = json.loads(max((run.folder / "checkpoints").glob("step_*/state.json")).read_text())
+    assert state["scores"].keys() >= {"0", "2"}
+    assert all(milestone["own"]["eval/longest"] >= 1.0 for milestone in state["milestones"])
 
 
 def test_a_source_that_adapts_goes_on_where_a_run_stopped(tmp_path):

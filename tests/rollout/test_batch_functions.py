@@ -7,7 +7,7 @@ import math
 import pytest
 
 from agentrl.algorithms.contract import small_groups
-from agentrl.errors import UserError
+from agentrl.errors import EngineError, UserError
 from agentrl.rollout.batch_functions import (
     BatchFunctions,
     check_after_publishing,
@@ -31,6 +31,7 @@ def test_metrics_are_numbers_under_names_of_their_own():
         ([1.0], "numbers by name, not"),
         ({"a": "x"}, "the metric a is 'x', not a finite number"),
         ({"a": math.inf}, "the metric a is inf"),
+        ({"a": math.nan}, "the metric a is nan"),
         ({1: 1.0}, "the name of a metric is a text, not 1"),
         ({"c": 1.0}, "there is a metric c already"),
     ):
@@ -86,6 +87,14 @@ async def test_one_that_fails_ends_the_run_with_a_sentence(returned, sentence):
 
     with pytest.raises(UserError, match=f"the evaluation function failed .*{sentence}.*; mend it"):
         await evaluated(function, evaluation_of([]), lambda: {"eval/sampled": 0.5})
+
+
+async def test_an_engine_that_fails_is_not_the_functions_fault():
+    async def play(name, greedy, num_prompts):
+        raise EngineError("it is gone.")
+
+    with pytest.raises(EngineError, match="it is gone"):
+        await evaluated(EvaluationInPlay.play_all, EvaluationInPlay(1, ("",), play), dict)
 
 
 async def test_a_set_that_is_none_is_a_sentence():

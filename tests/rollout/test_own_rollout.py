@@ -80,6 +80,34 @@ async def test_what_it_does_not_return_is_dropped_whether_played_in_play_or_draw
     assert rollouts.cancelled == [2]
 
 
+async def test_workers_that_it_leaves_running_play_nothing_more():
+    left = []
+
+    async def works(rollout):
+        groups = []
+
+        async def work():
+            while True:
+                groups.append(await rollout.play())
+
+        left.extend(asyncio.create_task(work()) for _ in range(3))
+        while len(groups) < rollout.size:
+            await asyncio.sleep(0)
+        return groups[: rollout.size]
+
+    rollouts = Rollouts([1])
+    producer = producer_of(rollouts, works)
+    outcomes = await asyncio.wait_for(producer.take(), 30)
+    assert len(indices(outcomes, kept=True)) == 2
+    drawn = rollouts.prompts
+    ended = await asyncio.gather(*left, return_exceptions=True)
+    assert {type(error) for error in ended} == {UserError}
+    assert all("its batch is over" in str(error) for error in ended)
+    assert rollouts.prompts == drawn == len(outcomes)
+    assert len(indices(await producer.take(), kept=True)) == 2
+    await asyncio.gather(*left, return_exceptions=True)
+
+
 async def test_what_the_filter_drops_or_cannot_be_played_is_none():
     seen = []
 

@@ -114,11 +114,20 @@ class EpisodeRecording:
             completions = await all_of([self._sampled(prompt, asked) for _ in range(asked.n)])
         if any(completion.finish is Finish.ABORT for completion in completions):
             raise EpisodeEndedError("the run stops")
-        answers = []
+        if any(c.finish is Finish.LENGTH and not len(c.token_ids) for c in completions):
+            # The time of the group is over: no reply has a token any more.
+            self.was_cut = True
+            raise EpisodeEndedError("the time of the episode is over")
+        parsed = []
         for index, completion in enumerate(completions):
             seen = Seen(place.messages, asked.tools, prompt, completion.token_ids.tolist())
-            answered, action = await self._answered(seen, completion, asked, f"{number}/{index}")
-            seen = seen._replace(messages=(*place.messages, action))
+            parsed.append(
+                (seen, completion, *await self._answered(seen, completion, asked, f"{number}/{index}"))
+            )
+        # All at once: of a request that is cancelled no choice is recorded.
+        answers = []
+        for before, completion, answered, action in parsed:
+            seen = before._replace(messages=(*place.messages, action))
             sent = sent_message(answered.turn)
             ids = sent_ids(answered.turn, action)
             reply = SampledReply(number, action, sent, ids, seen, completion, previous, reason)
@@ -205,9 +214,9 @@ class EpisodeRecording:
             stopped_by,
             name_of if asked.tools else None,
         )
-        limit = self._episode.limits.max_tokens
-        if completion.finish is Finish.LENGTH and limit is not None:
-            self.was_cut |= len(seen.prompt_ids) + len(ids) >= limit
+        if completion.finish is Finish.LENGTH:
+            # By the episode or the run, unless the client has asked for no more.
+            self.was_cut |= asked.max_tokens is None or len(ids) < asked.max_tokens
         texts = [str(tokens.tokenizer.decode([token])) for token in ids] if asked.logprobs else ()
         return Answered(turn, completion, len(seen.prompt_ids), stopped_by, texts), action
 

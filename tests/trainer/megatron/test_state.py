@@ -42,6 +42,10 @@ CASES = {
     "DP2, muon, bf16": {"changes": MUON, "bf16": True, **LAYOUTS["DP2"]},
     "DP2, on the CPU, bf16": {"changes": ON_CPU, "bf16": True, "critic": True, **LAYOUTS["DP2"]},
     "PP2, some frozen, tied": {"changes": FROZEN, "kind": "qwen3, tied", **LAYOUTS["PP2"]},
+    "PP2, a stage at rest": {
+        "changes": {"only_train_params_name_list": [r"layers\.0\."]},
+        **LAYOUTS["PP2"],
+    },
     "DP2, some frozen, bf16": {"changes": FROZEN, "bf16": True, **LAYOUTS["DP2"]},
     "EP2": {"kind": "qwen3_moe", **LAYOUTS["EP2"]},
     "TP2+SP, experts on both": {"kind": "qwen3_moe", **LAYOUTS["TP2+SP, ETP1"]},

@@ -79,11 +79,13 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
     """
     network = learner.passes.network
     read_shards(folder, network)
-    # Experts may have other replicas than the rest.
+    # Experts may have other replicas than the rest. A rank on which nothing learns has no file.
     with ExitStack() as files:
-        opened = {path: files.enter_context(open_tensors(path)) for path in _optimizer_files(folder, network)}
+        opened = {}
         for part in learner.optimizer.resume(done):
             path = rank_file(folder, _owner(network, part.placed))
+            if path not in opened:
+                opened[path] = files.enter_context(open_tensors(path))
             for name, tensor in _named_tensors(part):
                 _fill(tensor, opened[path].get_tensor(name), path)
 
@@ -170,11 +172,6 @@ def _owner(network: Network, placed: Placed) -> int:
     if network.layout.shares_the_optimizer:
         return dist.get_rank()
     return dist.get_process_group_ranks(_replicas(placed))[0]
-
-
-def _optimizer_files(folder: Path, network: Network) -> set[Path]:
-    """The files of `_owner` for all parameters of this rank."""
-    return {rank_file(folder, _owner(network, piece.placed)) for piece in network.pieces()}
 
 
 def _take(tensor: Tensor, part: StatePart, shard: Tensor) -> None:
