@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl import Message, ToolCall, call, say
 from agentrl.envs.gateway.recording import EpisodeRecording, ModelRequest
-from agentrl.types import Restart
+from agentrl.types import Finish, Restart
 from agentrl.types.seams import Seen, ToolSchema
 from tests.rendering.subjects import renderer
 from tests.worlds import completion
@@ -23,15 +23,21 @@ WORDS = ["Kalor", "12 and 30", " is 42 ", "Tirak\n", "born <|im_end|>", "é", "O
 
 
 class Babbler:
-    """A policy that says or calls anything, in any tokens. asked: each prompt, and what it has sampled."""
+    """A policy that says or calls anything, in any tokens. asked: each prompt, and what it has sampled.
+
+    is_late: it samples nothing more, as after a deadline.
+    """
 
     version = 3
+    is_late = False
 
     def __init__(self, words, rng):
         self._words, self._rng = words, rng
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     async def generate(self, prompt_ids, sampling, *, session):
+        if self.is_late:
+            return completion([], version=self.version, finish=Finish.LENGTH)
         for _ in range(self._rng.randrange(3)):
             await asyncio.sleep(0)
         ids = self._turn()[: sampling.max_new_tokens]

@@ -11,10 +11,10 @@ import pytest
 
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.samples import samples_of
-from agentrl.envs.gateway.recording import EpisodeRecording
-from agentrl.envs.generate import generating
+from agentrl.envs.gateway.recording import EpisodeRecording, ModelRequest
+from agentrl.envs.generate import EpisodeEndedError, generating
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
-from agentrl.types import Group, Verdict
+from agentrl.types import Group, Message, Verdict
 from tests.envs.gateway.clients import FORMS, Babbler, Client, words_of
 from tests.worlds import ASK, QUICK, Talk
 
@@ -73,3 +73,22 @@ async def test_every_sampled_token_is_trained_once_after_the_tokens_it_followed(
     laws.check_episodes(groups, version=3)
     laws.check_samples(groups, samples)
     assert [reward for reward in episode.rewards_of() if reward is not None] == [1.0]
+
+
+async def asked_late(client, num_requests):
+    """A client that asks when the time of its group is over: no reply has a token any more."""
+    await client.run(3)
+    num_sampled = len(client.policy.asked)
+    client.policy.is_late = True
+    for _ in range(2):
+        with pytest.raises(EpisodeEndedError, match="the time of the episode is over"):
+            await client.recording.answers(ModelRequest((Message("user", "more"),), (), n=2))
+    assert client.recording.was_cut
+    assert len(client.policy.asked) == num_sampled
+
+
+async def test_a_reply_that_the_deadline_leaves_no_token_ends_the_episode_and_is_in_no_sample():
+    episode, client = await played(next(iter(FORMS)), 0, ask=asked_late)
+    samples = samples_of(episode)
+    assert trained_in(samples) == sampled_by(client.policy)
+    assert all(sample.loss_mask.any() for sample in samples)
