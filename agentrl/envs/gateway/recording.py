@@ -102,20 +102,13 @@ class EpisodeRecording:
         prompt, previous, reason = await self._prompt(place, asked.tools)
         if self._first_prompt is None:
             self._first_prompt = prompt
-        limit = self._episode.limits.max_tokens
-        if limit is not None and len(prompt) >= limit:
-            self.was_cut = True
-            raise RefusedError(
-                f"The messages have {len(prompt):,} tokens, and an episode has {limit:,} with the reply; "
-                "send fewer.",
-                CONTEXT_LENGTH,
-            )
+        self._check_length(len(prompt))
         async with stage("act", None):
             completions = await all_of([self._sampled(prompt, asked) for _ in range(asked.n)])
         if any(completion.finish is Finish.ABORT for completion in completions):
             raise EpisodeEndedError("the run stops")
         if any(c.finish is Finish.LENGTH and not len(c.token_ids) for c in completions):
-            # The time of the group is over: no reply has a token any more.
+            # The time of the group is over.
             self.was_cut = True
             raise EpisodeEndedError("the time of the episode is over")
         parsed = []
@@ -124,7 +117,6 @@ class EpisodeRecording:
             parsed.append(
                 (seen, completion, *await self._answered(seen, completion, asked, f"{number}/{index}"))
             )
-        # All at once: of a request that is cancelled no choice is recorded.
         answers = []
         for before, completion, answered, action in parsed:
             seen = before._replace(messages=(*place.messages, action))
@@ -170,6 +162,16 @@ class EpisodeRecording:
         if self._num_asked + asked.n > most:
             self.was_cut = True
             raise RefusedError(f"The episode has {most:,} replies at most, and these are over; end it.")
+
+    def _check_length(self, length: int) -> None:
+        limit = self._episode.limits.max_tokens
+        if limit is not None and length >= limit:
+            self.was_cut = True
+            raise RefusedError(
+                f"The messages have {length:,} tokens, and an episode has {limit:,} with the reply; "
+                "send fewer.",
+                CONTEXT_LENGTH,
+            )
 
     async def _prompt(
         self, place: Place, tools: Sequence[ToolSchema]

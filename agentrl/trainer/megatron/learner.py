@@ -19,9 +19,14 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
-from agentrl.trainer.megatron.muon import step_matrices
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.state import StatePart, begin_moments, move_to_cpu, parts_of
+from agentrl.trainer.megatron.state import (
+    StatePart,
+    begin_moments,
+    move_to_cpu,
+    parts_of,
+    step_matrices,
+)
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.types import TrainBatch
 
