@@ -11,6 +11,7 @@ from functools import partial
 from agentrl.assembly.config import RunConfig
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.errors import EngineError, StageError, UserError
+from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
@@ -100,7 +101,8 @@ class Iterations:
             metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
             seed = f"drift/{self.config.run.seed}/{iteration.step}"
             metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
-            metrics.update(await self._own_metrics(iteration))
+            if self.loop.functions is not None:
+                metrics.update(await self._own_metrics(iteration, self.loop.functions))
             self.progress.state = None  # until the journal has this step, no checkpoint may say that it has
             await self._record(iteration)
         await self._adapt(_played(iteration))
@@ -161,13 +163,11 @@ class Iterations:
         except StageError as error:
             raise UserError(f"the source of prompts failed ({error.detail}); mend it.") from error
 
-    async def _own_metrics(self, iteration: Iteration) -> dict[str, float]:
+    async def _own_metrics(self, iteration: Iteration, functions: BatchFunctions) -> dict[str, float]:
         """Those of a function of the user; where it fails, none: a run is worth more."""
-        if self.loop.functions is None:
-            return {}
         step, groups = iteration.step + 1, _played(iteration)
         try:
-            return await self.loop.functions.metrics(step, groups, iteration.metrics)
+            return await functions.metrics(step, groups, iteration.metrics)
         except UserError as error:
             self.records.console.line(f"Warning: {error}")
             return {}
