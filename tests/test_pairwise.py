@@ -49,8 +49,20 @@ def test_layouts_of_four_ranks_are_covered_by_their_options(more):
         assert frozenset({(first, 2), (second, 2)}) in pairs
     for name, values in more.items():
         for option, choices in OPTIONS.items():
-            assert all(frozenset({(name, v), (option, w)}) in pairs for v in values for w in choices)
+            # Models without experts share none.
+            fitting = choices[:1] if option.startswith("expert") else choices
+            assert all(frozenset({(name, v), (option, w)}) in pairs for v in values for w in fitting)
     for (first, values), (second, choices) in combinations(more.items(), 2):
         assert all(frozenset({(first, v), (second, w)}) in pairs for v in values for w in choices)
+    assert all(case[option] == 1 for case in cases for option in OPTIONS if option.startswith("expert"))
     assert len(cases) < 20
     assert all("replicas" not in sizes_of(case) for case in cases)
+
+
+def test_experts_are_shared_with_every_other_way_that_four_ranks_have():
+    cases = covering_layouts(kind=["qwen3_moe", "qwen3"]).values()
+    pairs = {frozenset(pair) for case in cases for pair in combinations(case.items(), 2)}
+    for expert in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+        for way in list(OPTIONS)[:4]:
+            assert frozenset({(expert, 2), (way, 2)}) in pairs
+        assert all(case["kind"] == "qwen3_moe" for case in cases if case[expert] == 2)

@@ -94,7 +94,9 @@ def part_of(layout: MegatronConfig, _rank: int, train_batch: TrainBatch):
     sums = learner.backward(rows, StepInputs(train_batch))
     # The next step overwrites their memory.
     gradients = [(name, gradient.copy()) for name, gradient in equality.gradients_in(network)]
-    part = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {})
+    part = equality.Part(
+        equality.place(), equality.places_of_experts(), [], gradients, sums.get("loss", 0.0), {}
+    )
     done = learner.learn(rows, train_batch)
     before = [piece.parameter.detach().clone() for piece in network.pieces()]
     nothing = replace(train_batch, in_step=ProximalInStep(_zeros, True))

@@ -19,7 +19,7 @@ from agentrl.trainer.torch.learner import hidden_matrices
 from agentrl.trainer.torch.worker import TorchWorker
 from agentrl.weights.codec import names_in_checkpoints
 from agentrl.weights.hf.export import save_model
-from tests.trainer.megatron.equality import Part, gradients_of, place
+from tests.trainer.megatron.equality import Part, gradients_of, place, places_of_experts
 from tests.trainer.megatron.models import CONFIGS, model_of
 from tests.trainer.megatron.test_megatron_trainer import CRITIC, LAYOUTS, learns
 from tests.trainer.megatron.together import Ranks
@@ -52,7 +52,7 @@ def spread(layout: MegatronConfig, _rank: int, folder, changes, steps: int) -> l
         [(piece.placed.megatron, piece.parameter.detach().float().numpy()) for piece in network.pieces()]
         for network in networks
     ]
-    return [Part(place(), [], mine, 0.0, {}) for mine in weights]
+    return [Part(place(), places_of_experts(), [], mine, 0.0, {}) for mine in weights]
 
 
 def both(ranks: Ranks, folder, kind, changes, *, steps=2, **sizes):
