@@ -1,9 +1,9 @@
 """A plugin of SGLang for servers that measure: corrects what 0.5.15 does with `--enable-metrics`.
 
-- A reply does not say when its prompt was computed: that comes from the scheduler through the detokenizer, which
-  passes on what a flag allows, and the flag is not sent.
-- Routes that FastAPI 0.165 keeps in a router of their own, as `/v1/loads` is, have no path to count them under:
-  whoever asks there is answered 500.
+- A reply does not say when its prompt was computed: that comes from the scheduler through the detokenizer,
+  which passes on what a flag allows, and the flag is not sent.
+- Routes that FastAPI 0.165 keeps in a router of their own, as `/v1/loads` is, have no path to count them
+  under: whoever asks there is answered 500.
 
 SGLang calls `register`, an entry point, in each process of a server. This module imports nothing of agentrl.
 """
