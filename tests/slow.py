@@ -3,8 +3,8 @@
     make test ARGS=--junit-xml=times.xml
     python -m tests.slow times.xml
 
-adds what took more than a second and a half. A file keeps its fastest test in the quick tier, unless that takes more
-than six seconds itself; the tests of the code's own shape all stay.
+adds what took more than a second and a half. A file keeps its fastest test in the quick tier, unless that
+takes more than six seconds itself; the tests of the code's own shape all stay.
 """
 
 from __future__ import annotations

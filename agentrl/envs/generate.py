@@ -277,12 +277,12 @@ def by_task(play: PlayEpisode, named: Mapping[str, PlayEpisode]) -> PlayEpisode:
         sampling_seed: int = 0,
     ) -> Episode:
         path = task.metadata.get(GENERATE_KEY)
-        if path is not None and path not in named:
+        plays = play if path is None else named.get(path) if isinstance(path, str) else None
+        if plays is None:
             raise UserError(
                 f"the task `{task.id}` asks for the generate function {quoted(path)}; name it in "
                 "generate_function_paths, or leave it out of the prompt's metadata."
             )
-        plays = play if path is None else named[str(path)]
         return await plays(env, agents, task, seed=seed, episode_id=episode_id, sampling_seed=sampling_seed)
 
     return play_named

@@ -23,7 +23,7 @@ from agentrl.rollout.producer import Producer
 from tests.worlds import Parrot
 
 MINE = """
-from agentrl import GroupReward
+from agentrl import GroupReward, Message
 
 calls = []
 
@@ -53,7 +53,7 @@ async def turn_by_turn(episode):
 async def twice(episode):
     await episode.reset()
     await episode.act()
-    await episode.step(await episode.act())
+    await episode.step(await episode.act(Message("user", "Again.")))
 
 async def same_twice(episode):
     await twice(episode)
