@@ -171,6 +171,16 @@ class TrainerConfig(Section):
         return self.colocate if self.offload_train is None else self.offload_train
 
     @property
+    def moves_optimizer_to_cpu(self) -> bool:
+        """Whether `optimizer_cpu_offload` is set, and has an effect."""
+        return self.optimizer_cpu_offload and "optimizer_cpu_offload" not in self.inactive
+
+    @property
+    def with_all_on_device(self) -> TrainerConfig:
+        """The same, without `optimizer_cpu_offload`."""
+        return self.model_copy(update={"optimizer_cpu_offload": False})
+
+    @property
     def inactive(self) -> dict[str, str]:
         """How the learning rate falls, where it does not; what learns, beside adapters."""
         falls = () if self.lr_decay_style != "constant" else ("min_lr", "lr_decay_iters")
