@@ -34,14 +34,23 @@ _CORPUS = 10_000
 
 
 class HeldOutSet(NamedTuple):
-    """Held-out prompts, and what is set for them alone. tasks: the first ones."""
+    """Held-out prompts, and what is set for them alone. tasks: the first ones.
+
+    again: the set whose episodes it plays once more, in the same worlds and with the same draws, in another
+    way; None = it has its own.
+    """
 
     tasks: Sequence[Task]
     own: EvalSet = NO_SETTINGS
+    again: str | None = None
 
     def num_prompts(self, name: str, n: int) -> int:
         """How many prompts are played: all `n`, starting over at the end; of a named set, each once."""
-        return min(n, len(self.tasks)) if name else n
+        return min(n, len(self.tasks)) if self.seeded_by(name) else n
+
+    def seeded_by(self, name: str) -> str:
+        """The name of the set that seeds its episodes. name: its own."""
+        return name if self.again is None else self.again
 
 
 class RunData(NamedTuple):

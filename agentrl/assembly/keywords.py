@@ -398,6 +398,7 @@ class EvalSettings(TypedDict, total=False):
     max_turns: int | None
     rollout_max_context_len: int | None
     output_dir: Name | None
+    break_tool: Sequence[Name]
     num_threads: int | None
     input_key: Name
     label_key: Name | None

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias, cast, get_args
 from agentrl.envs.base import Env
 from agentrl.envs.declarations import Conversions
 from agentrl.envs.scoring import Grade, graded
-from agentrl.envs.toolbox import Toolbox
+from agentrl.envs.toolbox import AlterTool, Toolbox
 from agentrl.errors import StageError, ToolDefinitionError
 from agentrl.tools import ArgumentPolicy, Tool, ToolFunction, Toolkit
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats, quoted
@@ -152,6 +152,10 @@ class ToolEnv(Env):
         """
         self._toolkits.extend(tool for tool in tools if isinstance(tool, Toolkit))
         self._add(self._toolbox, tools)
+
+    def alter_tools(self, alter: AlterTool) -> None:
+        """Offer other tools in place of this episode's; before reset()."""
+        self._toolbox.alter(alter)
 
     def _new_toolbox(self) -> Toolbox:
         if self.arguments not in get_args(ArgumentPolicy):

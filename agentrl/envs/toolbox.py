@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
-from typing import Self, cast
+from typing import Self, TypeAlias, cast
 
 from agentrl.errors import StageError, ToolRejected
 from agentrl.runtime.clocks import clocks_stopped
@@ -24,6 +24,14 @@ from agentrl.types.seams import ToolSchema
 
 _LEAST_S = 0.002
 """A call that may take less is not executed."""
+
+
+AlterTool: TypeAlias = Callable[[Tool], Tool | None]
+"""Gives another tool in place of one; None = none."""
+
+
+def _as_it_is(tool: Tool) -> Tool | None:
+    return tool
 
 
 @dataclass(slots=True)
@@ -69,6 +77,7 @@ class Toolbox:
 
     def __init__(self, policy: ArgumentPolicy, counts: Counter[str]) -> None:
         self._tools: list[Tool] = []
+        self._alter: AlterTool = _as_it_is
         self._policy = policy
         self._counts = counts
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
@@ -88,7 +97,12 @@ class Toolbox:
 
     def add(self, tools: Iterable[Tool]) -> None:
         """Add tools without resources."""
-        self._tools += tools
+        self._tools += filter(None, map(self._alter, tools))
+
+    def alter(self, alter: AlterTool) -> None:
+        """Have each tool replaced, those that are there and all that come."""
+        self._alter = alter
+        self._tools = [*filter(None, map(alter, self._tools))]
 
     async def open(self, toolkits: Iterable[Toolkit]) -> None:
         """Open the episode of each toolkit and add its tools.
@@ -99,7 +113,7 @@ class Toolbox:
         for toolkit in toolkits:
             held = Held(toolkit.episode(), type(toolkit).__name__)
             self._held.append(held)
-            self._tools += await held.value()
+            self.add(await held.value())
 
     async def close(self) -> None:
         """Close all toolkits, the last opened first; a failure does not stop the others.

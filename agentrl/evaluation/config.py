@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from agentrl.config import Changes, Count, Section
+from agentrl.config import IN_COMMAS, Changes, Count, Section
 from agentrl.data.config import COLUMNS, EvalData
 from agentrl.data.eval_sets import EvalSet
 from agentrl.engine.chat.config import EndpointConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
+from agentrl.evaluation.broken_tools import check_broken
 from agentrl.processes.config import ClusterConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import CUTS, EvalSampling, check_episodes
@@ -47,6 +48,10 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     output_dir: Annotated[str | None, Changes.PLACE] = None
     """Folder for settings, report and every episode with its verdict, from which it goes on with --resume;
     left out, a temporary one, which is removed at the end."""
+    break_tool: Annotated[tuple[str, ...], IN_COMMAS, AfterValidator(check_broken)] = ()
+    """Play everything once more with a tool broken, for each TOOL=HOW (a flag: with commas between them), and
+    compare the scores. HOW: none (not offered), empty, random (words in another order), wrong (the answer of
+    another call), slow (stopped) or error (refused)."""
     num_threads: Annotated[Count | None, Changes.SPEED] = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 

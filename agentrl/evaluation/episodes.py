@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
@@ -17,11 +19,14 @@ from agentrl.envs.scoring import Marked, Scored
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
+from agentrl.evaluation.statistics import paired_difference
 from agentrl.records import Entry, Outcome
 from agentrl.runtime.activity import in_play
 from agentrl.runtime.stage import all_of
 from agentrl.tools import run
 from agentrl.types import Episode, Task, Verdict
+
+_SAMPLE = re.compile(r"-\d+$")
 
 
 class PlannedEpisode(NamedTuple):
@@ -88,8 +93,33 @@ class Evaluation:
             yield Entry(episode, tuple(verdicts[episode.id]), Outcome.EVALUATED)
 
 
-def over_sets(evaluations: Mapping[str, Evaluation]) -> EvalReport:
-    """The report over all sets of prompts; that of a single one without a name is its own."""
+def over_sets(
+    evaluations: Mapping[str, Evaluation], again: Mapping[str, str] = MappingProxyType({})
+) -> EvalReport:
+    """The report over all sets of prompts; that of a single one without a name is its own.
+
+    again: of sets that were played once more in another way, the name of the one as it is, by the other's.
+    They have reports, with the difference in them, and no part in the rest.
+    """
+    report = _over({name: evaluation for name, evaluation in evaluations.items() if name not in again})
+    others = {name: _against(evaluations[base], evaluations[name]) for name, base in again.items()}
+    return replace(report, sets={**report.sets, **others})
+
+
+def _against(first: Evaluation, second: Evaluation) -> EvalReport:
+    """The report of the second, with the difference of its mean score to the first's, episode by episode."""
+    return replace(second.report, difference=paired_difference(_by_prompt(first), _by_prompt(second)))
+
+
+def _by_prompt(evaluation: Evaluation) -> Mapping[str, Sequence[float]]:
+    """The scores of the episodes of each prompt, by the id of its first."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for verdict in evaluation.verdicts:
+        scores[_SAMPLE.sub("", verdict.episode_id)].append(verdict.total)
+    return scores
+
+
+def _over(evaluations: Mapping[str, Evaluation]) -> EvalReport:
     if list(evaluations) == [""]:
         return evaluations[""].report
     reports = {name: evaluation.report for name, evaluation in evaluations.items()}

@@ -82,7 +82,9 @@ async def _evaluate(
                 return finished
             playing = _Playing(env_id, config, world, folder, console, cluster)
             evaluations = await playing.play(directory, addresses)
-            report = cast(EvalReport, await run(partial(over_sets, evaluations), thread="report"))
+            report = cast(
+                EvalReport, await run(partial(over_sets, evaluations, world.again), thread="report")
+            )
             folder.finish(report)
             return report
 
@@ -156,7 +158,12 @@ class _Playing:
             )
             record = self.folder.record(evaluator.setting.split)
             return await evaluator.run(
-                held.tasks, n, seed=section.seed, samples=samples, prompts=name, record=record
+                held.tasks,
+                n,
+                seed=section.seed,
+                samples=samples,
+                prompts=held.seeded_by(name),
+                record=record,
             )
 
     @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from agentrl.envs.scoring import ENV, UNUSABLE
-from agentrl.evaluation.statistics import ks_of, pass_of, standard_error
+from agentrl.evaluation.statistics import Estimate, ks_of, pass_of, standard_error
 from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
 from agentrl.view.result import ShownResult
 
@@ -31,6 +31,8 @@ class EvalReport:
     samples: most episodes of one task in one world. pass_at: pass@k by k, over the tasks with as many scored
         episodes; empty where tasks are played once. sets: the reports of named sets of prompts; this one is
         then over all of them.
+    difference: of a set that was played once more in another way, the mean difference of its scores to those
+        of the same episodes as they are.
     versions: shares of the policy's tokens by the version of the weights, oldest first; empty where an
         endpoint samples.
     """
@@ -58,10 +60,13 @@ class EvalReport:
     pass_at: Mapping[str, float] = field(default_factory=dict)
     sets: Mapping[str, EvalReport] = field(default_factory=dict)
     versions: Mapping[str, float] = field(default_factory=dict)
+    difference: Estimate | None = None
 
     def as_json(self) -> dict[str, JSON]:
         """Plain values, in the order of the fields."""
-        return asdict(self)
+        sets: dict[str, JSON] = {name: report.as_json() for name, report in self.sets.items()}
+        difference = None if self.difference is None else self.difference._asdict()
+        return {**asdict(self), "sets": sets, "difference": difference}
 
     @property
     def title(self) -> str:
@@ -71,6 +76,8 @@ class EvalReport:
     def scores(self) -> dict[str, str]:
         """The mean with its standard error, pass@k, and the means of sets of prompts and of the breakdown."""
         mean = {"mean": f"{self.mean:.3f} ± {self.stderr:.3f}"}
+        if (change := self.difference) is not None:
+            mean["difference"] = f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
         passed = {f"pass@{k}": f"{value:.3f}" for k, value in self.pass_at.items()}
         sets = {
             f"{label}, {name}": text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.assembly.addresses import Addresses
@@ -13,6 +13,7 @@ from agentrl.assembly.rollout import OwnPlay, build_play, own_plays
 from agentrl.envs import AnyEnv, tasks_of
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import AgentsOf
+from agentrl.evaluation.broken_tools import BrokenTool
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluator
 from agentrl.evaluation.report import EvalSetting
@@ -67,7 +68,28 @@ class EvalWorld:
         scorer = await build_scorer(section, make_env, first, addresses)
         play_episode = await build_play(section, make_env, first)
         own = await own_plays(section, section, factory, sets, addresses)
-        return cls(env, sets, OwnPlay(make_env, scorer, play_episode), own)
+        world = cls(env, sets, OwnPlay(make_env, scorer, play_episode), own)
+        return world.with_broken([*map(BrokenTool.read, section.break_tool)])
+
+    @property
+    def again(self) -> Mapping[str, str]:
+        """Of the sets that are played once more in another way, the names of those as they are."""
+        return {name: held.again for name, held in self.sets.items() if held.again is not None}
+
+    def with_broken(self, tools: Sequence[BrokenTool]) -> EvalWorld:
+        """Every set also with each of these tools broken, under the name TOOL=HOW, or SET,TOOL=HOW.
+
+        Raises:
+            ConfigError: the environment has no such tool.
+        """
+        sets, own = {**self.sets}, {**self.own}
+        for tool in tools:
+            for name, held in self.sets.items():
+                played = self.own.get(name, self.common)
+                broken = f"{name},{tool.name}" if name else tool.name
+                sets[broken] = held._replace(again=name)
+                own[broken] = played._replace(make_env=tool.breaking(played.make_env))
+        return replace(self, sets=sets, own=own)
 
     def evaluator(
         self,

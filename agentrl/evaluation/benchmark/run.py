@@ -200,7 +200,11 @@ class _Run:
             section, tasks = config.of_set(held.own).eval, held.tasks
             n = held.num_prompts(name, section.n)
             plan = planned(
-                tasks, n, samples=section.n_samples_per_eval_prompt, seed=section.seed, prompts=name
+                tasks,
+                n,
+                samples=section.n_samples_per_eval_prompt,
+                seed=section.seed,
+                prompts=held.seeded_by(name),
             )
             data = data_fingerprint(tasks[:n])
             identity = EvalIdentity(env.id, name, policy.kind, settings, code, data, model)
