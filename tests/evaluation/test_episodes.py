@@ -120,7 +120,7 @@ async def test_sets_of_prompts_have_ids_and_seeds_of_their_own_and_one_report_ov
     assert (report.n, report.mean) == (4, 0.5)
     assert [part.mean for part in report.sets.values()] == [0.5, 0.5]
     only = {"": await judge.run(TASKS, 3, seed=0)}
-    assert over_sets(only) is only[""].report
+    assert over_sets(only) == only[""].report
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5])

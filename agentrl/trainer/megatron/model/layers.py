@@ -198,8 +198,8 @@ class Attention(CoreAttention):
         row = NormedRow if family.sandwich else RowParallelLinear
         self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
         self._heads = (config.num_attention_heads, config.num_query_groups)
-        self.q_layernorm: nn.Module | None = None
-        self.k_layernorm: nn.Module | None = None
+        self.q_layernorm: RMSNorm | ShardedWeights | None = None
+        self.k_layernorm: RMSNorm | ShardedWeights | None = None
         self._norms_all_heads = family.norms_all_heads
         if family.norms_all_heads:
             self.q_layernorm, self.k_layernorm = (ShardedWeights(config, heads) for heads in self._heads)
@@ -231,12 +231,13 @@ class Attention(CoreAttention):
             return Norms(query, key, self._eps)
         channels = self._channels
         parts = mixed_tGC.float().square().split([mixed_tGC.shape[-1] - 2 * channels, channels, channels], -1)
-        own_t2 = torch.stack([part.sum((1, 2)) for part in parts[:2]], -1)
+        means = [part.sum((1, 2)) / (n * channels) for part, n in zip(parts, self._heads, strict=False)]
+        own_t2 = torch.stack(means, -1)
         # The sum over ranks, and so is its gradient, since each of them normalises other heads by it.
-        sums_t2 = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(own_t2))
-        sizes_2 = torch.tensor(self._heads, device=sums_t2.device) * channels
-        squares = (sums_t2 / sizes_2)[:, None]
-        return Norms(query.view(-1, channels), key.view(-1, channels), self._eps, squares)
+        squares_t2: Tensor = copy_to_tensor_model_parallel_region(
+            reduce_from_tensor_model_parallel_region(own_t2)
+        )
+        return Norms(query.view(-1, channels), key.view(-1, channels), self._eps, squares_t2[:, None])
 
 
 class LatentAttention(CoreAttention):
