@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -96,6 +98,7 @@ class TokenAgent:
         self._conversation = Conversation(self._renderer)
         self._turn: _Turn | None = None
         self._is_stopping = False
+        self._sessions: dict[str, bool] = {}
         self.privileged_text: str | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
@@ -189,17 +192,18 @@ class TokenAgent:
         """What the policy samples after these tokens. Where the agent was stopped, nothing, and aborted."""
         if self._is_stopping:
             return _empty_completion(Finish.ABORT)
-        with requesting():
-            return await self._policy.generate(prompt_ids, sampling, session=session.id)
+        with requesting(), self._free_session(session.id) as name:
+            return await self._policy.generate(prompt_ids, sampling, session=name)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
-        await self._policy.close_session(session_id)
+        for name in {session_id: True, **self._sessions}:
+            await self._policy.close_session(name)
 
     async def stop(self, session_id: str) -> None:
         """Stop at the next token: `act` raises TurnStoppedError, unless its turn was complete."""
         self._is_stopping = True
-        await self._policy.close_session(session_id)
+        await self.close(session_id)
 
     def save_state(self, tools: Sequence[ToolSchema]) -> JSON:
         """The tools of its last turn, where others are on offer now, and a turn that was stopped."""
@@ -227,6 +231,18 @@ class TokenAgent:
                 conversation.add_turn(turn.tokens.completion.token_ids.tolist(), turn.action)
                 restart = None
         self._turn = saved.turn
+
+    @contextmanager
+    def _free_session(self, session_id: str) -> Iterator[str]:
+        """A session that runs no request, for one: an engine runs one at a time in each, and requests of an
+        episode may be in flight together. The first one's is the episode's own."""
+        names = chain([session_id], (f"{session_id}#{number}" for number in count(1)))
+        name = next(name for name in names if not self._sessions.get(name))
+        self._sessions[name] = True
+        try:
+            yield name
+        finally:
+            self._sessions[name] = False
 
     async def _begun(self, observation: Observation, tools: Sequence[ToolSchema]) -> _Turn:
         """Append the observation; where it begins a trajectory, render its prompt for the teacher, too."""
