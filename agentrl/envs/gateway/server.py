@@ -14,11 +14,12 @@ import hmac
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -101,6 +102,7 @@ class Door:
         self._responder = responder
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_open = True
+        self._used_s = time.monotonic()
 
     @property
     def base_url(self) -> str:
@@ -116,6 +118,11 @@ class Door:
             "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": self.key,
         }
+
+    @property
+    def rests_s(self) -> float:
+        """How long no request of it has waited (seconds)."""
+        return 0.0 if self._tasks else time.monotonic() - self._used_s
 
     async def answers(self, asked: ModelRequest) -> list[Answered]:
         """The replies to a request.
@@ -149,6 +156,7 @@ class Door:
         finally:
             task.cancel()
             self._tasks.discard(task)
+            self._used_s = time.monotonic()
         if task.cancelled():
             raise HTTPException(503, _ENDED)
         error = task.exception()
@@ -170,7 +178,7 @@ class Gateway:
         self.address = address
         self._doors: dict[str, Door] = {}
         self._numbers = count(1)
-        self.app = application_of(self._doors)
+        self.app = application_of(by_key(self._doors))
 
     @asynccontextmanager
     async def opened(self, episode_id: str, responder: Responder) -> AsyncIterator[Door]:
@@ -216,30 +224,56 @@ GATEWAY = Shared(_gateway, "gateway")
 """That of the event loop: opened with the first episode that needs it."""
 
 
-def application_of(doors: Mapping[str, Door]) -> Starlette:
-    """The application for some episodes, by name."""
-    endpoints = _Endpoints(doors)
-    checked = RequestChecks().checked
+Find: TypeAlias = Callable[[HttpRequest], Awaitable[Door]]
+"""The door that a request is for. It raises an HTTPException where there is none."""
+
+
+def by_key(doors: Mapping[str, Door]) -> Find:
+    """Finds one of some doors by the name in the path of a request, which has to have its key."""
+
+    async def found(request: HttpRequest) -> Door:
+        door = doors.get(request.path_params["episode"])
+        # An unknown episode takes as long as a wrong key.
+        key = secrets.token_urlsafe(32) if door is None else door.key
+        is_key = hmac.compare_digest(key_of(request).encode("latin-1", "replace"), key.encode())
+        if door is None or not is_key:
+            raise HTTPException(401, _NO_KEY)
+        return door
+
+    return found
+
+
+def key_of(request: HttpRequest) -> str:
+    """The key that a client sends; "" = none."""
+    bearer = request.headers.get("authorization", "")
+    return request.headers.get("x-api-key") or bearer.removeprefix("Bearer ")
+
+
+def application_of(
+    find: Find, *, bases: Sequence[str] = ("/{episode}",), checks: RequestChecks | None = None
+) -> Starlette:
+    """The application for the doors that `find` knows. bases: of the paths, before `/v1`."""
+    endpoints = _Endpoints(find)
+    checked = (checks or RequestChecks()).checked
     post: Mapping[str, Endpoint] = {
         "/chat/completions": endpoints.chat,
         "/responses": endpoints.responses,
         "/messages": endpoints.messages,
         "/messages/count_tokens": endpoints.count_tokens,
     }
+    paths = [*((path, endpoint, "POST") for path, endpoint in post.items())]
+    paths += [(path, endpoints.models, "GET") for path in ("/models", "/models/{model:path}")]
     routes = [
-        Route(f"/{{episode}}/v1{path}", checked(endpoint), methods=["POST"])
-        for path, endpoint in post.items()
-    ]
-    routes += [
-        Route(f"/{{episode}}/v1{path}", checked(endpoints.models), methods=["GET"])
-        for path in ("/models", "/models/{model:path}")
+        Route(f"{base}/v1{path}", checked(endpoint), methods=[method])
+        for base in bases
+        for path, endpoint, method in paths
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, RefusedError: _refused})
 
 
 class _Endpoints:
-    def __init__(self, doors: Mapping[str, Door]) -> None:
-        self._doors = doors
+    def __init__(self, find: Find) -> None:
+        self._find = find
         self._bodies = BodyReader(_MAX_BODY_BYTES)
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -279,7 +313,7 @@ class _Endpoints:
 
     async def models(self, request: HttpRequest) -> Response:
         """The one model, in the forms of both protocols."""
-        self._door(request)
+        await self._find(request)
         name = request.path_params.get("model", _MODEL)
         model: Body = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
         model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
@@ -289,25 +323,13 @@ class _Endpoints:
         return JSONResponse({"object": "list", "data": [model], **more})
 
     async def _read(self, request: HttpRequest) -> tuple[Door, bytes]:
-        door = self._door(request)
+        door = await self._find(request)
         body = await self._bodies.read(request)
         try:
             await check_values(body)
         except ValueError:
             raise HTTPException(413, f"A body holds at most {MAX_VALUES:,} values.") from None
         return door, body
-
-    def _door(self, request: HttpRequest) -> Door:
-        """The door of a request with its key."""
-        door = self._doors.get(request.path_params["episode"])
-        bearer = request.headers.get("authorization", "")
-        given = request.headers.get("x-api-key") or bearer.removeprefix("Bearer ")
-        # An unknown episode takes as long as a wrong key.
-        key = secrets.token_urlsafe(32) if door is None else door.key
-        is_key = hmac.compare_digest(given.encode("latin-1", "replace"), key.encode())
-        if door is None or not is_key:
-            raise HTTPException(401, _NO_KEY)
-        return door
 
     async def _replied(
         self,

@@ -95,10 +95,15 @@ class TurnByTurn(Generic[_T]):
         Waits for: the requests before it, then its turn. On cancellation: it is left out.
 
         Raises:
-            RefusedError: it asks for several replies.
+            RefusedError: it asks for several replies, or for logprobs.
         """
         if asked.n > 1:
             raise RefusedError("An agent without tokens writes one reply to a request; leave out `n`.")
+        if asked.logprobs:
+            raise RefusedError("An agent without tokens has no logprobs of them; leave out `logprobs`.")
+        # Nothing here ends its reply.
+        ends = {"max_tokens": asked.max_tokens, "stop": asked.stop}
+        asked = asked.with_overruled((*asked.overruled, *(name for name, end in ends.items() if end)))
         async with self._turn:
             note(self._counts, asked)
             self._number += 1
