@@ -31,8 +31,10 @@ from agentrl.types.seams import (
     Sampling,
     Seen,
     Session,
+    StreamingPolicy,
     Tokenizer,
     ToolSchema,
+    Watch,
 )
 
 
@@ -188,12 +190,18 @@ class TokenAgent:
             return_kept_ids=self._settings.return_kept_ids,
         )
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: Session, watch: Watch | None = None
+    ) -> Completion:
         """What the policy samples after these tokens. Where the agent was stopped, nothing, and aborted."""
         if self._is_stopping:
             return _empty_completion(Finish.ABORT)
+        policy = self._policy
         with requesting(), self._free_session(session.id) as name:
-            return await self._policy.generate(prompt_ids, sampling, session=name)
+            if watch is not None and isinstance(policy, StreamingPolicy):
+                with policy.watched(name, watch):
+                    return await policy.generate(prompt_ids, sampling, session=name)
+            return await policy.generate(prompt_ids, sampling, session=name)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
@@ -340,13 +348,15 @@ class _TokenDeadlineAgent(_ResumableDeadlineAgent):
         """That of the agent."""
         return self._source.tokenizer
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: Session, watch: Watch | None = None
+    ) -> Completion:
         """What the agent samples, or nothing at the deadline."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
                 with self._deadline.ends(limit):
-                    return await self._source.sample(prompt_ids, sampling, session)
+                    return await self._source.sample(prompt_ids, sampling, session, watch)
         except TimeoutError:
             if not limit.expired():
                 raise

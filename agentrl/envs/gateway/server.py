@@ -15,37 +15,47 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
+from functools import partial
 from itertools import count
 from typing import Protocol, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.engine.served.chat_replies import Body
 from agentrl.engine.served.replies import openai_error
 from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.anthropic_messages import (
+    MessagesEvents,
     messages_error,
-    messages_events,
     messages_reply,
     read_messages,
 )
 from agentrl.envs.gateway.openai_chat import (
+    ChatEvents,
+    ReplyEvents,
     WireRequest,
     check_calls,
-    events_of,
     fields_of,
     read_request,
     whole_reply,
 )
-from agentrl.envs.gateway.openai_responses import read_responses, responses_events, responses_reply
-from agentrl.envs.gateway.recording import Answered, ModelRequest
+from agentrl.envs.gateway.openai_responses import ResponsesEvents, new_id, read_responses, responses_reply
+from agentrl.envs.gateway.recording import Answered, Growing, ModelRequest
 from agentrl.envs.generate import EpisodeEndedError
 from agentrl.http.requests import MAX_VALUES, check_values, off_loop
 from agentrl.http.serving import (
@@ -72,14 +82,16 @@ _NO_KEY = "There is no such episode, or this is not its key."
 _ENDED = "The episode has ended."
 _FAILED = "The policy has failed, and with it the episode."
 _EVENTS = "text/event-stream"
+# A stream takes a fifth of the event loop's time at most.
+_STREAM_PAUSE = 4
 _T = TypeVar("_T")
 
 
 class Responder(Protocol):
     """Replies to the requests of one episode."""
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The replies to a request."""
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The replies to a request. growing: shows a single one before."""
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """The tokens of a request (count)."""
@@ -124,32 +136,31 @@ class Door:
         """How long no request of it has waited (seconds)."""
         return 0.0 if self._tasks else time.monotonic() - self._used_s
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The replies to a request.
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The replies to a request. growing: shows a single one before.
 
         Raises:
             RefusedError: the request is refused.
             HTTPException: 429, too many wait; 503, the episode has ended; 500, the policy has failed.
         """
-        return await self._result(self._responder.answers, asked)
+        return await self._result(self._responder.answers(asked, growing))
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """The tokens of a request (count); errors are those of `answers`."""
-        return await self._result(self._responder.num_tokens, asked)
+        return await self._result(self._responder.num_tokens(asked))
 
     async def close(self) -> None:
         """End all requests in flight; later ones find no episode."""
         self._is_open = False
         await cancel([*self._tasks])
 
-    async def _result(
-        self, work: Callable[[ModelRequest], Coroutine[None, None, _T]], asked: ModelRequest
-    ) -> _T:
-        if len(self._tasks) >= _MOST_PENDING:
-            raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
-        if not self._is_open:
+    async def _result(self, work: Coroutine[None, None, _T]) -> _T:
+        if len(self._tasks) >= _MOST_PENDING or not self._is_open:
+            work.close()
+            if self._is_open:
+                raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
             raise HTTPException(503, _ENDED)
-        task = asyncio.get_running_loop().create_task(work(asked), context=self.context.copy())
+        task = asyncio.get_running_loop().create_task(work, context=self.context.copy())
         self._tasks.add(task)
         try:
             await asyncio.wait([task])
@@ -279,29 +290,27 @@ class _Endpoints:
     async def chat(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read = await off_loop(lambda text: read_request(fields_of(text)), body)
-        return await self._replied(
-            request, door, read, lambda answers: whole_reply(read, answers), lambda a: events_of(read, a)
-        )
+        return await self._replied(request, door, read, partial(whole_reply, read), ChatEvents(read))
 
     async def messages(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read = await off_loop(lambda text: read_messages(fields_of(text)), body)
-        return await self._replied(
-            request, door, read, lambda a: messages_reply(read, a), lambda a: messages_events(read, a)
-        )
+        return await self._replied(request, door, read, partial(messages_reply, read), MessagesEvents(read))
 
     async def responses(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read, items = await off_loop(lambda text: read_responses(fields_of(text), door.items), body)
 
+        id = new_id()
+
         def whole(answers: Sequence[Answered]) -> Body:
-            reply = responses_reply(read, answers)
+            reply = responses_reply(read, answers, id)
             output = reply["output"]
             if len(door.items) < _MOST_RESPONSES:
-                door.items[str(reply["id"])] = [*items, *(output if isinstance(output, list) else ())]
+                door.items[id] = [*items, *(output if isinstance(output, list) else ())]
             return reply
 
-        return await self._replied(request, door, read, whole, lambda a: responses_events(whole(a)))
+        return await self._replied(request, door, read, whole, ResponsesEvents(read, id, whole))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
@@ -337,15 +346,76 @@ class _Endpoints:
         door: Door,
         read: WireRequest,
         whole: Callable[[Sequence[Answered]], Body],
-        events: Callable[[Sequence[Answered]], Iterator[str]],
+        events: ReplyEvents,
     ) -> Response:
+        if read.grows:
+            return await _streamed(request, door, read.asked, events)
         answers = await unless_disconnected(request, door.answers(read.asked))
         if answers is None:
             return Response(status_code=_CLIENT_IS_GONE)
         check_calls(read.asked, answers)
         if read.stream:
-            return Response("".join(events(answers)), media_type=_EVENTS)
+            return Response("".join(events.end(answers)), media_type=_EVENTS)
         return JSONResponse(whole(answers))
+
+
+async def _streamed(request: HttpRequest, door: Door, asked: ModelRequest, events: ReplyEvents) -> Response:
+    """A stream, once it begins: before, an error is a reply of its own."""
+    parts = _parts(request, door, asked, events)
+
+    async def first() -> str:
+        return await anext(parts)
+
+    begins = await unless_disconnected(request, first())
+    if begins is None:
+        return Response(status_code=_CLIENT_IS_GONE)
+
+    async def whole() -> AsyncIterator[str]:
+        yield begins
+        async for part in parts:
+            yield part
+
+    return StreamingResponse(whole(), media_type=_EVENTS)
+
+
+async def _parts(
+    request: HttpRequest, door: Door, asked: ModelRequest, events: ReplyEvents
+) -> AsyncGenerator[str]:
+    """The events of a reply: of each growth, then of its end.
+
+    Raises:
+        RefusedError, HTTPException: as of `Door.answers`, before the first event.
+    """
+    growing, has_begun = Growing(), False
+    answering = asyncio.create_task(door.answers(asked, growing))
+    try:
+        while await growing.grows_before(answering) and not (has_begun and await request.is_disconnected()):
+            began_s = time.perf_counter()
+            text = "".join(events.more(await growing.turn(), growing.num_prompt_tokens))
+            used_s = time.perf_counter() - began_s
+            if text:
+                has_begun = True
+                yield text
+            # Reading it again and again takes a bounded part of the event loop.
+            await asyncio.wait([answering], timeout=_STREAM_PAUSE * used_s)
+        if answering.done():
+            yield _ending(answering, events, has_begun=has_begun)
+    finally:
+        await cancel([answering])
+
+
+def _ending(answering: asyncio.Task[list[Answered]], events: ReplyEvents, *, has_begun: bool) -> str:
+    """The last events of a stream."""
+    try:
+        return "".join(events.end(answering.result()))
+    except HTTPException as error:
+        if not has_begun:
+            raise
+        return events.error(error.detail, error.status_code, None)
+    except RefusedError as error:
+        if not has_begun:
+            raise
+        return events.error(str(error), 400, error.code)
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:

@@ -208,7 +208,7 @@ async def test_openai_responses_with_items_and_with_an_earlier_response():
     (prompt, ids), (longer, _), (again, _) = policy.asked
     assert longer[: len(prompt) + len(ids)] == (*prompt, *ids)
     assert again == longer
-    assert episode.counts == {"requests": 3}
+    assert episode.counts == {"requests": 3, "overruled_strict": 3}
     assert whole["usage"]["input_tokens"] == len(prompt)
 
 
