@@ -15,6 +15,7 @@ import asyncio
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -174,7 +175,7 @@ class OwnTokens:
     def _offered(self, tools: Sequence[ToolSchema] | None) -> Sequence[ToolSchema]:
         return self._game.world.tools_of(self._name) if tools is None else tools
 
-    @property
+    @cached_property
     def _source(self) -> TokenSource:
         agent = self._game.players[self._name]
         if not isinstance(agent, TokenSource):

@@ -81,7 +81,7 @@ def read_request(fields: Body) -> WireRequest:
         fields["tools"] = [_without_strict(tool) for tool in tools]
         overruled += (_STRICT,) if fields["tools"] != tools else ()
     must_call = _must_call(fields)
-    chat = read_chat(json.dumps(fields).encode())
+    chat = read_chat(fields)
     names = [tool.name for tool in chat.tools]
     if must_call is not None and (not names or (must_call and must_call not in names)):
         raise RefusedError("`tool_choice` asks for a tool that `tools` lacks.")
