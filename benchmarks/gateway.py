@@ -1,13 +1,13 @@
 """The cost of the recording gateway: CPU time of a request, and the first token of a stream.
 
-The engine answers at once, or at a fixed pace, and costs nothing. Clients are in a thread of their own,
-with a connection for each episode and little else; their CPU time is measured, and left out.
+The engine answers at once, or at a fixed pace, and costs nothing. Clients are a process of their own
+(`benchmarks.gateway_client`).
 
     requests   64 and 1,024 episodes at once, of four turns: through the gateway; as an environment, whose
                turns are rendered, parsed and recorded as well; and the policy called directly
     long       a case that hurts: each request has the whole of a conversation, whose tool answers much
     streams    the time from a request to its first word, less what the engine takes for its first token: of
-               streams that begin one after another and run at once, and, to hurt, of such that begin at once
+               streams that begin one after another, and, to hurt, of such that begin in the same moment
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import threading
+import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,17 +43,8 @@ from benchmarks.machine import machine
 from benchmarks.question import QUESTION
 from benchmarks.sections import as_json
 
-_T = TypeVar("_T")
-_TOOL: JSON = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look somewhere.",
-        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]},
-    },
-}
 _WORDS = "the river runs past the castle to the market and the garden " * 4
-_NUM_WORDS = 40
+_NUM_WORDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +52,23 @@ class GatewayLoad:
     """The workload. Frozen.
 
     sizes: episodes at once. rounds: of the smallest number of episodes, in a repeat. long: calls of a
-    conversation, characters of each result, and episodes at once. streams: at once. first_s, next_s: what the
-    engine takes for the first token, and for each later one.
+    conversation, characters of each result, and episodes at once. streams: at once. num_streams: of each
+    such number, in a repeat. first_s, next_s: what the engine takes for the first token, and for each later
+    one.
     """
 
     sizes: tuple[int, ...] = (64, 1024)
     rounds: int = 8
     long: tuple[int, int, int] = (63, 2000, 8)
     streams: tuple[int, ...] = (1, 16)
+    num_streams: int = 32
     first_s: float = 0.01
     next_s: float = 0.02
     repeats: int = 5
 
 
 class _Spent(NamedTuple):
-    """cpu_ms: of a request, without its client's. wall_s: of all."""
+    """cpu_ms: of a request, in this process. wall_s: of all."""
 
     cpu_ms: float
     wall_s: float
@@ -87,30 +81,12 @@ def bench_gateway(load: GatewayLoad | None = None) -> dict[str, JSON]:
         summary: medians. sections: by section and side, the median, its spread and every repeat.
         settings: the workload and the machine.
     """
-    load = load or GatewayLoad()
-    with _client_thread() as clients:
-        return asyncio.run(_bench(load, clients))
+    return asyncio.run(_bench(load or GatewayLoad()))
 
 
-async def _bench(load: GatewayLoad, clients: _Clients) -> dict[str, JSON]:
-    sections: dict[str, dict[str, Sequence[float]]] = {
-        "cpu_ms": {},
-        "requests_per_wall_s": {},
-        "first_ms": {},
-    }
-    for size in load.sizes:
-        rounds = max(load.rounds * min(load.sizes) // size, 1)
-        await _add_requests(sections, f"{size}", _Episodes(Player(), clients, size, rounds), load)
-    calls, payload, size = load.long
-    long = _Episodes(Player(calls=calls, payload=payload), clients, size, 1)
-    await _add_requests(sections, f"{calls + 1} turns of {payload} characters", long, load)
-    streams = {
-        f"{number} streams{when}": partial(_first_words, number, apart_s, load, clients)
-        for number in load.streams
-        for when, apart_s in ((", one after another", load.next_s * 2), (", at once", 0.0))
-    }
-    for side, runs in (await interleaved(streams, repeats=load.repeats)).items():
-        sections["first_ms"][side] = [statistics.median(late) for late in runs]
+async def _bench(load: GatewayLoad) -> dict[str, JSON]:
+    async with _client_process() as clients:
+        sections = await _measured(load, clients)
     figures = {
         name: {side: figures_of(runs) for side, runs in sides.items()} for name, sides in sections.items()
     }
@@ -122,6 +98,30 @@ async def _bench(load: GatewayLoad, clients: _Clients) -> dict[str, JSON]:
         "sections": {name: {side: one._asdict() for side, one in s.items()} for name, s in figures.items()},
         "settings": {"gateway": as_json(asdict(load)), "machine": machine()},
     }
+
+
+async def _measured(load: GatewayLoad, clients: _Clients) -> dict[str, dict[str, Sequence[float]]]:
+    sections: dict[str, dict[str, Sequence[float]]] = {
+        "cpu_ms": {},
+        "requests_per_wall_s": {},
+        "first_ms": {},
+    }
+    for size in load.sizes:
+        rounds = max(load.rounds * min(load.sizes) // size, 1)
+        await _add_requests(sections, f"{size}", _Episodes(clients, size, rounds=rounds), load)
+    calls, payload, size = load.long
+    long = _Episodes(clients, size, calls=calls, payload=payload)
+    await _add_requests(sections, f"{calls + 1} turns of {payload} characters", long, load)
+    length_s = load.first_s + load.next_s * (_NUM_WORDS - 1)
+    streams = {
+        f"{number} at once": partial(_first_words, load.num_streams, length_s / number, load, clients)
+        for number in load.streams
+    }
+    most = max(load.streams)
+    streams[f"{most} that begin together"] = partial(_first_words, most, 0.0, load, clients)
+    for side, runs in (await interleaved(streams, repeats=load.repeats)).items():
+        sections["first_ms"][side] = [statistics.median(late) for late in runs]
+    return sections
 
 
 async def _add_requests(
@@ -145,7 +145,7 @@ class _Asked(HarnessEnv):
     dialect = Tags()
     limits = Limits(max_turns=4096, max_tokens=None, reset_timeout_s=None, step_timeout_s=None)
 
-    def __init__(self, ask: Callable[[str, str], Awaitable[str]]) -> None:
+    def __init__(self, ask: Callable[[str, str], Awaitable[None]]) -> None:
         super().__init__()
         self._ask = ask
 
@@ -155,9 +155,10 @@ class _Asked(HarnessEnv):
         return [TASK]
 
     async def agent(self, base_url: str, key: str, task: Task) -> str | None:
-        """The answer of its client."""
+        """None: its client keeps it."""
         del task
-        return await self._ask(base_url, key)
+        await self._ask(base_url, key)
+        return None
 
     @inline
     def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> float:
@@ -169,22 +170,23 @@ class _Asked(HarnessEnv):
 class _Episodes:
     """Episodes of a player's turns, `size` at once, `rounds` times."""
 
-    def __init__(self, player: Player, clients: _Clients, size: int, rounds: int) -> None:
-        self._player, self._clients, self._size, self._rounds = player, clients, size, rounds
+    def __init__(
+        self, clients: _Clients, size: int, *, rounds: int = 1, calls: int = 3, payload: int = 40
+    ) -> None:
+        self._clients, self._size, self._rounds, self._payload = clients, size, rounds, payload
+        self._player = player = Player(calls=calls, payload=payload)
         self._turns = player.engine.calls + 1
         self._renderer = InlineRenderer(player.tokenizer, Tags())
         self.num_requests = size * rounds * self._turns
 
     async def through_gateway(self) -> _Spent:
         """Clients ask for every turn."""
-        texts = count()
 
-        def result() -> str:
-            return self._player.texts[next(texts) % len(self._player.texts)]
+        async def ask(url: str, key: str) -> None:
+            await self._clients.run(url, key, self._payload)
 
         async def episode(number: int) -> None:
-            env = _Asked(lambda url, key: self._clients.run(_converse(url, key, result)))
-            await _played(env, self._player.engine, self._renderer, f"g{number}", self._turns)
+            await _played(_Asked(ask), self._player.engine, self._renderer, f"g{number}", self._turns)
 
         return await self._spent(partial(_each, episode, self._size))
 
@@ -208,11 +210,11 @@ class _Episodes:
         return await self._spent(partial(_each, episode, self._size))
 
     async def _spent(self, run: Callable[[], Awaitable[None]]) -> _Spent:
-        wall, cpu, client = time.perf_counter(), time.process_time(), await self._clients.cpu_s()
+        wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(self._rounds):
             await run()
-        cpu_s = time.process_time() - cpu - (await self._clients.cpu_s() - client)
-        return _Spent(1e3 * cpu_s / self.num_requests, time.perf_counter() - wall)
+        cpu_ms = 1e3 * (time.process_time() - cpu) / self.num_requests
+        return _Spent(cpu_ms, time.perf_counter() - wall)
 
 
 async def _each(run: Callable[[int], Awaitable[None]], number: int) -> None:
@@ -274,9 +276,8 @@ async def _first_words(number: int, apart_s: float, load: GatewayLoad, clients: 
     firsts: dict[str, float] = {}
 
     async def episode(id: str) -> None:
-        async def ask(url: str, key: str) -> str:
-            firsts[id] = await clients.run(_first_word(url, key))
-            return ""
+        async def ask(url: str, key: str) -> None:
+            firsts[id] = await clients.run(url, key, None)
 
         await _played(_Asked(ask), policy, renderer, id, 1)
 
@@ -289,99 +290,43 @@ async def _first_words(number: int, apart_s: float, load: GatewayLoad, clients: 
 
 
 class _Clients:
-    """An event loop in a thread of its own."""
+    """The process of the clients."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._numbers = count()
+        self._results: dict[int, asyncio.Future[float]] = {}
 
-    async def run(self, work: Awaitable[_T]) -> _T:
-        """What this work comes to there."""
+    async def run(self, url: str, key: str, payload: int | None) -> float:
+        """How long a client takes at an endpoint (seconds). payload: see `benchmarks.gateway_client`."""
+        number = next(self._numbers)
+        result: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._results[number] = result
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.write(f"{json.dumps([number, url, key, payload])}\n".encode())
+        return await result
 
-        async def run() -> _T:
-            return await work
-
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
-
-    async def cpu_s(self) -> float:
-        """The CPU time of the thread so far (seconds)."""
-
-        async def now() -> float:
-            return time.thread_time()
-
-        return await self.run(now())
-
-
-@contextmanager
-def _client_thread() -> Iterator[_Clients]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield _Clients(loop)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-class _Connection(NamedTuple):
-    """A connection to the endpoint of an episode. head: of its requests."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    head: bytes
-
-    async def post(self, body: Mapping[str, JSON]) -> int:
-        """Send a request, and read the head of its reply; the length of what follows, 0 = unknown (bytes)."""
-        content = json.dumps(body).encode()
-        self.writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (self.head, len(content), content))
-        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise EngineError(f"the gateway answered {head.decode()}")
-        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
-        return int(length or 0)
+    async def listen(self) -> None:
+        """Pass on what the process says, until it ends."""
+        assert self._process.stdout is not None, "it is a pipe"
+        async for line in self._process.stdout:
+            number, seconds = json.loads(line)
+            self._results.pop(number).set_result(seconds)
+        for result in self._results.values():
+            result.set_exception(EngineError("the process of the clients has ended."))
 
 
 @asynccontextmanager
-async def _connected(base_url: str, key: str) -> AsyncIterator[_Connection]:
-    host, _, path = base_url.removeprefix("http://").partition("/")
-    name, _, port = host.partition(":")
-    reader, writer = await asyncio.open_connection(name, int(port))
-    head = f"POST /{path}/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+async def _client_process() -> AsyncIterator[_Clients]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.gateway_client", stdin=PIPE, stdout=PIPE
+    )
+    clients = _Clients(process)
+    listening = asyncio.create_task(clients.listen())
     try:
-        yield _Connection(reader, writer, f"{head}Content-Type: application/json\r\n".encode())
+        yield clients
     finally:
-        writer.close()
-
-
-async def _converse(base_url: str, key: str, result: Callable[[], str]) -> str:
-    """Ask until a reply calls no tool; its text."""
-    messages: list[JSON] = [{"role": "user", "content": QUESTION}]
-    async with _connected(base_url, key) as connection:
-        while True:
-            length = await connection.post({"model": "m", "messages": messages, "tools": [_TOOL]})
-            message = json.loads(await connection.reader.readexactly(length))["choices"][0]["message"]
-            messages.append(message)
-            if not message.get("tool_calls"):
-                return str(message["content"])
-            ids = [call["id"] for call in message["tool_calls"]]
-            messages += [{"role": "tool", "tool_call_id": id, "content": result()} for id in ids]
-
-
-async def _first_word(base_url: str, key: str) -> float:
-    """How long the first word of a stream takes, whose end is awaited (seconds)."""
-    body: dict[str, JSON] = {
-        "model": "m",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "stream": True,
-    }
-    first = None
-    async with _connected(base_url, key) as connection:
-        began = time.perf_counter()
-        await connection.post(body)
-        while (line := await connection.reader.readline()) and b"[DONE]" not in line:
-            if first is None and b'"content"' in line and b'"content": ""' not in line:
-                first = time.perf_counter() - began
-    if first is None:
-        raise EngineError("a stream had no word")
-    return first
+        assert process.stdin is not None, "it is a pipe"
+        process.stdin.close()
+        await listening
+        await process.wait()
