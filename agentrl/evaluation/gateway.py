@@ -69,9 +69,10 @@ def serve_gateway(directory: str | None, config: GatewayConfig, *, ready: Callab
 
 async def _served(directory: str | None, config: GatewayConfig, ready: Callable[[str, Path], None]) -> int:
     own = config.gateway
+    limits = _limits(directory, own)
     with EvalFolder.opened(own.output_dir, resume=True) as folder, bound(own.host, own.port) as listener:
         ids = _begun(folder, directory, config)
-        limits, checks = _limits(directory, own), RequestChecks(host_names(own.host, own.allowed_hosts))
+        checks = RequestChecks(host_names(own.host, own.allowed_hosts))
         async with (
             _players(directory, config, limits) as players_of,
             Journal(folder.path, max_pending_bytes=_MOST_PENDING_BYTES) as journal,
