@@ -4,75 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import contextmanager
 
 import httpx2
 import pytest
 
-from agentrl import play
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.errors import EngineError
-from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types.seams import Sampling
 from tests.engine.subjects import tiny
 from tests.envs.gateway.test_wire import ASKED, RESPONSES_TOOL, SCHEMA, events
-from tests.envs.gateway.worlds import ASK, TOOL, WORDS, Asking, Speech, adds, says
+from tests.envs.gateway.worlds import TOOL, Showing, adds, played_by, says
 
 BODIES = {
     "/chat/completions": {"messages": ASKED, "tools": [TOOL]},
     "/responses": {"input": "How many?", "tools": [RESPONSES_TOOL]},
     "/messages": {"messages": ASKED, "tools": [{"name": "add", "input_schema": SCHEMA}], "max_tokens": 500},
 }
-TURNS = [
-    says("Let me see. It is a number.", adds(2, 3), adds(4, 5)),
-    says("", adds(2, 3)),
-    says("So it is < 6, and [5]."),
-    says("It is 5.", reasoning="Two and three are five."),
-    says(""),
-]
-
-
-class Showing(Speech):
-    """A policy that shows each token when it has it. held: it waits before the token of this number.
-
-    ends: tokens after which it fails; None = it does not.
-    """
-
-    def __init__(self, *turns, held=None, ends=None):
-        super().__init__(*turns)
-        self.held, self.ends = held, ends
-        self.goes_on, self.left = asyncio.Event(), asyncio.Event()
-        self.watches = {}
-
-    @contextmanager
-    def watched(self, session, watch):
-        self.watches[session] = watch
-        try:
-            yield
-        finally:
-            del self.watches[session]
-
-    async def generate(self, prompt_ids, sampling, *, session):
-        completion = await super().generate(prompt_ids, sampling, session=session)
-        watch = self.watches.get(session, lambda ids: None)
-        try:
-            for number, token in enumerate(completion.token_ids.tolist()):
-                if number == self.held:
-                    await self.goes_on.wait()
-                if number == self.ends:
-                    raise EngineError("it is gone.")
-                watch([token])
-                await asyncio.sleep(0.001)
-        except asyncio.CancelledError:
-            self.left.set()
-            raise
-        return completion
-
-
-async def played(asks, policy):
-    """An episode of such an agent with this policy."""
-    agent = TokenAgent(policy, WORDS, SamplingSettings(), WORDS.bounded)
-    return await play(Asking(asks), agent, ASK, episode_id="e-1")
+TURNS = {
+    "a text and calls": says("Let me see. It is a number.", adds(2, 3), adds(4, 5)),
+    "a call": says("", adds(2, 3)),
+    "signs of calls": says("So it is < 6, and [5]."),
+    "a thought": says("It is 5.", reasoning="Two and three are five."),
+    "nothing": says(""),
+}
 
 
 def said(path, told):
@@ -104,7 +57,7 @@ def said(path, told):
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("turn", TURNS, ids=str)
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 async def test_parts_say_what_the_turn_says(path, turn):
     async def asks(url, key, task):
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=20) as client:
@@ -113,7 +66,7 @@ async def test_parts_say_what_the_turn_says(path, turn):
         return "5"
 
     told = []
-    episode = await played(asks, Showing(turn))
+    episode = await played_by(asks, Showing(turn))
     assert episode.failure is None, episode.failure
     calls = [(each.name, dict(each.arguments)) for each in turn.tool_calls]
     expected = {"reasoning": turn.reasoning or "", "content": turn.text, "calls": calls}
@@ -168,7 +121,7 @@ async def test_a_client_reads_the_first_words_while_the_rest_is_sampled(path):
         return "5"
 
     seen = []
-    episode = await played(asks, policy)
+    episode = await played_by(asks, policy)
     assert episode.failure is None, episode.failure
     # The policy was still waiting when the first word was read.
     assert seen[0] is False
@@ -189,7 +142,7 @@ async def test_an_engine_that_fails_ends_the_stream_with_an_error(path, ends, ca
         await asyncio.sleep(20)
 
     reading = []
-    episode = await played(asks, policy)
+    episode = await played_by(asks, policy)
     assert "it is gone" in episode.failure.detail
     assert not policy.watches
     reply = await reading[0]
@@ -212,7 +165,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_its_request(path):
             await client.post(f"{url}{path}", json={"model": "m", **BODIES[path]})
         return "5"
 
-    episode = await played(asks, policy)
+    episode = await played_by(asks, policy)
     assert episode.failure is None, episode.failure
     # Nothing of the reply that nobody has read is trained.
     assert len(episode.turns) == 1
@@ -227,7 +180,7 @@ async def test_what_depends_on_the_whole_reply_is_not_begun_before():
         return "5"
 
     replies = []
-    await played(asks, Showing(says("No call.")))
+    await played_by(asks, Showing(says("No call.")))
     required, logprobs, both = replies
     assert (required.status_code, required.json()["error"]["code"]) == (400, "tool_choice_not_held")
     entries = [
