@@ -7,7 +7,8 @@ The engine answers at once, or at a fixed pace, and costs nothing. Clients are a
                turns are rendered, parsed and recorded as well; and the policy called directly
     long       a case that hurts: each request has the whole of a conversation, whose tool answers much
     streams    the time from a request to its first word, less what the engine takes for its first token: of
-               streams that begin one after another, and, to hurt, of such that begin in the same moment
+               streams that begin one after another, and, to hurt, of such that begin in the same moment;
+               against a server that sends each token of the engine, and does nothing else
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ async def _measured(load: GatewayLoad, clients: _Clients) -> dict[str, dict[str,
     long = _Episodes(clients, size, calls=calls, payload=payload)
     await _add_requests(sections, f"{calls + 1} turns of {payload} characters", long, load)
     length_s = load.first_s + load.next_s * (_NUM_WORDS - 1)
-    streams = {
-        f"{number} at once": partial(_first_words, load.num_streams, length_s / number, load, clients)
-        for number in load.streams
-    }
     most = max(load.streams)
-    streams[f"{most} that begin together"] = partial(_first_words, most, 0.0, load, clients)
+    cases = {f"{number} at once": (load.num_streams, length_s / number) for number in load.streams}
+    cases[f"{most} that begin together"] = (most, 0.0)
+    streams = {
+        f"{case}, {side}": partial(_first_words, number, apart_s, load, asks(clients))
+        for case, (number, apart_s) in cases.items()
+        for side, asks in (("gateway", _GatewayStream), ("bare server", _BareStream))
+    }
     for side, runs in (await interleaved(streams, repeats=load.repeats)).items():
         sections["first_ms"][side] = [statistics.median(late) for late in runs]
     return sections
@@ -229,13 +232,17 @@ async def _played(env: _Asked, policy: Policy, renderer: InlineRenderer, id: str
 
 
 class Paced:
-    """A policy that samples some words at a pace, and shows each token. firsts: by session, how long its
-    first token took (seconds)."""
+    """A policy that samples some words at a pace, and shows each token.
+
+    renderer: of its tokens. firsts: by session, how long its first token took (seconds).
+    """
 
     version = 0
 
-    def __init__(self, ids: Sequence[int], load: GatewayLoad) -> None:
-        self._ids, self._load = ids, load
+    def __init__(self, load: GatewayLoad) -> None:
+        player = Player()
+        self._ids, self._load = player.encode(_WORDS)[:_NUM_WORDS], load
+        self.renderer = InlineRenderer(player.tokenizer, Tags())
         self._watches: dict[str, Watch] = {}
         self.firsts: dict[str, float] = {}
 
@@ -263,30 +270,64 @@ class Paced:
         """Nothing is kept."""
 
 
-async def _first_words(number: int, apart_s: float, load: GatewayLoad, clients: _Clients) -> list[float]:
+_Stream = Callable[[Paced, str], Awaitable[float]]
+"""Has a client read a stream of a policy in a session; how long its first word took (seconds)."""
+
+
+async def _first_words(number: int, apart_s: float, load: GatewayLoad, stream: _Stream) -> list[float]:
     """How much later than the engine's first token the first word of each stream is read (ms).
 
     apart_s: between the beginnings of two streams (seconds).
     """
-    player = Player()
-    policy, renderer = (
-        Paced(player.encode(_WORDS)[:_NUM_WORDS], load),
-        InlineRenderer(player.tokenizer, Tags()),
-    )
-    firsts: dict[str, float] = {}
+    policy = Paced(load)
 
-    async def episode(id: str) -> None:
-        async def ask(url: str, key: str) -> None:
-            firsts[id] = await clients.run(url, key, None)
-
-        await _played(_Asked(ask), policy, renderer, id, 1)
-
-    async def later(one: int) -> None:
+    async def late(one: int) -> float:
         await asyncio.sleep(apart_s * one)
-        await episode(f"s{one}")
+        first_s = await stream(policy, f"s{one}")
+        return 1e3 * (first_s - policy.firsts[f"s{one}"])
 
-    await asyncio.gather(*map(later, range(number)))
-    return [1e3 * (firsts[id] - policy.firsts[id]) for id in firsts]
+    return await asyncio.gather(*map(late, range(number)))
+
+
+class _GatewayStream:
+    """A stream of an episode."""
+
+    def __init__(self, clients: _Clients) -> None:
+        self._clients = clients
+
+    async def __call__(self, policy: Paced, session: str) -> float:
+        """Play an episode of one turn."""
+        taken: list[float] = []
+
+        async def ask(url: str, key: str) -> None:
+            taken.append(await self._clients.run(url, key, None))
+
+        await _played(_Asked(ask), policy, policy.renderer, session, 1)
+        return taken[0]
+
+
+class _BareStream:
+    """A stream of a server that does nothing else."""
+
+    def __init__(self, clients: _Clients) -> None:
+        self._clients = clients
+
+    async def __call__(self, policy: Paced, session: str) -> float:
+        """Serve one request."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            json.loads(await reader.readexactly(int(length)))
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with policy.watched(session, lambda ids: writer.write(b'data: {"content": "%d"}\n\n' % ids[0])):
+                await policy.generate([1], Sampling(64), session=session)
+            writer.write(b"data: [DONE]\n\n")
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await self._clients.run(f"http://127.0.0.1:{port}/v1", "key", None)
 
 
 class _Clients:

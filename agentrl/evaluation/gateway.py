@@ -17,6 +17,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -24,13 +25,13 @@ from rich.console import Console
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agentrl.config import Values, read_written, write_toml
+from agentrl.config import read_written
 from agentrl.envs import play
 from agentrl.envs.gateway.harness import AgentOutcome, HarnessEnv
 from agentrl.envs.gateway.server import Door, Responder, application_of, key_of, served
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.config import GatewayConfig, GatewaySettings
-from agentrl.evaluation.folder import EvalFolder
+from agentrl.evaluation.folder import EvalFolder, model_table, write_settings
 from agentrl.evaluation.players import PlayersOf, endpoint_players, model_players
 from agentrl.http.serving import RequestChecks, address_of, bound, host_names
 from agentrl.records import Entry, Journal, Outcome
@@ -97,18 +98,13 @@ def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> 
     path, journal = folder.path / "config.toml", folder.record(SPLIT).path
     if path.exists():
         before = read_written(path)
-        if SPLIT not in before or before.get("model") != _model(directory).get("model"):
+        if SPLIT not in before or before.get("model") != model_table(directory).get("model"):
             raise ConfigError(
                 f"{folder.path} holds a run of another command, or episodes of another model; choose another "
                 "output_dir."
             )
-    write_toml(config, path, tables=_model(directory), signed=True)
+    write_settings(config, folder.path, directory)
     return {outcome.id for outcome in read_outcomes(journal)} if journal.exists() else set()
-
-
-def _model(directory: str | None) -> Values:
-    """Where the model is, by whose tokenizer the tokens are read."""
-    return {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
 
 
 def _limits(directory: str | None, own: GatewaySettings) -> Limits:
@@ -122,8 +118,7 @@ def _limits(directory: str | None, own: GatewaySettings) -> Limits:
 
         holds = context_of(open_source(directory).config)
         most = min(own.rollout_max_context_len or _MOST_TOKENS, holds)
-    timeless = dict.fromkeys(("reset_timeout_s", "step_timeout_s", "episode_timeout_s"))
-    return Limits(max_turns=own.max_turns, max_tokens=most, **timeless)
+    return replace(HarnessEnv.limits, max_turns=own.max_turns, max_tokens=most, episode_timeout_s=None)
 
 
 def _players(
@@ -231,9 +226,8 @@ class Visits:
         try:
             while True:
                 await asyncio.sleep(_LOOK_EVERY_S)
-                for name, visit in [*self._open.items()]:
-                    if visit.rests_s > self._idle_s:
-                        self._end(name)
+                for name in [name for name, visit in self._open.items() if visit.rests_s > self._idle_s]:
+                    self._end(name)
                 for task in [task for task in self._playing if task.done()]:
                     self._playing.discard(task)
                     task.result()

@@ -79,6 +79,24 @@ def _states() -> TypeAdapter[_State]:
     return TypeAdapter(_State)
 
 
+class _Sessions:
+    """The sessions of an episode for the engine, which runs one request at a time in each. names: of all."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, bool] = {}
+
+    @contextmanager
+    def free(self, session_id: str) -> Iterator[str]:
+        """One that runs no request, for one; the first is the episode's own."""
+        names = chain([session_id], (f"{session_id}#{number}" for number in count(1)))
+        name = next(name for name in names if not self.names.get(name))
+        self.names[name] = True
+        try:
+            yield name
+        finally:
+            self.names[name] = False
+
+
 class TokenAgent:
     """Plays one episode by sampling tokens; the prefix only grows, nothing is encoded twice.
 
@@ -100,7 +118,7 @@ class TokenAgent:
         self._conversation = Conversation(self._renderer)
         self._turn: _Turn | None = None
         self._is_stopping = False
-        self._sessions: dict[str, bool] = {}
+        self._sessions = _Sessions()
         self.privileged_text: str | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
@@ -197,7 +215,7 @@ class TokenAgent:
         if self._is_stopping:
             return _empty_completion(Finish.ABORT)
         policy = self._policy
-        with requesting(), self._free_session(session.id) as name:
+        with requesting(), self._sessions.free(session.id) as name:
             if watch is not None and isinstance(policy, StreamingPolicy):
                 with policy.watched(name, watch):
                     return await policy.generate(prompt_ids, sampling, session=name)
@@ -205,7 +223,7 @@ class TokenAgent:
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
-        for name in {session_id: True, **self._sessions}:
+        for name in {session_id, *self._sessions.names}:
             await self._policy.close_session(name)
 
     async def stop(self, session_id: str) -> None:
@@ -239,18 +257,6 @@ class TokenAgent:
                 conversation.add_turn(turn.tokens.completion.token_ids.tolist(), turn.action)
                 restart = None
         self._turn = saved.turn
-
-    @contextmanager
-    def _free_session(self, session_id: str) -> Iterator[str]:
-        """A session that runs no request, for one: an engine runs one at a time in each, and requests of an
-        episode may be in flight together. The first one's is the episode's own."""
-        names = chain([session_id], (f"{session_id}#{number}" for number in count(1)))
-        name = next(name for name in names if not self._sessions.get(name))
-        self._sessions[name] = True
-        try:
-            yield name
-        finally:
-            self._sessions[name] = False
 
     async def _begun(self, observation: Observation, tools: Sequence[ToolSchema]) -> _Turn:
         """Append the observation; where it begins a trajectory, render its prompt for the teacher, too."""

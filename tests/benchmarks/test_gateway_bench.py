@@ -30,7 +30,8 @@ def test_every_side_is_measured():
     # A request costs more than the turn inside of it, and that more than the policy.
     assert cpu["8, gateway"] > cpu["8, environment"] > cpu["8, direct"] > 0
     first = result["summary"]["first_ms"]
-    assert list(first) == ["1 at once", "2 at once", "2 that begin together"]
+    cases = ("1 at once", "2 at once", "2 that begin together")
+    assert list(first) == [f"{case}, {side}" for case in cases for side in ("gateway", "bare server")]
     # Nobody reads a word before the engine has said it.
     assert all(late > 0 for late in first.values())
-    assert len(result["sections"]["first_ms"]["1 at once"]["repeats"]) == 2
+    assert len(result["sections"]["first_ms"]["1 at once, gateway"]["repeats"]) == 2

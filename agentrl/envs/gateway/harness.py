@@ -72,9 +72,8 @@ class HarnessEnv(Env):
         address and nothing else. Its answer is what it prints, but for its errors.
     shell: the sandbox of the program: what it may import and start, its memory, its time (`timeout_s`).
         None = 1 GiB, 64 processes and 300 s, with the programs of every shell.
-    timeout_s: of a function in an episode, the turns of the model included (seconds); None = any. An agent
-        whose time is over is ended, and graded as it is, in a truncated episode. Keep
-        `limits.episode_timeout_s` above.
+    timeout_s: of a function in an episode, its turns included (seconds); None = any. An agent whose time is
+        over is ended, and graded as it is, in a truncated episode. Keep `limits.episode_timeout_s` above.
     limits: `max_turns` replies, of `max_tokens` tokens each with all that comes before; later requests are
         refused in the form of their protocol. An episode in which one was is truncated.
     tools: what the tokenizer of a fresh model knows; requests bring their own.
