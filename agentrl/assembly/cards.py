@@ -175,7 +175,7 @@ def trainer_memory(
 def optimizers_on_cpu(config: RunConfig, policy: PreTrainedConfig) -> MemoryNeed:
     """What a machine's ranks have in the CPU's memory with optimizer_cpu_offload: 12 bytes a number."""
     networks = networks_of(config, policy)
-    trainer = config.trainer.model_copy(update={"optimizer_cpu_offload": False})
+    trainer = config.trainer.with_all_on_device
     if trainer.trainer == "megatron":
         state = megatron_memory(networks, config.layout, trainer, 1).optimizer
     else:

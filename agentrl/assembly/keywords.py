@@ -38,6 +38,7 @@ class TrainSettings(TypedDict, total=False):
     max_tool_chars: int | None
     max_calls_per_turn: int | None
     custom_generate_function_path: Function | None
+    generate_function_paths: Sequence[Name]
     rollout_sample_hook_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]
@@ -379,6 +380,7 @@ class EvalSettings(TypedDict, total=False):
     max_tool_chars: int | None
     max_calls_per_turn: int | None
     custom_generate_function_path: Function | None
+    generate_function_paths: Sequence[Name]
     rollout_sample_hook_path: Function | None
     reward: Function | None
     reward_kwargs: Mapping[str, JSON]

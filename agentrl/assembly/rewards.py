@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import cast
 
 from agentrl.assembly.addresses import Addresses, with_addresses
-from agentrl.assembly.data import HeldOutSet
 from agentrl.assembly.functions import Trying, function_at
 from agentrl.data import Columns, FileSource
 from agentrl.envs import AnyEnv, GroupReward, Reward, Scorer, SingleTurnEnv
@@ -120,30 +119,6 @@ async def misfits_of_rows(
         with suppress(DataError):  # the report names rows that are no prompts
             tasks.append(replace(source.task_of_row(number), id=source.where(number)))
     return await misfits(name, settings, tasks)
-
-
-async def graded_as(
-    choice: RewardChoice,
-    factory: Callable[[RewardChoice], Callable[[], AnyEnv]],
-    sets: Mapping[str, HeldOutSet],
-    addresses: Addresses = MappingProxyType({}),
-) -> dict[str, tuple[Callable[[], AnyEnv], Scorer]]:
-    """What makes the environments of each set that has a grader of its own, and its scorer, by name.
-
-    choice: of all sets. factory: makes environments that are graded by a choice. addresses: as for
-    `reward_function`.
-
-    Raises:
-        UserError: a grader cannot be made or imported, or fails; the environment takes none.
-    """
-    found = {}
-    for name, held in sets.items():
-        if own := held.own.grading:
-            graded = choice.model_copy(update=own)
-            make_env = factory(graded)
-            scorer = await build_scorer(graded, make_env, next(iter(held.tasks), None), addresses)
-            found[name] = make_env, scorer
-    return found
 
 
 async def build_scorer(

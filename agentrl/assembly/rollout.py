@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentrl.algorithms.distillation import PrivilegedContext
 from agentrl.algorithms.filters import BufferFilter, GroupFilter
 from agentrl.assembly import hooks
+from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import HeldOutSet
 from agentrl.assembly.functions import Trying
+from agentrl.assembly.rewards import build_scorer
 from agentrl.data import Prompt
 from agentrl.data.eval_sets import NO_SETTINGS, sets_of
-from agentrl.envs import AnyEnv, PlayEpisode, play
-from agentrl.envs.config import GenerateChoice
+from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
+from agentrl.envs.config import GenerateChoice, RewardChoice
 from agentrl.envs.contract import check_generate, check_sample_hook
-from agentrl.envs.generate import generating
+from agentrl.envs.generate import by_task, generating
 from agentrl.envs.sample_hook import hooked
 from agentrl.rollout.batch_functions import BatchFunctions
 from agentrl.rollout.config import RolloutConfig
@@ -79,13 +83,10 @@ async def build_play(
         UserError: the environment has several agents, and there is a generate function.
     """
     generate, hook = choice.custom_generate_function_path, choice.rollout_sample_hook_path
-    plays = play
-    if generate is not None:
-        function = hooks.CUSTOM_GENERATE_FUNCTION_PATH.at(generate)
-        plays = generating(function)
-        if task is not None:
-            with Trying(generate):
-                await check_generate(function, make_env, task)
+    plays = play if generate is None else await _generating(generate, make_env, task)
+    if choice.generate_function_paths:
+        paths = choice.generate_function_paths
+        plays = by_task(plays, {path: await _generating(path, make_env, task) for path in paths})
     if hook is None:
         return plays
     sees = hooks.ROLLOUT_SAMPLE_HOOK_PATH.at(hook)
@@ -93,6 +94,49 @@ async def build_play(
         with Trying(hook):
             await check_sample_hook(sees, make_env, task)
     return hooked(plays, sees)
+
+
+async def _generating(path: str, make_env: Callable[[], AnyEnv], task: Task | None) -> PlayEpisode:
+    """What plays an episode by the generate function at a path."""
+    function = hooks.CUSTOM_GENERATE_FUNCTION_PATH.at(path)
+    if task is not None:
+        with Trying(path):
+            await check_generate(function, make_env, task)
+    return generating(function)
+
+
+class OwnPlay(NamedTuple):
+    """How a set of held-out prompts is played that has a grader or a generate function of its own."""
+
+    make_env: Callable[[], AnyEnv]
+    scorer: Scorer
+    play_episode: PlayEpisode
+
+
+async def own_plays(
+    rewards: RewardChoice,
+    generate: GenerateChoice,
+    factory: Callable[[RewardChoice], Callable[[], AnyEnv]],
+    sets: Mapping[str, HeldOutSet],
+    addresses: Addresses = MappingProxyType({}),
+) -> dict[str, OwnPlay]:
+    """How the sets are played that have a grader or a generate function of their own, by name.
+
+    rewards, generate: of all sets. factory: makes environments that are graded by a choice. addresses: as for
+    `reward_function`.
+
+    Raises:
+        UserError: a grader or a function cannot be made or imported, or fails; the environment takes none.
+    """
+    found = {}
+    for name, held in sets.items():
+        if held.own.grading or held.own.generating:
+            graded, task = rewards.model_copy(update=held.own.grading), next(iter(held.tasks), None)
+            make_env = factory(graded)
+            scorer = await build_scorer(graded, make_env, task, addresses)
+            played = await build_play(generate.model_copy(update=held.own.generating), make_env, task)
+            found[name] = OwnPlay(make_env, scorer, played)
+    return found
 
 
 def build_producer(
@@ -135,10 +179,10 @@ def most_in_flight(config: RunConfig, *, num_agents: int) -> int:
     rollout, evals, players = config.rollout, config.eval, max(config.num_players, 1)
     # Each player has its share of the slots, rounded up.
     slots = -(-config.engine.max_slots // players) * players
-    if config.env.custom_generate_function_path is not None or rollout.rollout_function_path is not None:
+    sets = [NO_SETTINGS] if evals.eval_prompt_data is None else [*sets_of(evals.eval_prompt_data).values()]
+    if config.env.has_generate or rollout.rollout_function_path or any(own.generating for own in sets):
         return slots
     groups = staleness_policy(rollout).capacity + (rollout.over_sampling_batch_size or 0)
-    sets = [NO_SETTINGS] if evals.eval_prompt_data is None else sets_of(evals.eval_prompt_data).values()
     # One more of each is greedy: of a group where the estimator compares with it, of an evaluation always.
     played = groups * (rollout.n_samples_per_prompt + 1)
     own = map(evals.of_set, sets)

@@ -6,6 +6,7 @@ Leaf names are unique over the tree, so the same word is a TOML key (`[rollout] 
 """
 
 from agentrl.config.section import (
+    IN_COMMAS,
     Changes,
     Count,
     ImportPath,
@@ -42,6 +43,7 @@ from agentrl.config.tree import (
 )
 
 __all__ = [
+    "IN_COMMAS",
     "Changes",
     "Count",
     "ImportPath",

@@ -51,6 +51,14 @@ NameOrPath = Annotated[str, _AS_PATH]
 """A name that is registered, or where a function stands."""
 
 
+def _parted(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+IN_COMMAS = BeforeValidator(_parted)
+"""Beside a key of several words or numbers: as a flag it has commas between them."""
+
+
 class Needs(NamedTuple):
     """Beside a key or a table: it has no effect without another key of its section."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from agentrl.config import Count, NameOrPath, Needs, Section
+from agentrl.config import Count, ImportPath, NameOrPath, Needs, Section
 from agentrl.data.columns import Columns
 from agentrl.data.paths import parsed, read_paths
 from agentrl.errors import did_you_mean
@@ -54,6 +54,8 @@ class EvalSet(Section):
         Annotated[dict[str, JSON], by_reference("reward_kwargs")] | None, Needs("reward")
     ] = None
     """Settings of that grader."""
+    custom_generate_function_path: ImportPath | None = None
+    """Async function that plays its episodes in its own way (package.module:function)."""
 
     @property
     def sampling(self) -> dict[str, JSON]:
@@ -69,6 +71,11 @@ class EvalSet(Section):
     def grading(self) -> dict[str, JSON]:
         """Its own settings among those of `RewardChoice`."""
         return {} if self.reward is None else _set(reward=self.reward, reward_kwargs=self.reward_kwargs or {})
+
+    @property
+    def generating(self) -> dict[str, JSON]:
+        """Its own settings among those of `GenerateChoice`."""
+        return _set(custom_generate_function_path=self.custom_generate_function_path)
 
     def columns(self, of_all: Columns) -> Columns:
         """The columns of its rows. of_all: those of all sets."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from agentrl.config import ImportPath, NameOrPath, Needs, Section, Spelling, renamed
+from agentrl.config import IN_COMMAS, ImportPath, NameOrPath, Needs, Section, Spelling, renamed
 from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
@@ -86,9 +86,18 @@ class GenerateChoice(Section):
     custom_generate_function_path: ImportPath | None = None
     """Async function that plays an episode in its own way (package.module:function), in training and in
     evaluations, with the environment and the agent of the run; left out, turn by turn."""
+    generate_function_paths: Annotated[tuple[ImportPath, ...], IN_COMMAS] = ()
+    """Generate functions that a prompt may ask for, by their paths: in `generate_function_path` of its
+    metadata, in place of custom_generate_function_path (a flag: with commas between them). No other one is
+    imported for a prompt."""
     rollout_sample_hook_path: ImportPath | None = None
     """Function that sees each episode when it has ended, before its rewards, and may change its counts and
     the rewards of its steps (package.module:function), in training and in evaluations."""
+
+    @property
+    def has_generate(self) -> bool:
+        """Whether generate functions play some episodes."""
+        return self.custom_generate_function_path is not None or bool(self.generate_function_paths)
 
 
 class LimitChoice(Section):

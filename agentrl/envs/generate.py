@@ -30,6 +30,7 @@ from agentrl.types import (
     Restart,
     RewardParts,
     Task,
+    quoted,
 )
 from agentrl.types.seams import Act, Agent, MultiAgentEnvironment, SingleAgentEnvironment
 
@@ -221,6 +222,9 @@ def _mixed() -> StageError:
     return StageError("generate", "invalid", "an episode is played by act(), or by keep(), not by both")
 
 
+GENERATE_KEY = "generate_function_path"
+"""In the metadata of a task: the path of the generate function that plays it."""
+
 Generate: TypeAlias = Callable[[EpisodeInPlay], Awaitable[None]]
 """Plays one episode in its own way."""
 
@@ -255,3 +259,31 @@ def generating(generate: Generate) -> PlayEpisode:
         return await game.played(lambda: episode.run(generate))
 
     return play_generated
+
+
+def by_task(play: PlayEpisode, named: Mapping[str, PlayEpisode]) -> PlayEpisode:
+    """A function that plays the tasks whose metadata name one by what has that name, others by `play`.
+
+    Raises (when it plays):
+        UserError: a task names another one.
+    """
+
+    async def play_named(
+        env: SingleAgentEnvironment | MultiAgentEnvironment,
+        agents: Agent | Mapping[str, Agent],
+        task: Task,
+        *,
+        seed: int = 0,
+        episode_id: str = "",
+        sampling_seed: int = 0,
+    ) -> Episode:
+        path = task.metadata.get(GENERATE_KEY)
+        plays = play if path is None else named.get(path) if isinstance(path, str) else None
+        if plays is None:
+            raise UserError(
+                f"the task `{task.id}` asks for the generate function {quoted(path)}; name it in "
+                "generate_function_paths, or leave it out of the prompt's metadata."
+            )
+        return await plays(env, agents, task, seed=seed, episode_id=episode_id, sampling_seed=sampling_seed)
+
+    return play_named

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import HeldOutSet, eval_sets
 from agentrl.assembly.env import EnvFactory, env_factory
-from agentrl.assembly.rewards import build_scorer, graded_as
-from agentrl.assembly.rollout import build_play
-from agentrl.envs import AnyEnv, PlayEpisode, Scorer, tasks_of
+from agentrl.assembly.rewards import build_scorer
+from agentrl.assembly.rollout import OwnPlay, build_play, own_plays
+from agentrl.envs import AnyEnv, tasks_of
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import AgentsOf
 from agentrl.evaluation.config import EvalConfig
@@ -22,16 +22,14 @@ from agentrl.evaluation.report import EvalSetting
 class EvalWorld:
     """An environment as an eval-only run plays it.
 
-    env: an instance that is read, never played. sets: by name, "" for a single one. graded: of the sets with
-    a grader of their own, what makes their environments, and their scorer.
+    env: an instance that is read, never played. sets: by name, "" for a single one. own: of the sets that
+    are graded or played in their own way.
     """
 
-    make_env: EnvFactory
     env: AnyEnv
     sets: Mapping[str, HeldOutSet]
-    scorer: Scorer
-    play_episode: PlayEpisode
-    graded: Mapping[str, tuple[EnvFactory, Scorer]]
+    common: OwnPlay
+    own: Mapping[str, OwnPlay]
 
     @classmethod
     async def build(
@@ -68,8 +66,8 @@ class EvalWorld:
         first = next((held.tasks[0] for held in sets.values() if held.tasks), None)
         scorer = await build_scorer(section, make_env, first, addresses)
         play_episode = await build_play(section, make_env, first)
-        graded = await graded_as(section, factory, sets, addresses)
-        return cls(make_env, env, sets, scorer, play_episode, graded)
+        own = await own_plays(section, section, factory, sets, addresses)
+        return cls(env, sets, OwnPlay(make_env, scorer, play_episode), own)
 
     def evaluator(
         self,
@@ -85,15 +83,15 @@ class EvalWorld:
         config: as that set is played, see `EvalConfig.of_set`.
         """
         name = prompts or config.eval.split
-        make_env, scorer = self.graded.get(prompts, (self.make_env, self.scorer))
+        played = self.own.get(prompts, self.common)
         return Evaluator(
-            make_env=make_env,
+            make_env=played.make_env,
             agents_of=agents_of,
-            scorer=scorer,
+            scorer=played.scorer,
             setting=EvalSetting(self.env.id, name, config.eval.temperature, self.env.breakdown),
             concurrency=concurrency,
             progress=progress,
-            play_episode=self.play_episode,
+            play_episode=played.play_episode,
         )
 
 

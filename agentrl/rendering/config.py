@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config import Section, Spelling, chosen
+from agentrl.config import IN_COMMAS, Section, Spelling, chosen
 from agentrl.types import JSON
 
 
@@ -24,18 +24,13 @@ def _listed(value: object) -> object:
         raise ValueError(f"{value} is no list in JSON ({error}); write one, or one string.") from None
 
 
-def _numbers(value: object) -> object:
-    """The numbers in the text of a flag, with commas between them."""
-    return value.split(",") if isinstance(value, str) else value
-
-
 class StopChoice(Section):
     """What ends a turn of the model, beside what its dialect ends it with."""
 
     rollout_stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
     """Strings that end a turn, too, and stay part of it: ["</search>", "</answer>"] (a flag: JSON, or one
     string). In evaluations as well."""
-    rollout_stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_numbers)] = ()
+    rollout_stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], IN_COMMAS] = ()
     """Token ids that end a turn, too, and stay part of it (a flag: with commas between them)."""
 
 

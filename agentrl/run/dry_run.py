@@ -58,7 +58,7 @@ from agentrl.run.dry_run_memory import (
 )
 from agentrl.run.dry_run_missing import missing_of
 from agentrl.run.folder import RunFolder
-from agentrl.run.held_out import graded_sets
+from agentrl.run.held_out import own_sets
 from agentrl.run.model_config import shape_facts
 from agentrl.run.parts import algorithm_of, filters_of, scoring_of
 from agentrl.run.pretraining import CriticData
@@ -201,7 +201,7 @@ async def _try_functions(
     await scoring_of(config, make_env, task, addresses)
     sets = data.held_out or {}
     here = {name: held for name, held in sets.items() if held.own.reward not in CALL_SERVERS}
-    await graded_sets(config, here, addresses)
+    await own_sets(config, here, addresses)
     CALLBACK.maybe(config.observe.callback)
     EVAL_FUNCTION_PATH.maybe(config.eval.eval_function_path)
 

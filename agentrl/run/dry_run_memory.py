@@ -39,7 +39,7 @@ def memory_by_process(
         # Those on CPUs share the memory of this machine.
         name, of_rank = "trainer" if ranks == 1 else f"trainer, {ranks} processes", of_rank.times(ranks)
     memory[name] = of_rank
-    if config.trainer.optimizer_cpu_offload and "optimizer_cpu_offload" not in config.inactive:
+    if config.trainer.moves_optimizer_to_cpu:
         memory[OPTIMIZERS] = optimizers_on_cpu(config, model)
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or max_tokens or model.max_position_embeddings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
@@ -13,8 +13,8 @@ from agentrl.assembly.data import HeldOutSet, RunData
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.hooks import EVAL_FUNCTION_PATH
 from agentrl.assembly.policy import agent_factory
-from agentrl.assembly.rewards import graded_as
-from agentrl.envs import AnyEnv, Scorer
+from agentrl.assembly.rollout import OwnPlay, own_plays
+from agentrl.envs import AnyEnv
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import policy_agents
 from agentrl.errors import UserError
@@ -29,16 +29,12 @@ from agentrl.types.seams import Engine, Policy
 GREEDY, SAMPLED = "greedy", "sampled"
 
 
-Graded: TypeAlias = Mapping[str, tuple[EnvFactory, Scorer]]
-"""Of each set that has a grader of its own, what makes its environments, and its scorer."""
-
-
 class PlayedSet(NamedTuple):
     """A set of held-out prompts, and how it is played.
 
     number: prompts (count). sampling: of the sampled half. samples: its episodes of each prompt (count).
     interval: iterations between two of its evaluations (count).
-    graded: what makes its environments, and its scorer, where it has a grader of its own.
+    own: how it is graded and played, where that is its own way.
     """
 
     held: HeldOutSet
@@ -46,12 +42,10 @@ class PlayedSet(NamedTuple):
     sampling: SamplingSettings
     samples: int
     interval: int
-    graded: tuple[EnvFactory, Scorer] | None = None
+    own: OwnPlay | None = None
 
     @classmethod
-    def of(
-        cls, config: RunConfig, held: HeldOutSet, graded: tuple[EnvFactory, Scorer] | None = None
-    ) -> PlayedSet:
+    def of(cls, config: RunConfig, held: HeldOutSet, own: OwnPlay | None = None) -> PlayedSet:
         """The set as a run plays it."""
         section = config.eval.of_set(held.own)
         sampling = sampling_of(config.rollout, section.eval_temperature)
@@ -62,7 +56,7 @@ class PlayedSet(NamedTuple):
             max_response_len=section.eval_max_response_len or sampling.max_response_len,
         )
         interval = held.own.interval or section.eval_interval
-        return cls(held, section.eval_episodes, sampling, section.n_samples_per_eval_prompt, interval, graded)
+        return cls(held, section.eval_episodes, sampling, section.n_samples_per_eval_prompt, interval, own)
 
     def num_prompts(self, name: str, most: int | None) -> int:
         """How many prompts are played, at most `most`."""
@@ -93,16 +87,21 @@ class HeldOut:
 
     @classmethod
     def of(
-        cls, data: RunData, config: RunConfig, world: World, engine: Engine | None, graded: Graded
+        cls,
+        data: RunData,
+        config: RunConfig,
+        world: World,
+        engine: Engine | None,
+        own: Mapping[str, OwnPlay],
     ) -> HeldOut | None:
         """The evaluations of a run; None = nothing is held out, or no engine plays.
 
-        graded: see `graded_sets`.
+        own: see `own_sets`.
         """
         if data.held_out is None or engine is None:
             return None
 
-        sets = {name: PlayedSet.of(config, held, graded.get(name)) for name, held in data.held_out.items()}
+        sets = {name: PlayedSet.of(config, held, own.get(name)) for name, held in data.held_out.items()}
         section, function = config.eval, EVAL_FUNCTION_PATH.maybe(config.eval.eval_function_path)
         return cls(world, engine, sets, section.eval_split, config.run.seed, function)
 
@@ -172,31 +171,31 @@ class HeldOut:
         world, played = self.world, self.sets[name]
         sampling = replace(played.sampling, temperature=0.0) if greedy else played.sampling
         number, samples = played.num_prompts(name, most), 1 if greedy else played.samples
-        make_env, scorer = played.graded or (world.make_env, world.scorer)
+        own = played.own or OwnPlay(world.make_env, world.scorer, world.play_episode)
         make_agent = agent_factory(self.policy, world.renderer, sampling)
         evaluator = Evaluator(
-            make_env=make_env,
+            make_env=own.make_env,
             agents_of=policy_agents(make_agent, world.opponents),
-            scorer=scorer,
-            setting=self._setting(make_env(), name, sampling.temperature),
-            play_episode=world.play_episode,
+            scorer=own.scorer,
+            setting=self._setting(own.make_env(), name, sampling.temperature),
+            play_episode=own.play_episode,
         )
         return await evaluator.run(played.held.tasks, number, seed=self.seed, samples=samples, prompts=name)
 
 
-async def graded_sets(
+async def own_sets(
     config: RunConfig, sets: Mapping[str, HeldOutSet] | None, addresses: Addresses
-) -> Graded:
-    """The graders of single sets. addresses: of models that are served.
+) -> Mapping[str, OwnPlay]:
+    """How single sets are graded and played in their own way. addresses: of models that are served.
 
     Raises:
-        UserError: the grader of a set cannot be made, or fails.
+        UserError: the grader or the function of a set cannot be made or imported, or fails.
     """
 
     def factory(reward: RewardChoice) -> EnvFactory:
         return run_env_factory(config.model_copy(update={"env": reward}), addresses)
 
-    return await graded_as(config.env, factory, sets or {}, addresses)
+    return await own_plays(config.env, config.env, factory, sets or {}, addresses)
 
 
 def _named(name: str, mode: str) -> str:

@@ -26,7 +26,7 @@ from agentrl.assembly.trainer import TrainerFactory
 from agentrl.envs.opponents import check_opponents
 from agentrl.run.credit import check_served
 from agentrl.run.evaluations import Evaluations
-from agentrl.run.held_out import HeldOut, graded_sets
+from agentrl.run.held_out import HeldOut, own_sets
 from agentrl.run.parts import (
     Progress,
     Records,
@@ -65,7 +65,7 @@ async def built(
         filters = filters_of(config.rollout)
         data = RunData.of(config, env, console.line)
         scorer, play = await scoring_of(config, make_env, data.first_task, addresses)
-        graded = await graded_sets(config, data.held_out, addresses)
+        own = await own_sets(config, data.held_out, addresses)
         source = source_of(config, env, dialect, data, records)
         replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
         if origin is not None and (prompts := replay or data.source) is not None:
@@ -77,7 +77,7 @@ async def built(
     renderer = build_renderer(source, dialect, config.rendering)
     world = World(make_env, scorer, renderer, play_episode=play)
     progress, engine = Progress(replace(source, seed=None)), engines[0]
-    held_out = HeldOut.of(data, config, world, engines[1] or engine, graded)
+    held_out = HeldOut.of(data, config, world, engines[1] or engine, own)
     run = TrainingRun(
         config=config,
         world=world,

@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import IN_COMMAS, Section
 from agentrl.errors import did_you_mean
 from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
 
-def _split(value: object) -> object:
-    """The names in the text of a flag: no name holds a comma."""
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""Several names; as a flag, with commas between them."""
-
-
 class ToolChoice(Section):
     """Tools by name, for environments that are made of tools."""
 
-    tools: Names = ()
+    tools: Annotated[tuple[str, ...], IN_COMMAS] = ()
     """Tools to offer in addition to the environment's (`agentrl tools list`; a flag: python,calculator)."""
     tool_kwargs: Annotated[dict[str, dict[str, JSON]], by_reference("tool_kwargs")] = Field(
         default_factory=dict

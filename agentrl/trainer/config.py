@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from agentrl.config import Changes, Needs, Section
+from agentrl.config import IN_COMMAS, Changes, Needs, Section
 from agentrl.errors import ConfigError
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
@@ -48,11 +48,6 @@ class RanksConfig(Section):
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 
 
-def _expressions(value: object) -> object:
-    """Several in the text of a flag have commas between them."""
-    return [part for part in value.split(",") if part] if isinstance(value, str) else value
-
-
 def _compiled(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     for pattern in patterns:
         try:
@@ -64,7 +59,7 @@ def _compiled(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
     return patterns
 
 
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_expressions), AfterValidator(_compiled)]
+Patterns = Annotated[tuple[str, ...], IN_COMMAS, AfterValidator(_compiled)]
 
 
 class TrainerConfig(Section):
@@ -174,6 +169,16 @@ class TrainerConfig(Section):
     def offloads_train(self) -> bool:
         """`offload_train`, derived where it was left out."""
         return self.colocate if self.offload_train is None else self.offload_train
+
+    @property
+    def moves_optimizer_to_cpu(self) -> bool:
+        """Whether `optimizer_cpu_offload` is set, and has an effect."""
+        return self.optimizer_cpu_offload and "optimizer_cpu_offload" not in self.inactive
+
+    @property
+    def with_all_on_device(self) -> TrainerConfig:
+        """The same, without `optimizer_cpu_offload`."""
+        return self.model_copy(update={"optimizer_cpu_offload": False})
 
     @property
     def inactive(self) -> dict[str, str]:

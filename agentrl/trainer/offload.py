@@ -175,9 +175,16 @@ class CpuAdamW(torch.optim.AdamW):
         *,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
     ) -> None:
         # Both places compute by one kernel, and a saved state says which.
-        super().__init__([{**group, "params": []} for group in groups], lr=lr, betas=betas, fused=True)
+        super().__init__(
+            [{**group, "params": []} for group in groups],
+            lr=lr,
+            betas=betas,
+            weight_decay=weight_decay,
+            fused=True,
+        )
         # Those of ranks that share an optimizer are views of what they share, which torch itself refuses.
         for own, group in zip(self.param_groups, groups, strict=True):
             own["params"] = group["params"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from agentrl.assembly.load import load_config
 from agentrl.assembly.rewards import build_scorer
 from agentrl.assembly.rollout import Filters, build_filters, build_play, build_producer
 from agentrl.envs import Scorer, play
+from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.config import GenerateChoice
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.config import EvalConfig
@@ -21,7 +23,7 @@ from agentrl.rollout.producer import Producer
 from tests.worlds import Parrot
 
 MINE = """
-from agentrl import GroupReward
+from agentrl import GroupReward, Message
 
 calls = []
 
@@ -47,6 +49,14 @@ async def turn_by_turn(episode):
     await episode.reset()
     while not episode.is_over:
         await episode.step(await episode.act())
+
+async def twice(episode):
+    await episode.reset()
+    await episode.act()
+    await episode.step(await episode.act(Message("user", "Again.")))
+
+async def same_twice(episode):
+    await twice(episode)
 
 async def idle(episode):
     pass
@@ -153,6 +163,22 @@ async def test_episodes_are_played_by_the_function_of_the_path():
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             await build_play(generating_by(path), Parrot, TASK)
+
+
+async def test_a_prompt_may_ask_for_one_of_the_functions_that_are_named_and_for_no_other():
+    paths = ("my_functions:turn_by_turn", "my_functions:twice")
+    play_episode = await build_play(GenerateChoice(generate_function_paths=paths), Parrot, TASK)
+
+    async def num_turns(**metadata):
+        task = replace(TASK, metadata=metadata)
+        return len((await play_episode(Parrot(), ScriptedAgent(["yes", "no"]), task)).turns)
+
+    assert await num_turns() == await num_turns(generate_function_path=paths[0]) == 1
+    assert await num_turns(generate_function_path=paths[1]) == 2
+    # It can be imported, and the run did not name it.
+    for other in ("my_functions:same_twice", 3, ["my_functions:twice"], ""):
+        with pytest.raises(UserError, match="name it in generate_function_paths, or leave it out"):
+            await num_turns(generate_function_path=other)
 
 
 async def test_a_generate_function_for_several_agents_is_refused_before_the_run():

@@ -16,7 +16,7 @@ from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.disk import Disk
-from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER, plugin_folder
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from tests.engine.serving import CONTROL, KEY, save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of
@@ -76,7 +76,7 @@ async def sglang_fleet(
         device=device,
         arguments={"custom_weight_loader": [LOADER], **limits, **arguments},
         python=sglang_python(),
-        python_path=(LOADER_FOLDER,),
+        python_path=(LOADER_FOLDER, plugin_folder(folder / "plugin")),
     )
     async with Servers(ServerReplicas(settings, count=count)) as servers:
         policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)

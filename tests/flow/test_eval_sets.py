@@ -20,6 +20,7 @@ from agentrl.evaluation.config import EvalConfig
 from agentrl.records import reconcile
 from agentrl.run.held_out import HeldOut, PlayedSet
 from tests.flow.runs import SHAPE, journal_of, metrics_of, tokens_of
+from tests.flow.worlds import HINT
 
 PROMPTS = str(Path(__file__).with_name("prompts.jsonl"))
 SETS = {"first": f"{PROMPTS}@[:3]", "rest_1": f"{PROMPTS}@[3:5]"}
@@ -129,6 +130,7 @@ OWN = {
         "max_response_len": 3,
         "system_prompt": "Be brief.",
         "reward": "tests.flow.test_eval_sets:brevity",
+        "custom_generate_function_path": "tests.flow.worlds:hinted",
     },
 }
 # A model that nothing has trained hardly ever ends its turn.
@@ -138,6 +140,10 @@ STOPS = list(range(0, 256, 2))
 def brevity(_task, answer):
     """The reward of one of the sets: never 0 or 1, so that no other grader gives it."""
     return 0.5 / (1 + len(answer))
+
+
+def first_observation(entry):
+    return entry["episode"]["trajectories"][0]["turns"][0]["observation"]
 
 
 def check_own(entries, plain):
@@ -159,6 +165,8 @@ def check_own(entries, plain):
     totals = {entry["verdicts"][0]["total"] for entry in entries if entry["episode"]["ending"] == "completed"}
     assert totals
     assert all(0.0 < total <= 0.5 for total in totals)
+    assert {first_observation(entry)[-1]["content"] for entry in entries} == {HINT.content}
+    assert HINT.content not in {first_observation(entry)[-1]["content"] for entry in plain}
     others = [entry["verdicts"][0]["total"] for entry in plain]
     assert all(total in (0.0, 1.0) for total in others)
     assert [entry["episode"]["task"]["prompt"][0]["role"] for entry in plain] == ["user"] * len(plain)

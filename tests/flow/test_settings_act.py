@@ -134,6 +134,7 @@ CHANGES = {
     "rollout_sample_hook_path": Change("tests.flow.own_functions:seen"),
     "rollout_sample_filter_path": Change("tests.flow.worlds:every_second"),
     "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
+    "generate_function_paths": Change(["tests.flow.worlds:hinted"], {"env": "tests.flow.worlds:Asking"}),
     "group_reward": Change("tests.flow.worlds:place"),
     "group_reward_kwargs": Change({"weight": 0.5}, {"group_reward": "diversity"}),
     # The episodes are the same; the players have logs.

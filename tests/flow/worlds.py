@@ -6,6 +6,7 @@ import asyncio
 import random
 import zlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -384,6 +385,14 @@ async def hinted(episode):
     await episode.step(action)
     while not episode.is_over:
         await episode.step(await episode.act())
+
+
+class Asking(Talkative):
+    """Its tasks ask for a generate function."""
+
+    def tasks(self, split):
+        path = {"generate_function_path": "tests.flow.worlds:hinted"}
+        return [replace(task, metadata=path) for task in super().tasks(split)]
 
 
 def place(siblings):

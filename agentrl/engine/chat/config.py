@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Changes, Count, Section
-from agentrl.tools.config import Names
+from agentrl.config import IN_COMMAS, Changes, Count, Section
 from agentrl.types import JSON
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -31,7 +30,7 @@ class EndpointConfig(Section):
     `drop` does not."""
     openai_body: dict[str, JSON] = Field(default_factory=dict)
     """More fields of every request (JSON), such as {"reasoning_effort": "low"}."""
-    openai_omit: Names = ()
+    openai_omit: Annotated[tuple[str, ...], IN_COMMAS] = ()
     """Fields left out of every request, for endpoints that refuse them (as a flag: temperature,seed)."""
     openai_concurrency: Annotated[Count, Changes.SPEED] = 16
     """Episodes played, and requests sent, at once (count)."""

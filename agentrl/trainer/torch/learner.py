@@ -82,14 +82,14 @@ def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
 def _adamw(parameters: Iterable[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
     listed = list(parameters)
     groups: list[dict[str, object]] = [
-        {"params": [p for p in listed if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in listed if p.ndim >= 2]},
         {"params": [p for p in listed if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     betas = (config.adam_beta1, config.adam_beta2)
     if config.optimizer_cpu_offload:
-        return CpuAdamW(groups, lr=config.lr, betas=betas)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+        return CpuAdamW(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay, fused=True)
 
 
 def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:

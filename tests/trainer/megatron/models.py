@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
     DeepseekV3Config,
     Glm4Config,
     Glm4MoeConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     PreTrainedModel,
@@ -59,6 +61,8 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
     "llama": lambda: LlamaConfig(**{**SIZES, "pad_token_id": 26}),
@@ -83,15 +87,26 @@ CONFIGS = {
     "mixtral": lambda: MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=4),
     "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **ROUTED, attention_bias=True, use_qk_norm=True),
     "glm4_moe, plain": lambda: Glm4MoeConfig(**SIZES, **{**ROUTED, "n_group": 1}),
+    "deepseek_v2": lambda: DeepseekV2Config(
+        **LATENT, **ROUTED, q_lora_rank=24, topk_method="group_limited_greedy", norm_topk_prob=True
+    ),
+    "deepseek_v2, greedy": lambda: DeepseekV2Config(
+        **LATENT, **ROUTED, q_lora_rank=None, topk_method="greedy", rope_parameters=YARN
+    ),
     "deepseek_v3": lambda: DeepseekV3Config(**LATENT, **ROUTED, q_lora_rank=24),
     "deepseek_v3, yarn": lambda: DeepseekV3Config(
         **LATENT, **{**ROUTED, "n_group": 1}, q_lora_rank=None, rope_interleave=False, rope_parameters=YARN
+    ),
+    "minimax_m2": lambda: MiniMaxM2Config(
+        **SIZES, num_experts_per_tok=3, num_local_experts=4, rope_parameters=HALF, **NO_ENDS
     ),
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
     "glm4": lambda: Glm4Config(**SIZES),
 }
 
-FAMILIES_OF_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3")
+FAMILIES_OF_EXPERTS = (
+    *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
+)
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 
 

@@ -56,6 +56,12 @@ def kind_for(layout: str) -> str:
     return "qwen3_moe" if "E" in layout else "qwen3"
 
 
+# Of metrics and logprobs after two steps, and of weights relative to their norm. With experts the torch
+# trainer's own differ by up to 1.8e-3 and 7e-5, where each weight that it begins with is changed by 1e-7 of
+# itself (GSPO, four draws).
+NOISE = {"qwen3": (2e-4, 1e-4), "qwen3_moe": (4e-3, 3e-4)}
+
+
 LOSSES = {
     "grpo": PolicyLoss(entropy_coef=0.01, kl=KlTerm(0.1)),
     "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
@@ -172,24 +178,25 @@ async def both(folder, kind, loss, **sizes):
     return results
 
 
-def assert_same(plain, spread):
+def assert_same(plain, spread, kind="qwen3"):
+    noise, of_weights = NOISE[kind]
     for ours, theirs in zip(spread[0], plain[0], strict=True):
         assert ours.num_tokens == theirs.num_tokens
         assert ours.metrics.keys() == theirs.metrics.keys()
         for name, value in theirs.metrics.items():
-            assert ours.metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
+            assert ours.metrics[name] == pytest.approx(value, rel=noise, abs=2e-5), name
     for ours, theirs in zip(spread[1], plain[1], strict=True):
         for role in ("proximal", "ref", "values", "entropy", "sum_pi_squared"):
             assert (getattr(ours, role) is None) == (getattr(theirs, role) is None)
             for a, b in zip(getattr(ours, role) or (), getattr(theirs, role) or (), strict=True):
-                np.testing.assert_allclose(a, b, atol=2e-4)
+                np.testing.assert_allclose(a, b, atol=noise)
     ours, theirs = spread[2], plain[2]
     assert {spec.name: spec for spec in ours.manifest} == {spec.name: spec for spec in theirs.manifest}
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, tensor in theirs.tensors.items():
         # What is added to all keys alike changes no attention: where positions do not turn it, their bias
         # has a gradient of nothing but noise, and Adam divides a gradient by its size, whatever it is.
-        tolerance = 1e-2 if name.endswith("k_proj.bias") else 1e-4
+        tolerance = 1e-2 if name.endswith("k_proj.bias") else of_weights
         assert (ours.tensors[name] - tensor).norm() <= tolerance * tensor.norm(), name
 
 
@@ -197,7 +204,8 @@ def assert_same(plain, spread):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("loss", ["grpo", "gspo"])
 async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
-    assert_same(*await both(tmp_path, kind_for(layout), LOSSES[loss], **LAYOUTS[layout]))
+    kind = kind_for(layout)
+    assert_same(*await both(tmp_path, kind, LOSSES[loss], **LAYOUTS[layout]), kind)
 
 
 @pytest.mark.full
@@ -205,7 +213,7 @@ async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
 async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
     kind = kind_for(layout)
     plain, spread = await both(tmp_path, kind, LOSSES["grpo"], critic=True, **LAYOUTS[layout])
-    assert_same(plain, spread)
+    assert_same(plain, spread, kind)
     # Alone in the first step, then beside the policy; and it has learned something.
     assert "train/critic_grad_norm" in spread[0][0].metrics
     assert "train/grad_norm" not in spread[0][0].metrics
@@ -217,8 +225,8 @@ async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
 @pytest.mark.full
 @pytest.mark.parametrize("layout", ["DP2", "CP2", "EP2", "TP2+SP, ETP1"])
 async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout):
-    sizes = {"use_distributed_optimizer": False, **LAYOUTS[layout]}
-    assert_same(*await both(tmp_path, kind_for(layout), LOSSES["grpo"], **sizes))
+    kind, sizes = kind_for(layout), {"use_distributed_optimizer": False, **LAYOUTS[layout]}
+    assert_same(*await both(tmp_path, kind, LOSSES["grpo"], **sizes), kind)
 
 
 @pytest.mark.full

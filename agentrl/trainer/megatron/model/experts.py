@@ -51,13 +51,18 @@ class TopKRouter(nn.Module):
         bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
         is_sigmoid = config.moe_router_score_function == "sigmoid"
         self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
+        self._in_fp32 = is_sigmoid or config.moe_router_dtype == "fp32"
 
     def forward(self, tokens_tH: Tensor) -> Routed:
         """The experts of each token."""
-        if self.expert_bias is None:
-            scores_tE = linear(tokens_tH, self.weight).softmax(-1, dtype=torch.float32)
+        if self._in_fp32:
+            logits_tE = linear(tokens_tH.float(), self.weight.float())
         else:
-            scores_tE = linear(tokens_tH.float(), self.weight.float()).sigmoid()
+            logits_tE = linear(tokens_tH, self.weight)
+        if self.expert_bias is None:
+            scores_tE = logits_tE.softmax(-1, dtype=torch.float32)
+        else:
+            scores_tE = logits_tE.sigmoid()
         experts_tk = self._chosen(scores_tE.detach())
         weights_tk = scores_tE.gather(1, experts_tk)
         if self._normalizes:
@@ -65,16 +70,20 @@ class TopKRouter(nn.Module):
         return Routed(experts_tk, weights_tk * self._scale)
 
     def _chosen(self, scores_tE: Tensor) -> Tensor:
-        """[t, k]: the best experts; of the best groups of experts, by the two best of each."""
+        """[t, k]: the best experts; of the best groups of experts, see `_of_groups`."""
         if self.expert_bias is not None:
             scores_tE = scores_tE + self.expert_bias
         groups, number = self._groups
         if groups:
             scores_tGe = scores_tE.unflatten(-1, (groups, -1))
-            best_tg = scores_tGe.topk(2, -1).values.sum(-1).topk(number, -1).indices
+            best_tg = self._of_groups(scores_tGe).topk(number, -1).indices
             is_in_tG = torch.zeros_like(scores_tGe[..., 0], dtype=torch.bool).scatter_(1, best_tg, True)
             scores_tE = torch.where(is_in_tG[..., None], scores_tGe, -torch.inf).flatten(-2)
         return scores_tE.topk(self._topk, -1).indices
+
+    def _of_groups(self, scores_tGe: Tensor) -> Tensor:
+        """[t, G]: of each group the sum of its two best scores by sigmoid, or its best by softmax."""
+        return scores_tGe.amax(-1) if self.expert_bias is None else scores_tGe.topk(2, -1).values.sum(-1)
 
 
 class SharedExperts(GatedMLP):

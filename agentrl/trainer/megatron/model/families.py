@@ -36,7 +36,8 @@ class Family:
     settings: fields of Megatron's config that all its models share.
     sandwich: it normalises also the outputs of attention and feed-forward block.
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
-    and values of all heads come from one small state of a token (multi-latent attention).
+    and values of all heads come from one small state of a token (multi-latent attention). norms_all_heads:
+    queries are normalised over all heads together, and keys; not each head by itself.
     """
 
     attention: tuple[Rule, ...]
@@ -47,6 +48,7 @@ class Family:
     sandwich: bool = False
     rotates_pairs: bool = False
     is_latent: bool = False
+    norms_all_heads: bool = False
 
 
 _QK_NORMS = (
@@ -70,12 +72,29 @@ def _shared(name: str) -> tuple[Rule, ...]:
     )
 
 
+_SPARSE_ROUTER = Same("mlp.router.weight", "block_sparse_moe.gate.weight")
+_SPARSE_EXPERT = (
+    GateUp(
+        "linear_fc1.weight",
+        ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+    ),
+    Same("linear_fc2.weight", "block_sparse_moe.experts.{}.w2.weight", along=1),
+)
 _EXPERT_BIAS = Same("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", learns=False)
 _SIGMOID = {"moe_router_score_function": "sigmoid"}
 _LATENT_QUERIES = (
     Same("self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
     Same("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
     Same("self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight", along=0),
+)
+_LATENT = (
+    _INPUT_NORM,
+    *_LATENT_QUERIES,
+    Same("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    Same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+    Same("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", along=0),
+    _ATTENTION_OUT,
+    _MLP_NORM,
 )
 _QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
@@ -107,14 +126,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mixtral": Family(
         (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
-        moe=(Same("mlp.router.weight", "block_sparse_moe.gate.weight"),),
-        expert=(
-            GateUp(
-                "linear_fc1.weight",
-                ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
-            ),
-            Same("linear_fc2.weight", "block_sparse_moe.experts.{}.w2.weight", along=1),
-        ),
+        moe=(_SPARSE_ROUTER,),
+        expert=_SPARSE_EXPERT,
     ),
     "glm4_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
@@ -122,20 +135,38 @@ FAMILIES: Mapping[str, Family] = {
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "qk_layernorm": True, **_SIGMOID},
     ),
+    "deepseek_v2": Family(
+        _LATENT,
+        moe=(_ROUTER, *_shared("mlp.shared_experts")),
+        expert=_EXPERT,
+        # The weights of the chosen experts do not sum to 1, whatever norm_topk_prob says.
+        settings={"moe_router_dtype": "fp32", "moe_router_pre_softmax": True},
+        rotates_pairs=True,
+        is_latent=True,
+    ),
     "deepseek_v3": Family(
-        (
-            _INPUT_NORM,
-            *_LATENT_QUERIES,
-            Same("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
-            Same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
-            Same("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", along=0),
-            _ATTENTION_OUT,
-            _MLP_NORM,
-        ),
+        _LATENT,
         moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
         expert=_EXPERT,
         settings=_SIGMOID,
         is_latent=True,
+    ),
+    "minimax_m2": Family(
+        (
+            _INPUT_NORM,
+            _QKV,
+            Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", along=0),
+            Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", along=0),
+            _ATTENTION_OUT,
+            _MLP_NORM,
+        ),
+        moe=(
+            _SPARSE_ROUTER,
+            Same("mlp.router.expert_bias", "block_sparse_moe.e_score_correction_bias", learns=False),
+        ),
+        expert=_SPARSE_EXPERT,
+        settings=_SIGMOID,
+        norms_all_heads=True,
     ),
     "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "glm4": Family(

@@ -21,7 +21,9 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     checkpoint,
+    copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -92,11 +94,37 @@ def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
 
 
 class Norms(NamedTuple):
-    """The norms of queries and keys: a weight for each channel of a head."""
+    """The norms of queries and keys: a weight for each channel of a head, [D], or of all of them, [H, D].
 
-    query_D: Tensor
-    key_D: Tensor
+    squares: of norms over all heads together, the mean squares of queries and of keys, [t, 1, 2].
+    """
+
+    query: Tensor
+    key: Tensor
     eps: float
+    squares: Tensor | None = None
+
+    def normed(self, query_tHD: Tensor, key_tGD: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, in the dtype of the weights."""
+        query_square, key_square = (None, None) if self.squares is None else self.squares.split(1, -1)
+        return (
+            self.query * self._scaled(query_tHD.float(), query_square).to(self.query.dtype),
+            self.key * self._scaled(key_tGD.float(), key_square).to(self.key.dtype),
+        )
+
+    def _scaled(self, heads: Tensor, square: Tensor | None) -> Tensor:
+        if square is None:
+            return rms_norm(heads, heads.shape[-1:], eps=self.eps)
+        return heads * (square + self.eps).rsqrt()
+
+
+class ShardedWeights(nn.Module):
+    """The weights of a norm over all heads: those of this tensor rank's heads."""
+
+    def __init__(self, config: TransformerConfig, heads: int) -> None:
+        super().__init__()
+        number = heads * config.kv_channels // config.tensor_model_parallel_size
+        self.weight = nn.Parameter(torch.ones(number, dtype=config.params_dtype))
 
 
 @fused
@@ -108,10 +136,7 @@ def _heads_of(
     query, key, value = mixed_tGC.split([per_group, channels, channels], -1)
     query = query.reshape(len(mixed_tGC), -1, channels)
     if norms is not None:
-        query, key = (
-            weight * rms_norm(heads.float(), (channels,), eps=norms.eps).to(weight.dtype)
-            for weight, heads in ((norms.query_D, query), (norms.key_D, key))
-        )
+        query, key = norms.normed(query, key)
     return _rotated(query, rotation_t2R, pairs), _rotated(key, rotation_t2R, pairs), value.contiguous()
 
 
@@ -172,9 +197,16 @@ class Attention(CoreAttention):
         )
         row = NormedRow if family.sandwich else RowParallelLinear
         self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
-        has_norms = bool(family.settings.get("qk_layernorm"))
-        self.q_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
-        self.k_layernorm = RMSNorm(config, self._channels, self._eps) if has_norms else None
+        self._heads = (config.num_attention_heads, config.num_query_groups)
+        self.q_layernorm: nn.Module | None = None
+        self.k_layernorm: nn.Module | None = None
+        self._norms_all_heads = family.norms_all_heads
+        if family.norms_all_heads:
+            self.q_layernorm, self.k_layernorm = (ShardedWeights(config, heads) for heads in self._heads)
+        elif family.settings.get("qk_layernorm"):
+            self.q_layernorm, self.k_layernorm = (
+                RMSNorm(config, self._channels, self._eps) for _ in self._heads
+            )
 
     def forward(
         self,
@@ -186,18 +218,25 @@ class Attention(CoreAttention):
         """[t, 1, width] -> [t, 1, width], and no bias."""
         row: PackedRow = packed_seq_params.row
         mixed, _no_bias = self.linear_qkv(hidden_states)
-        norms = None
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            norms = Norms(self.q_layernorm.weight, self.k_layernorm.weight, self._eps)
-        heads = _heads_of(
-            mixed.view(len(mixed), self._groups, -1),
-            row.rotation_t2R,
-            norms,
-            self._channels,
-            self._pairs,
-        )
+        mixed = mixed.view(len(mixed), self._groups, -1)
+        heads = _heads_of(mixed, row.rotation_t2R, self._norms(mixed), self._channels, self._pairs)
         output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
         return output
+
+    def _norms(self, mixed_tGC: Tensor) -> Norms | None:
+        if self.q_layernorm is None or self.k_layernorm is None:
+            return None
+        query, key = self.q_layernorm.weight, self.k_layernorm.weight
+        if not self._norms_all_heads:
+            return Norms(query, key, self._eps)
+        channels = self._channels
+        parts = mixed_tGC.float().square().split([mixed_tGC.shape[-1] - 2 * channels, channels, channels], -1)
+        own_t2 = torch.stack([part.sum((1, 2)) for part in parts[:2]], -1)
+        # The sum over ranks, and so is its gradient, since each of them normalises other heads by it.
+        sums_t2 = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(own_t2))
+        sizes_2 = torch.tensor(self._heads, device=sums_t2.device) * channels
+        squares = (sums_t2 / sizes_2)[:, None]
+        return Norms(query.view(-1, channels), key.view(-1, channels), self._eps, squares)
 
 
 class LatentAttention(CoreAttention):

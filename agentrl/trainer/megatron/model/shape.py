@@ -123,8 +123,8 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
-            **family.settings,
             **(_moe_sizes(config) if max(experts_by_layer) else {}),
+            **family.settings,
         },
         latent=_latent_of(config) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
@@ -164,7 +164,7 @@ def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
     shared = shared or width * int(fields.get("n_shared_experts") or 0)
     if shared:
         sizes["moe_shared_expert_intermediate_size"] = int(shared)
-    if int(fields.get("n_group") or 1) > 1:
+    if int(fields.get("n_group") or 1) > 1 and fields.get("topk_method") != "greedy":
         sizes["moe_router_num_groups"] = int(fields["n_group"])
         sizes["moe_router_group_topk"] = int(fields["topk_group"])
     return sizes
