@@ -32,14 +32,15 @@ def token_texts(home: Path, tokenizer: str | None = None) -> Callable[[int], str
     if tokenizer is not None:
         require("reading a tokenizer", *TRAINING)
         return _opened(Path(tokenizer))
-    has_tokenizer = (path for path in _directories_of(home) if any((path / name).exists() for name in _FILES))
-    directory = next(has_tokenizer, None)
+    found = model_directories(home)
+    directory = next((path for path in found if any((path / name).exists() for name in _FILES)), None)
     if directory is None or any(find_spec(module) is None for module in TRAINING):
         return None
     return _opened(directory)
 
 
-def _directories_of(home: Path) -> Iterator[Path]:
+def model_directories(home: Path) -> Iterator[Path]:
+    """Where the model of a run's folder may be, by whose tokenizer the tokens of its journal are read."""
     yield from (home / name for name in _DIRECTORIES)
     config = home / "config.toml"
     section = read_written(config).get("model") if config.exists() else None

@@ -30,8 +30,9 @@ def cli() -> None:
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
     several on several environments with `agentrl benchmark`, list the environments with `agentrl envs list`,
     the tools that can be added to them with `agentrl tools list`, the graders of answers with `agentrl
-    graders list`, and the settings of runs with `agentrl settings`. Read what agents did with `agentrl view`,
-    and size a run with `agentrl simulate`.
+    graders list`, and the settings of runs with `agentrl settings`. Record what your own tools do with a
+    model by `agentrl gateway`, read what agents did with `agentrl view`, and size a run with `agentrl
+    simulate`.
     """
 
 
@@ -75,6 +76,9 @@ cli.offer(
         ),
         "runs": Offer(
             "agentrl.cli.runs:runs", "The runs of a folder: list, show, watch, audit, resume, compare, clean."
+        ),
+        "gateway": Offer(
+            "agentrl.cli.gateway:gateway_command", "Serve a model to tools, and record what they do with it."
         ),
         "serve": Offer("agentrl.cli.serve:serve_command", "Serve a model over HTTP."),
         "serve-search": Offer(

@@ -168,10 +168,11 @@ class EpisodeInPlay:
             game.turns[self._name] += 1
             self._has_news, self._is_step_due, restart = False, True, None
 
-    def finish(self, reward: float, *, truncated: bool = False) -> None:
+    def finish(self, reward: float | None, *, truncated: bool = False) -> None:
         """End the episode with a reward of the function's own, which the environment does not see.
 
-        reward: of the last turn; a number, or `RewardParts`. truncated: whether a limit ended it.
+        reward: of the last turn; a number, or `RewardParts`; None = it has no score.
+        truncated: whether a limit ended it.
 
         Raises:
             EpisodeEndedError: the episode had ended before.
@@ -182,9 +183,9 @@ class EpisodeInPlay:
             self._end(Ending.ABORTED)
         if not self._is_step_due:
             raise StageError("generate", "invalid", "finish() needs a turn before it; call act() or keep()")
-        if not math.isfinite(reward):
+        if reward is not None and not math.isfinite(reward):
             raise StageError("reward", "invalid", f"the reward must be a finite number, got {reward!r}")
-        self._game.record.rewards.append(reward if isinstance(reward, RewardParts) else float(reward))
+        self._game.record.rewards.append(reward if isinstance(reward, RewardParts | None) else float(reward))
         self._is_step_due = False
         self._ending = Ending.TRUNCATED if truncated else Ending.COMPLETED
 

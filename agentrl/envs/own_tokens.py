@@ -15,6 +15,7 @@ import asyncio
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from agentrl.envs.play import Game
 from agentrl.errors import StageError, UserError
 from agentrl.types import Completion, Finish, Message, Observation, Restart, Turn, TurnTokens
 from agentrl.types.arrays import IntArray
-from agentrl.types.seams import Sampling, Seen, Tokenizer, TokenSource, ToolSchema
+from agentrl.types.seams import Sampling, Seen, Tokenizer, TokenSource, ToolSchema, Watch
 
 _MAX_REQUESTS = 1000
 _NONE = -2
@@ -109,11 +110,13 @@ class OwnTokens:
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         tools: Sequence[ToolSchema] | None = None,
+        watch: Watch | None = None,
     ) -> Completion:
         """What the policy samples after exactly these tokens. `EpisodeInPlay.keep` makes turns of it.
 
         max_new_tokens: at most; None = as many as the run's limits leave. stop, stop_token_ids: what ends it
         beside the stops of the run; the end itself is sampled, too. tools: on offer.
+        watch: sees it before, see `StreamingPolicy`.
 
         Where the limit of tokens leaves none, and after the episode's deadline, it is empty and its finish is
         `length`. `limits.max_turns` does not apply: the function says when it stops.
@@ -139,7 +142,7 @@ class OwnTokens:
             stop=tuple(dict.fromkeys((*own.stop, *stop))),
             stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *stop_token_ids))),
         )
-        return self._asked(prompt, await self._source.sample(prompt.tolist(), sampling, session))
+        return self._asked(prompt, await self._source.sample(prompt.tolist(), sampling, session, watch))
 
     def turns_of(self, ids: Sequence[int], trained: Sequence[bool], step: int) -> list[Turn]:
         """The turns of a trajectory: each ends with a run of trained tokens. The world's after the last one
@@ -172,7 +175,7 @@ class OwnTokens:
     def _offered(self, tools: Sequence[ToolSchema] | None) -> Sequence[ToolSchema]:
         return self._game.world.tools_of(self._name) if tools is None else tools
 
-    @property
+    @cached_property
     def _source(self) -> TokenSource:
         agent = self._game.players[self._name]
         if not isinstance(agent, TokenSource):

@@ -12,6 +12,7 @@ from agentrl.data.config import COLUMNS, EvalData
 from agentrl.data.eval_sets import EvalSet
 from agentrl.engine.chat.config import EndpointConfig
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.served.config import Listening
 from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.evaluation.broken_tools import check_broken
 from agentrl.processes.config import ClusterConfig
@@ -120,3 +121,49 @@ class EvalConfig(Section):
         """Whether the evaluation starts servers: of the policy, or of further models."""
         is_own = self.engine.engine == "sglang" and self.engine.sglang_url is None
         return bool(self.engine.sglang_models) or (is_own and self.openai.openai_url is None)
+
+
+class GatewaySettings(Listening):
+    """The address of the gateway, and its episodes."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 30001
+    """Port to listen on; 0 = any free one."""
+    output_dir: Annotated[str, Changes.PLACE] = "runs/gateway"
+    """Folder for the settings and every episode. More are added where it has some of the same model."""
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """Sampling temperature, whatever a request says; 0 = greedy."""
+    max_turns: Count = 1000
+    """Most replies of an episode (count)."""
+    rollout_max_context_len: Count | None = None
+    """Most tokens of a conversation, the reply included (tokens); left out, what the model takes, and at most
+    8,192. A chat endpoint has its own limit."""
+    idle_s: Annotated[float, Field(gt=0.0)] = 600.0
+    """An episode ends when it has had no request for so long (seconds)."""
+    num_threads: Annotated[Count | None, Changes.SPEED] = None
+    """Threads that torch computes with (count); left out, 1 for small models, else every core."""
+
+
+class GatewayConfig(Section):
+    """All settings of `agentrl gateway`."""
+
+    gateway: GatewaySettings = GatewaySettings()
+    rendering: RenderingConfig = RenderingConfig()
+    engine: EngineConfig = EngineConfig()
+    openai: EndpointConfig = EndpointConfig()
+
+    @property
+    def of_players(self) -> EvalConfig:
+        """The same model, engine and sampling, as those of an eval-only run."""
+        own = self.gateway
+        sampling = EvalSettings(temperature=own.temperature, num_threads=own.num_threads)
+        return EvalConfig(eval=sampling, rendering=self.rendering, engine=self.engine, openai=self.openai)
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """Settings of the engine, where an endpoint samples."""
+        inactive = super().inactive
+        if self.openai.openai_url is None:
+            return inactive
+        unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields}
+        unused |= {"num_threads", "rollout_max_context_len"}
+        return inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from agentrl.config import Values, write_toml
+from agentrl.config import Section, Values, write_toml
 from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.identity import EvalIdentity
@@ -101,7 +101,7 @@ class EvalFolder:
         write_text(self.path / REPORT, f"{json.dumps(report.as_json(), indent=2)}\n")
 
 
-def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> None:
+def write_settings(config: Section, folder: Path, directory: str | None) -> None:
     """Write config.toml: the settings, and where the model is, by whose tokenizer the tokens are read.
 
     directory: of the model; None = an endpoint or a script plays, which writes no tokens.
@@ -109,8 +109,12 @@ def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> N
     Raises:
         OSError: the file cannot be written.
     """
-    tables: Values = {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
-    write_toml(config, folder / "config.toml", tables=tables, signed=True)
+    write_toml(config, folder / "config.toml", tables=model_table(directory), signed=True)
+
+
+def model_table(directory: str | None) -> Values:
+    """The table of config.toml that says where the model is."""
+    return {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
 
 
 @contextmanager

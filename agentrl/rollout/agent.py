@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +31,10 @@ from agentrl.types.seams import (
     Sampling,
     Seen,
     Session,
+    StreamingPolicy,
     Tokenizer,
     ToolSchema,
+    Watch,
 )
 
 
@@ -75,6 +79,24 @@ def _states() -> TypeAdapter[_State]:
     return TypeAdapter(_State)
 
 
+class _Sessions:
+    """The sessions of an episode for the engine, which runs one request at a time in each. names: of all."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, bool] = {}
+
+    @contextmanager
+    def free(self, session_id: str) -> Iterator[str]:
+        """One that runs no request, for one; the first is the episode's own."""
+        names = chain([session_id], (f"{session_id}#{number}" for number in count(1)))
+        name = next(name for name in names if not self.names.get(name))
+        self.names[name] = True
+        try:
+            yield name
+        finally:
+            self.names[name] = False
+
+
 class TokenAgent:
     """Plays one episode by sampling tokens; the prefix only grows, nothing is encoded twice.
 
@@ -96,6 +118,7 @@ class TokenAgent:
         self._conversation = Conversation(self._renderer)
         self._turn: _Turn | None = None
         self._is_stopping = False
+        self._sessions = _Sessions()
         self.privileged_text: str | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
@@ -185,21 +208,28 @@ class TokenAgent:
             return_kept_ids=self._settings.return_kept_ids,
         )
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: Session, watch: Watch | None = None
+    ) -> Completion:
         """What the policy samples after these tokens. Where the agent was stopped, nothing, and aborted."""
         if self._is_stopping:
             return _empty_completion(Finish.ABORT)
-        with requesting():
-            return await self._policy.generate(prompt_ids, sampling, session=session.id)
+        policy = self._policy
+        with requesting(), self._sessions.free(session.id) as name:
+            if watch is not None and isinstance(policy, StreamingPolicy):
+                with policy.watched(name, watch):
+                    return await policy.generate(prompt_ids, sampling, session=name)
+            return await policy.generate(prompt_ids, sampling, session=name)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
-        await self._policy.close_session(session_id)
+        for name in {session_id, *self._sessions.names}:
+            await self._policy.close_session(name)
 
     async def stop(self, session_id: str) -> None:
         """Stop at the next token: `act` raises TurnStoppedError, unless its turn was complete."""
         self._is_stopping = True
-        await self._policy.close_session(session_id)
+        await self.close(session_id)
 
     def save_state(self, tools: Sequence[ToolSchema]) -> JSON:
         """The tools of its last turn, where others are on offer now, and a turn that was stopped."""
@@ -324,13 +354,15 @@ class _TokenDeadlineAgent(_ResumableDeadlineAgent):
         """That of the agent."""
         return self._source.tokenizer
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: Session, watch: Watch | None = None
+    ) -> Completion:
         """What the agent samples, or nothing at the deadline."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
                 with self._deadline.ends(limit):
-                    return await self._source.sample(prompt_ids, sampling, session)
+                    return await self._source.sample(prompt_ids, sampling, session, watch)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -22,6 +22,7 @@ import numpy as np
 from agentrl.algorithms.samples import samples_of
 from agentrl.assembly.config import SftConfig
 from agentrl.assembly.sections import SftSection
+from agentrl.assembly.token_texts import model_directories
 from agentrl.data.conversations import Dialogue, Dialogues
 from agentrl.data.files import SlicedPath
 from agentrl.errors import ConfigError, DataError, RenderingError, UserError
@@ -173,7 +174,7 @@ class SftReader:
 
     def _check_tokenizer(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent.parent
-        for directory in (folder / "checkpoint", folder / "model"):
+        for directory in model_directories(folder):
             if not holds_model(directory):
                 continue
             if open_tokenizer(directory).get_vocab() != self.source.tokenizer.get_vocab():
@@ -183,8 +184,8 @@ class SftReader:
                 )
             return
         raise ConfigError(
-            f"{folder} holds no checkpoint/, whose tokenizer the episodes of {path} are tokens of; name the "
-            "folder of a run that has ended."
+            f"{folder} holds no checkpoint/ and names no model, whose tokenizer the episodes of {path} are "
+            "tokens of; name the folder of a run that has ended."
         )
 
     def _too_long(self, unit: Unit) -> str:
@@ -250,8 +251,10 @@ def check_keys(config: SftConfig, paths: Sequence[str]) -> None:
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    """The episodes of a file of a journal; of a run's folder, those that it trained on or dropped."""
-    files = sorted((path / JOURNAL).glob(f"step_*{SUFFIX}")) if path.is_dir() else [path]
+    """The episodes of a file of a journal; of a run's folder, those that it trained on or dropped; of one
+    that was played without training, all."""
+    steps, every = (sorted((path / JOURNAL).glob(f"{name}*{SUFFIX}")) for name in ("step_", ""))
+    files = (steps or every) if path.is_dir() else [path]
     for file in files:
         try:
             yield from read_journal(file)

@@ -87,5 +87,9 @@ def encodable(text: str) -> str:
 
 
 def _is_nested_at_most(depth: int, value: JSON) -> bool:
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth >= 0 and all(_is_nested_at_most(depth - 1, inner) for inner in below)
+    # Level by level: a call for each value would take as long as parsing.
+    level = [value]
+    for _ in range(depth + 1):
+        holders = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in holders for inner in (each.values() if isinstance(each, dict) else each)]
+    return not level

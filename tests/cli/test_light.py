@@ -106,6 +106,7 @@ async def test_an_endpoint_is_scored(tmp_path):
             ["eval", "Calculator-v0", "--model", "m"],
             "opening a model needs torch: pip install 'agentrl[train]'.",
         ),
+        (["gateway", "--model", "m"], "opening a model needs torch: pip install 'agentrl[train]'."),
         (["serve", "m"], "serving a model needs torch: pip install 'agentrl[train]'."),
         (["plot", "run"], "a picture of curves needs matplotlib: pip install 'agentrl[train]'."),
         (

@@ -141,6 +141,7 @@ class EmbeddedEngine:
             self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
         )
         self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
+        self.watched = self.scheduler.watched
         self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
         self._closed = self._paused = False
         shapes = parameters.shapes()

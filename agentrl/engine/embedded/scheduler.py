@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from agentrl.engine.embedded.slots import Asker, Request, Slots, no_tokens
@@ -18,6 +19,7 @@ from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError
 from agentrl.runtime.clocks import BlockTimer, Waits
 from agentrl.types import Completion, Finish
+from agentrl.types.seams import Watch
 
 T = TypeVar("T")
 
@@ -37,6 +39,8 @@ class Scheduler:
         self._waiting: Turns[Request] = Turns()
         self._pump: asyncio.Task[None] | None = None
         self._busy: set[str] = set()
+        self._watches: dict[str, tuple[Watch, int]] = {}
+        """By session, with the number of tokens that it was told."""
         self._between_steps = BlockTimer()
         self.waits = Waits()
         """The clocks of the requests: they stand while the engine is held."""
@@ -95,6 +99,15 @@ class Scheduler:
                 return self._slots.completion(request.slot, Finish.ABORT, None)
         return None
 
+    @contextmanager
+    def watched(self, session: str, watch: Watch) -> Iterator[None]:
+        """Tell `watch` during the block the tokens of a session's request, after each step."""
+        self._watches[session] = watch, 0
+        try:
+            yield
+        finally:
+            del self._watches[session]
+
     def pending(self) -> list[Request]:
         """The requests that run or wait."""
         return [request for request in (*self._slots.requests, *self._waiting) if request is not None]
@@ -130,10 +143,24 @@ class Scheduler:
             now_s = time.perf_counter()
             for request in admitted:
                 request.prefilled_s = now_s
+            if self._watches:
+                self._show()
             for request, completion in finished:
                 if not request.answer.done():
                     request.answer.set_result(completion)
             patience = _PATIENCE if finished else 1
+
+    def _show(self) -> None:
+        """Show who watches a request its tokens of this step: none, one, or two after a prompt."""
+        slots = self._slots
+        for request in slots.requests:
+            if request is None or request.slot is None or request.session not in self._watches:
+                continue
+            watch, shown = self._watches[request.session]
+            start, end = int(slots.start[request.slot]), int(slots.num_tokens[request.slot])
+            if end > start + shown:
+                self._watches[request.session] = watch, end - start
+                watch(slots.ids[request.slot, start + shown : end].tolist())
 
     async def _gather(self, patience: int) -> None:
         """Let finished sessions send their next requests, until `patience` iterations brought none."""

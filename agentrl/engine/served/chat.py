@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.exceptions import HTTPException
@@ -27,6 +27,7 @@ from agentrl.engine.served.chat_replies import (
     ReplyTurn,
     choice,
     finish_of,
+    is_thinking,
     token_logprob,
     turn_of,
     usage_of,
@@ -50,8 +51,6 @@ from agentrl.types import JSON, Completion, Finish
 from agentrl.types.seams import EpisodeRenderer, Sampling
 
 _CLIENT_IS_GONE = 499
-_THINK, _THINK_END = "<think>", "</think>"
-_TAIL = 8
 _NO_CHAT = (
     "This model's tokenizer has no chat template that can be used; send text to /generate, or serve a folder "
     "whose tokenizer has a chat template."
@@ -212,13 +211,9 @@ class ChatCompletions:
         message = await renderer.parse(ids, tools, prompt_ids=prompt)
         stopped_by = matched if isinstance(matched, str) and matched in chat.request.stop else None
         turn = turn_of(message, lambda: self._codec.decode(ids, True), stopped_by, _new_id if tools else None)
-        return turn._replace(is_open=not ended and self._is_thinking(prompt, ids))
-
-    def _is_thinking(self, prompt: Sequence[int], ids: Sequence[int]) -> bool:
-        """Whether a thought is open: some formats take its text for content until its end is there."""
-        text = self._codec.decode(ids, False)
-        opens = self._codec.decode(prompt[-_TAIL:], False).rstrip().endswith(_THINK)
-        return (opens or text.lstrip().startswith(_THINK)) and _THINK_END not in text
+        return turn._replace(
+            is_open=not ended and is_thinking(lambda ids: self._codec.decode(ids, False), prompt, ids)
+        )
 
     def _logprobs(self, chat: _Chat, completion: Completion, start: int) -> JSON:
         """Of the tokens from `start` on, where they are asked for: of all that were sampled."""

@@ -14,7 +14,8 @@ Body = dict[str, JSON]
 
 ID_CHARS = 9
 """Of a call: templates of Mistral refuse ids of another form."""
-_THINK_END = "</think>"
+_THINK, _THINK_END = "<think>", "</think>"
+_TAIL = 8
 # Half of a character that takes several tokens is decoded as this.
 _HALF = "\ufffd"
 _CALL_BEGINS = re.compile(r"[<\[{]")
@@ -54,6 +55,16 @@ def turn_of(
         reasoning, found, _ = reasoning.partition(stopped_by)
         content = "" if found else content.partition(stopped_by)[0]
     return ReplyTurn(content, reasoning, calls, False)
+
+
+def is_thinking(decode: Callable[[list[int]], str], prompt: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether a thought is open: some formats take its text for content until its end is there.
+
+    decode: special tokens included. prompt, ids: before the reply, and of it so far.
+    """
+    text = decode(list(ids))
+    opens = decode(list(prompt[-_TAIL:])).rstrip().endswith(_THINK)
+    return (opens or text.lstrip().startswith(_THINK)) and _THINK_END not in text
 
 
 class ReplyHead(NamedTuple):
@@ -164,4 +175,5 @@ class Deltas:
         begins = _CALL_BEGINS.search(text) if self.calls_tools else None
         tag = begins.start() if begins else text.rfind("<", max(len(text) - _LONGEST_TAG, 0))
         held = max(map(len, self.stop), default=1) - 1
-        return text[: max(min(tag if tag >= 0 else len(text), len(text) - held), 0)]
+        # A turn loses the white space before a call, and at its end.
+        return text[: max(min(tag if tag >= 0 else len(text), len(text) - held), 0)].rstrip()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias, cast
 
@@ -116,8 +116,8 @@ class ChatRequest:
         return sum(len(message.text) for message in self.messages) + sum(len(call.raw) for call in calls)
 
 
-def read_chat(body: bytes) -> ChatRequest:
-    """Parse a body.
+def read_chat(body: bytes | Mapping[str, JSON]) -> ChatRequest:
+    """Parse a body, or the fields of one.
 
     Raises:
         RefusedError: it is invalid, exceeds a bound, or uses an unsupported feature.

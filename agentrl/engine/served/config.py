@@ -15,8 +15,8 @@ CONTROL_KEY = "AGENTRL_CONTROL_KEY"
 _MIN_KEY_CHARS = 16
 
 
-class ServeSettings(Section):
-    """The address of the server, and its limits."""
+class Listening(Section):
+    """The address of a server."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -24,6 +24,11 @@ class ServeSettings(Section):
     """Port to listen on; 0 = any free one."""
     allowed_hosts: str = ""
     """Names by which clients address the server, beside localhost and its IP address (comma-separated)."""
+
+
+class ServeSettings(Listening):
+    """The address of the server, and its limits."""
+
     max_slots: Annotated[int, Field(ge=1)] = 64
     """Requests decoded at once (count); more of them wait in a queue."""
     max_context_len: Annotated[int, Field(ge=2)] = 2048

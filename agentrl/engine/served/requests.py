@@ -6,7 +6,7 @@ import asyncio
 import re
 import reprlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -193,13 +193,15 @@ _B = TypeVar("_B", bound=BaseModel)
 _V = TypeVar("_V")
 
 
-def read(model: type[_B], body: bytes) -> _B:
-    """Parse a body; an empty one stands for the defaults.
+def read(model: type[_B], body: bytes | Mapping[str, JSON]) -> _B:
+    """Parse a body, or check one that is parsed; an empty one stands for the defaults.
 
     Raises:
         RefusedError: the body is not JSON, or does not match the schema.
     """
     try:
+        if not isinstance(body, bytes):
+            return model.model_validate(body)
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]

@@ -11,15 +11,23 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrl.engine.served.chat_replies import Body
+from agentrl.engine.served.chat_replies import Body, ReplyTurn
 from agentrl.engine.served.requests import RefusedError
-from agentrl.envs.gateway.openai_chat import WireRequest, read_request
+from agentrl.envs.gateway.openai_chat import (
+    WireRequest,
+    deltas_of,
+    read_request,
+    renamed,
+    text_of,
+    tools_of,
+)
 from agentrl.envs.gateway.recording import Answered
-from agentrl.types import JSON, Finish
+from agentrl.types import JSON, Finish, ToolCall
 
 _COPIED = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 _IGNORED = ("metadata", "service_tier")
 _THINKING = "thinking"
+_FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
 _ROLES = ("user", "assistant")
 _CHOICES: Mapping[JSON, JSON] = {"auto": "auto", "any": "required", "none": "none"}
 _ERRORS = {
@@ -47,7 +55,7 @@ def read_messages(fields: Body, *, counts_only: bool = False) -> WireRequest:
     chat["stop"] = fields.pop("stop_sequences", None)
     chat["messages"] = [*_system(fields.pop("system", None)), *_messages(fields.pop("messages", None))]
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"] = _tools(tools)
+        chat["tools"] = tools_of(tools, _function)
     if (choice := fields.pop("tool_choice", None)) is not None:
         chat["tool_choice"] = _choice(choice)
     thinking = fields.pop(_THINKING, None)
@@ -75,25 +83,69 @@ def messages_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:
     }
 
 
-def messages_events(request: WireRequest, answers: Sequence[Answered]) -> Iterator[str]:
-    """The reply as the events of a stream."""
-    (answered,) = answers
-    opened: Body = {
-        **_head(request),
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {**_usage(answered), "output_tokens": 0},
-    }
-    yield _event("message_start", {"message": opened})
-    for index, block in enumerate(_blocks(answered)):
-        empty, delta = _opened(block)
-        yield _event("content_block_start", {"index": index, "content_block": empty})
-        yield _event("content_block_delta", {"index": index, "delta": delta})
-        yield _event("content_block_stop", {"index": index})
-    ending: Body = {"stop_reason": _stop_reason(answered), "stop_sequence": answered.stopped_by}
-    yield _event("message_delta", {"delta": ending, "usage": _usage(answered)})
-    yield _event("message_stop", {})
+class MessagesEvents:
+    """A reply as the events of a stream: a block for each kind of text, then one for each call."""
+
+    def __init__(self, request: WireRequest) -> None:
+        self._head, self._deltas = _head(request), deltas_of(request)
+        self._index, self._kind = -1, ""
+
+    def more(self, turn: ReplyTurn, num_prompt_tokens: int) -> Iterator[str]:
+        """The events of what the reply has more than before."""
+        yield from self._begun(_usage_of(num_prompt_tokens, 0, 0))
+        yield from self._texts(turn, ended=False)
+
+    def end(self, answers: Sequence[Answered]) -> Iterator[str]:
+        """The events of all that is left."""
+        (answered,) = answers
+        yield from self._begun({**_usage(answered), "output_tokens": 0})
+        yield from self._texts(answered.turn, ended=True)
+        if self._index < 0 and not answered.turn.calls:
+            yield from self._text("text", "")
+        for block in map(_call, answered.turn.calls):
+            written = json.dumps(block["input"], ensure_ascii=False)
+            yield from self._opened({**block, "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": written})
+        yield from self._closed()
+        ending: Body = {"stop_reason": _stop_reason(answered), "stop_sequence": answered.stopped_by}
+        yield _event("message_delta", {"delta": ending, "usage": _usage(answered)})
+        yield _event("message_stop", {})
+
+    def error(self, sentence: str, status: int, code: str | None) -> str:
+        """The event of an error."""
+        del code
+        return _event("error", messages_error(sentence, status))
+
+    def _begun(self, usage: Body) -> Iterator[str]:
+        if self._head:
+            opened: Body = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            yield _event("message_start", {"message": {**self._head, **opened}})
+            self._head = {}
+
+    def _texts(self, turn: ReplyTurn, *, ended: bool) -> Iterator[str]:
+        for delta in self._deltas.next(turn, ended=ended):
+            for field, kind in (("reasoning_content", _THINKING), ("content", "text")):
+                if field in delta:
+                    yield from self._text(kind, str(delta[field]))
+
+    def _text(self, kind: str, text: str) -> Iterator[str]:
+        if kind != self._kind:
+            signature: Body = {"signature": ""} if kind == _THINKING else {}
+            yield from self._opened({"type": kind, kind: "", **signature})
+        yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _opened(self, block: Body) -> Iterator[str]:
+        yield from self._closed()
+        self._index, self._kind = self._index + 1, str(block["type"])
+        yield _event("content_block_start", {"index": self._index, "content_block": block})
+
+    def _delta(self, delta: Body) -> str:
+        return _event("content_block_delta", {"index": self._index, "delta": delta})
+
+    def _closed(self) -> Iterator[str]:
+        if self._kind:
+            yield _event("content_block_stop", {"index": self._index})
+            self._kind = ""
 
 
 def messages_error(sentence: str, status: int) -> Body:
@@ -122,17 +174,11 @@ def _blocks(answered: Answered) -> Iterator[Body]:
         yield {"type": "thinking", "thinking": turn.reasoning, "signature": ""}
     if turn.content or not turn.calls:
         yield {"type": "text", "text": turn.content}
-    for call in turn.calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments or {})}
+    yield from map(_call, turn.calls)
 
 
-def _opened(block: Body) -> tuple[Body, Body]:
-    """A block as a stream begins it, and all of its content as one delta."""
-    if block["type"] == "tool_use":
-        written = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
-    kind = str(block["type"])
-    return {**block, kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+def _call(call: ToolCall) -> Body:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments or {})}
 
 
 def _stop_reason(answered: Answered) -> str:
@@ -145,10 +191,14 @@ def _stop_reason(answered: Answered) -> str:
 
 def _usage(answered: Answered) -> Body:
     completion = answered.completion
+    return _usage_of(answered.num_prompt_tokens, completion.cached_tokens, len(completion.token_ids))
+
+
+def _usage_of(num_prompt_tokens: int, num_cached: int, num_sampled: int) -> Body:
     return {
-        "input_tokens": answered.num_prompt_tokens - completion.cached_tokens,
-        "output_tokens": len(completion.token_ids),
-        "cache_read_input_tokens": completion.cached_tokens,
+        "input_tokens": num_prompt_tokens - num_cached,
+        "output_tokens": num_sampled,
+        "cache_read_input_tokens": num_cached,
         "cache_creation_input_tokens": 0,
     }
 
@@ -213,33 +263,14 @@ def _of_assistant(blocks: Sequence[Body], where: str) -> Body:
 
 def _text(content: JSON, where: str) -> str:
     """The text of a string, or of blocks of text."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for block in content if isinstance(content, list) else [content]:
-        text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise RefusedError(f"{where} holds a block that is not supported here; send text and tools.")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _tools(tools: JSON) -> list[JSON]:
-    if not isinstance(tools, list):
-        raise RefusedError("`tools` is no list.")
-    return [_tool(tool, number) for number, tool in enumerate(tools, start=1)]
-
-
-def _tool(tool: JSON, number: int) -> JSON:
-    fields = tool if isinstance(tool, dict) else {}
-    if "name" in fields and "input_schema" in fields and fields.get("type") in (None, "custom"):
-        function: Body = {"name": fields["name"], "parameters": fields["input_schema"]}
-        if "description" in fields:
-            function["description"] = fields["description"]
-        return {"type": "function", "function": function}
-    raise RefusedError(
-        f"Tool {number} of `tools` has no name and `input_schema`; tools of a server are not here."
+    return text_of(
+        content, ("text",), f"{where} holds a block that is not supported here; send text and tools."
     )
+
+
+def _function(tool: Body) -> Body | None:
+    is_own = "name" in tool and "input_schema" in tool and tool.get("type") in (None, "custom")
+    return renamed(tool, _FUNCTION) if is_own else None
 
 
 def _choice(choice: JSON) -> JSON:

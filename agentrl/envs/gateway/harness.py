@@ -32,7 +32,7 @@ from typing import NamedTuple
 from agentrl.envs.base import Env
 from agentrl.envs.dialect import Chat, Dialect
 from agentrl.envs.gateway.recording import EpisodeRecording
-from agentrl.envs.gateway.server import GATEWAY, Door, application_of, served
+from agentrl.envs.gateway.server import GATEWAY, Door, Responder, application_of, by_key, served
 from agentrl.envs.gateway.turns import TurnByTurn
 from agentrl.envs.generate import EpisodeInPlay
 from agentrl.envs.play import Game
@@ -72,7 +72,7 @@ class HarnessEnv(Env):
         address and nothing else. Its answer is what it prints, but for its errors.
     shell: the sandbox of the program: what it may import and start, its memory, its time (`timeout_s`).
         None = 1 GiB, 64 processes and 300 s, with the programs of every shell.
-    timeout_s: of a function in an episode, the turns of the model included (seconds). An agent whose time is
+    timeout_s: of a function in an episode, its turns included (seconds); None = any. An agent whose time is
         over is ended, and graded as it is, in a truncated episode. Keep `limits.episode_timeout_s` above.
     limits: `max_turns` replies, of `max_tokens` tokens each with all that comes before; later requests are
         refused in the form of their protocol. An episode in which one was is truncated.
@@ -90,7 +90,7 @@ class HarnessEnv(Env):
     limits = Limits(max_turns=50, max_tokens=8192, reset_timeout_s=None, step_timeout_s=None)
     program: str = ""
     shell: ShellTool | None = None
-    timeout_s: float = 300.0
+    timeout_s: float | None = 300.0
     tools: Sequence[ToolSchema] = ()
     task: Task | None = None
     _is_driven = False
@@ -180,8 +180,7 @@ class HarnessEnv(Env):
         """Run the agent to its end, make turns of what it has asked, and grade it."""
         await episode.reset()
         recording = EpisodeRecording(episode, self.counts)
-        gateway = await GATEWAY.get()
-        async with gateway.opened(episode.id, recording) as door:
+        async with self._opened(episode.id, recording) as door:
             outcome = await self._outcome(door, episode.task)
         if not recording.has_asked:
             raise _never_asked(outcome)
@@ -192,10 +191,16 @@ class HarnessEnv(Env):
         episode.finish(reward, truncated=outcome.truncated or recording.was_cut)
 
     @asynccontextmanager
+    async def _opened(self, name: str, responder: Responder) -> AsyncIterator[Door]:
+        """The door of an episode, open during the block."""
+        gateway = await GATEWAY.get()
+        async with gateway.opened(name, responder) as door:
+            yield door
+
+    @asynccontextmanager
     async def _playing(self, turns: TurnByTurn[AgentOutcome], task: Task) -> AsyncIterator[None]:
         """The agent plays in a task of its own, which tells `turns` how it has ended."""
-        gateway = await GATEWAY.get()
-        async with gateway.opened(self.id or "episode", turns) as door:
+        async with self._opened(self.id or "episode", turns) as door:
             playing = asyncio.create_task(self._outcome(door, task))
             playing.add_done_callback(turns.end)
             try:
@@ -226,7 +231,7 @@ class HarnessEnv(Env):
         async with shell.gate.admitted("the sandbox"), SandboxedProgram(shell, self.files(task)) as program:
             with await program.listener() as listener:
                 door.address = address_of(listener)
-                async with served(application_of({door.name: door}), listener):
+                async with served(application_of(by_key({door.name: door})), listener):
                     result = await program.executed(self.program, door.variables)
                     files = await program.files()
         failure = result.failure
@@ -251,7 +256,7 @@ class HarnessEnv(Env):
             )
         return AgentOutcome(answer or "")
 
-    async def _graded(self, task: Task, outcome: AgentOutcome) -> float:
+    async def _graded(self, task: Task, outcome: AgentOutcome) -> float | None:
         def grade(task: Task, answer: str) -> Grade | Awaitable[Grade]:
             return self.grade(task, answer, outcome.files)
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from agentrl.engine.served.chat_replies import (
     Body,
     Deltas,
     ReplyHead,
+    ReplyTurn,
     choice,
     finish_of,
     token_logprob,
     usage_of,
 )
 from agentrl.engine.served.chat_wire import read_chat
+from agentrl.engine.served.replies import openai_error
 from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.recording import Answered, ModelRequest
 from agentrl.tools.json_text import read_json
@@ -31,9 +33,10 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logit_bias", "reasoning_effort", "verbosity"),
 )
+_STRICT = "strict"
 _NO_CALL = (
-    "The model has not called the tool that `tool_choice` asks for, and nothing here makes it; write "
-    '"auto", and answer a reply without a call.'
+    "The model has not called the tool that `tool_choice` asks for, and no other, and nothing here makes it; "
+    'write "auto", and answer a reply without a call.'
 )
 
 
@@ -44,6 +47,11 @@ class WireRequest(NamedTuple):
     model: str
     stream: bool
     include_usage: bool
+
+    @property
+    def grows(self) -> bool:
+        """Whether its stream may begin while the reply is sampled: nothing else depends on its end."""
+        return self.stream and self.asked.n == 1 and self.asked.must_call is None and not self.asked.logprobs
 
 
 def fields_of(body: bytes) -> Body:
@@ -71,8 +79,9 @@ def read_request(fields: Body) -> WireRequest:
     tools = fields.get("tools")
     if isinstance(tools, list):
         fields["tools"] = [_without_strict(tool) for tool in tools]
+        overruled += (_STRICT,) if fields["tools"] != tools else ()
     must_call = _must_call(fields)
-    chat = read_chat(json.dumps(fields).encode())
+    chat = read_chat(fields)
     names = [tool.name for tool in chat.tools]
     if must_call is not None and (not names or (must_call and must_call not in names)):
         raise RefusedError("`tool_choice` asks for a tool that `tools` lacks.")
@@ -103,7 +112,7 @@ def check_calls(asked: ModelRequest, answers: Sequence[Answered]) -> None:
         return
     for answered in answers:
         names = {call.name for call in answered.turn.calls}
-        if not names or (asked.must_call and asked.must_call not in names):
+        if not names or (asked.must_call and names != {asked.must_call}):
             raise RefusedError(_NO_CALL, "tool_choice_not_held")
 
 
@@ -116,25 +125,63 @@ def whole_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:
     return {**_head(request).body("chat.completion", choices), "usage": _usage(answers)}
 
 
-def events_of(request: WireRequest, answers: Sequence[Answered]) -> Iterator[str]:
-    """The reply as the events of a stream."""
-    head = _head(request)
+class ReplyEvents(Protocol):
+    """A reply as the events of a stream, in some protocol."""
 
-    def chunk(choices: Sequence[JSON], usage: JSON = None) -> str:
-        body = head.body("chat.completion.chunk", choices)
-        return _event({**body, "usage": usage} if request.include_usage else body)
+    def more(self, turn: ReplyTurn, num_prompt_tokens: int) -> Iterator[str]:
+        """The events of what a single reply has more than before, while it is sampled."""
 
-    for index, answered in enumerate(answers):
-        yield chunk([_part(index, {"role": "assistant", "content": ""}, None)])
-        logprobs = _logprobs(request, answered)
-        for delta in Deltas(bool(request.asked.tools)).next(answered.turn, ended=True):
-            yield chunk([_part(index, delta, logprobs)])
-            logprobs = None
-        ending = _part(index, {}, logprobs, finish_of(answered.turn, answered.completion))
-        yield chunk([ending])
-    if request.include_usage:
-        yield chunk([], _usage(answers))
-    yield "data: [DONE]\n\n"
+    def end(self, answers: Sequence[Answered]) -> Iterator[str]:
+        """The events of all that is left."""
+
+    def error(self, sentence: str, status: int, code: str | None) -> str:
+        """The event of an error, which ends the stream."""
+
+
+class ChatEvents:
+    """A reply of any number of choices as the events of a stream."""
+
+    def __init__(self, request: WireRequest) -> None:
+        self._request, self._head = request, _head(request)
+        self._deltas: dict[int, Deltas] = {}
+
+    def more(self, turn: ReplyTurn, num_prompt_tokens: int) -> Iterator[str]:
+        """The events of what a single reply has more than before."""
+        del num_prompt_tokens
+        yield from self._parts(0, turn, None, ended=False)
+
+    def end(self, answers: Sequence[Answered]) -> Iterator[str]:
+        """The events of all that is left."""
+        for index, answered in enumerate(answers):
+            yield from self._parts(index, answered.turn, _logprobs(self._request, answered), ended=True)
+            finish = finish_of(answered.turn, answered.completion)
+            yield self._chunk([_part(index, {}, None, finish)])
+        if self._request.include_usage:
+            yield self._chunk([], _usage(answers))
+        yield "data: [DONE]\n\n"
+
+    def error(self, sentence: str, status: int, code: str | None) -> str:
+        """The event of an error."""
+        return _event(openai_error(sentence, status, code))
+
+    def _parts(self, index: int, turn: ReplyTurn, logprobs: JSON, *, ended: bool) -> Iterator[str]:
+        if index not in self._deltas:
+            self._deltas[index] = deltas_of(self._request)
+            yield self._chunk([_part(index, {"role": "assistant", "content": ""}, None)])
+        parts = list(self._deltas[index].next(turn, ended=ended))
+        if logprobs is not None and not parts:
+            parts = [{}]
+        for number, part in enumerate(parts):
+            yield self._chunk([_part(index, part, None if number else logprobs)])
+
+    def _chunk(self, choices: Sequence[JSON], usage: JSON = None) -> str:
+        body = self._head.body("chat.completion.chunk", choices)
+        return _event({**body, "usage": usage} if self._request.include_usage else body)
+
+
+def deltas_of(request: WireRequest) -> Deltas:
+    """The parts of its reply, as far as they are certain."""
+    return Deltas(bool(request.asked.tools), request.asked.stop)
 
 
 def _head(request: WireRequest) -> ReplyHead:
@@ -175,11 +222,54 @@ def _must_call(fields: Body) -> str | None:
 
 
 def _without_strict(tool: JSON) -> JSON:
-    """A tool without `strict`: clients set it by default, and check the arguments of a call all the same."""
+    """A tool that is not `strict`: clients set it by default, and check the arguments all the same."""
     function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(tool, dict) or not isinstance(function, dict):
+    if not isinstance(tool, dict) or not isinstance(function, dict) or not function.get(_STRICT):
         return tool
-    return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
+    return {**tool, "function": {name: value for name, value in function.items() if name != _STRICT}}
+
+
+def text_of(content: JSON, kinds: Collection[str], refusal: str) -> str:
+    """The text of a string, or of parts of these kinds.
+
+    Raises:
+        RefusedError: with this sentence, a part is of another kind.
+    """
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") in kinds else None
+        if not isinstance(text, str):
+            raise RefusedError(refusal)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def tools_of(tools: JSON, function_of: Callable[[Body], Body | None]) -> list[JSON]:
+    """The tools of another protocol.
+
+    function_of: a tool as a function of this one; None = it is none.
+
+    Raises:
+        RefusedError: one is none, or they are no list.
+    """
+    if not isinstance(tools, list):
+        raise RefusedError("`tools` is no list.")
+    offered: list[JSON] = []
+    for number, tool in enumerate(tools, start=1):
+        function = function_of(tool) if isinstance(tool, dict) else None
+        if function is None:
+            raise RefusedError(
+                f"Tool {number} of `tools` is no function with a name and a schema; no other kind is here."
+            )
+        offered.append({"type": "function", "function": function})
+    return offered
+
+
+def renamed(tool: Body, names: Mapping[str, str]) -> Body:
+    """Some fields of a tool under other names: own name -> name in the tool."""
+    return {own: tool[name] for own, name in names.items() if name in tool}
 
 
 def _merged(messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:

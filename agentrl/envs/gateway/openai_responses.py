@@ -12,11 +12,19 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 
-from agentrl.engine.served.chat_replies import Body, arguments_of
+from agentrl.engine.served.chat_replies import Body, ReplyTurn, arguments_of
 from agentrl.engine.served.requests import RefusedError
-from agentrl.envs.gateway.openai_chat import WireRequest, read_request
+from agentrl.envs.gateway.openai_chat import (
+    WireRequest,
+    deltas_of,
+    read_request,
+    renamed,
+    text_of,
+    tools_of,
+)
 from agentrl.envs.gateway.recording import Answered
 from agentrl.types import JSON, Finish, ToolCall
 
@@ -35,6 +43,9 @@ _NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
 """Fields that are accepted with these values, which change nothing."""
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
+_TEXT, _THOUGHT = "output_text", "reasoning_text"
+_FUNCTION = {name: name for name in ("name", "description", "parameters", "strict")}
+_RESPONSE = "resp_"
 
 
 def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple[WireRequest, Sequence[JSON]]:
@@ -56,7 +67,7 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     chat["messages"] = [*system, *_messages(items)]
     chat["max_tokens"] = fields.pop("max_output_tokens", None)
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"] = _tools(tools)
+        chat["tools"] = tools_of(tools, _function)
     choice = fields.pop("tool_choice", None)
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
     chat["tool_choice"] = {"function": choice} if is_named else choice
@@ -71,80 +82,17 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     return request, items
 
 
-def responses_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:
-    """The reply in one piece."""
+def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) -> Body:
+    """The reply in one piece. id: of the response; its items have ids with the same end."""
     (answered,) = answers
-    return _response(request, answered, f"resp_{uuid.uuid4().hex}", list(_output(answered)))
-
-
-def responses_events(reply: Body) -> Iterator[str]:
-    """A reply as the events of a stream."""
-    opened: Body = {**reply, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    for number, (kind, fields) in enumerate(_stages(reply, opened)):
-        event = {"type": kind, "sequence_number": number, **fields}
-        yield f"event: {kind}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
-
-
-def _stages(reply: Body, opened: Body) -> Iterator[tuple[str, Body]]:
-    yield "response.created", {"response": opened}
-    yield "response.in_progress", {"response": opened}
-    output = reply["output"]
-    for index, item in enumerate(output if isinstance(output, list) else ()):
-        if isinstance(item, dict):
-            yield from _item_stages(item, {"output_index": index, "item_id": item["id"]})
-    yield f"response.{reply['status']}", {"response": reply}
-
-
-def _item_stages(item: Body, place: Body) -> Iterator[tuple[str, Body]]:
-    at: Body = {"output_index": place["output_index"]}
-    kind = item["type"]
-    if kind == "function_call":
-        written = item["arguments"]
-        opened: Body = {**item, "arguments": "", "status": "in_progress"}
-        yield "response.output_item.added", {**at, "item": opened}
-        yield "response.function_call_arguments.delta", {**place, "delta": written}
-        done: Body = {**place, "name": item["name"], "arguments": written}
-        yield "response.function_call_arguments.done", done
-    else:
-        yield "response.output_item.added", {**at, "item": {**item, "content": [], "status": "in_progress"}}
-        yield from _part_stages(item, place)
-    yield "response.output_item.done", {**at, "item": item}
-
-
-def _part_stages(item: Body, place: Body) -> Iterator[tuple[str, Body]]:
-    parts = item["content"]
-    for index, part in enumerate(parts if isinstance(parts, list) else ()):
-        if not isinstance(part, dict):
-            continue
-        here: Body = {**place, "content_index": index}
-        name = "reasoning_text" if part["type"] == "reasoning_text" else "output_text"
-        more: Body = {} if name == "reasoning_text" else {"logprobs": []}
-        yield "response.content_part.added", {**here, "part": {**part, "text": ""}}
-        yield f"response.{name}.delta", {**here, "delta": part["text"], **more}
-        yield f"response.{name}.done", {**here, "text": part["text"], **more}
-        yield "response.content_part.done", {**here, "part": part}
-
-
-def _response(request: WireRequest, answered: Answered, id: str, output: list[JSON]) -> Body:
     completion = answered.completion
     is_cut = completion.finish is Finish.LENGTH
     num_prompt, num_sampled = answered.num_prompt_tokens, len(completion.token_ids)
     return {
-        "id": id,
-        "object": "response",
-        "created_at": int(time.time()),
+        **_opened(request, id),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "model": request.model,
-        "output": output,
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "top_p": None,
-        "tool_choice": "auto",
-        "tools": [],
+        "output": list(_output(answered.turn, id)),
         "usage": {
             "input_tokens": num_prompt,
             "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
@@ -155,17 +103,146 @@ def _response(request: WireRequest, answered: Answered, id: str, output: list[JS
     }
 
 
-def _output(answered: Answered) -> Iterator[Body]:
-    turn = answered.turn
-    id = uuid.uuid4().hex
+def new_id() -> str:
+    """The id of a response."""
+    return f"{_RESPONSE}{uuid.uuid4().hex}"
+
+
+class ResponsesEvents:
+    """A reply as the events of a stream: an item for each kind of text, then one for each call.
+
+    whole: the reply in one piece, with the same id.
+    """
+
+    def __init__(self, request: WireRequest, id: str, whole: Callable[[Sequence[Answered]], Body]) -> None:
+        self._opening, self._id, self._whole = _opened(request, id), id, whole
+        self._deltas = deltas_of(request)
+        self._number = count()
+        self._index, self._kind, self._text = -1, "", ""
+
+    def more(self, turn: ReplyTurn, num_prompt_tokens: int) -> Iterator[str]:
+        """The events of what the reply has more than before."""
+        del num_prompt_tokens
+        yield from self._begun()
+        yield from self._texts(turn, ended=False)
+
+    def end(self, answers: Sequence[Answered]) -> Iterator[str]:
+        """The events of all that is left."""
+        (answered,), reply = answers, self._whole(answers)
+        yield from self._begun()
+        yield from self._texts(answered.turn, ended=True)
+        if self._index < 0 and not answered.turn.calls:
+            yield from self._grown(_TEXT, "")
+        yield from self._closed()
+        for item in map(_call, answered.turn.calls):
+            yield from self._called(item)
+        yield self._event(f"response.{reply['status']}", {"response": reply})
+
+    def error(self, sentence: str, status: int, code: str | None) -> str:
+        """The event of an error."""
+        named = code or ("server_error" if status >= 500 else "invalid_request_error")
+        return self._event("error", {"code": named, "message": sentence, "param": None})
+
+    def _begun(self) -> Iterator[str]:
+        if self._opening:
+            for kind in ("created", "in_progress"):
+                yield self._event(f"response.{kind}", {"response": self._opening})
+            self._opening = {}
+
+    def _texts(self, turn: ReplyTurn, *, ended: bool) -> Iterator[str]:
+        for delta in self._deltas.next(turn, ended=ended):
+            for field, kind in (("reasoning_content", _THOUGHT), ("content", _TEXT)):
+                if field in delta:
+                    yield from self._grown(kind, str(delta[field]))
+
+    def _grown(self, kind: str, text: str) -> Iterator[str]:
+        if kind != self._kind:
+            yield from self._closed()
+            self._index, self._kind, self._text = self._index + 1, kind, ""
+            item: Body = {**_item(kind, "", self._id), "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", {"output_index": self._index, "item": item})
+            yield self._event("response.content_part.added", {**self._place, "part": _content(kind, "")})
+        self._text += text
+        yield self._event(f"response.{kind}.delta", {**self._place, "delta": text, **_more(kind)})
+
+    def _closed(self) -> Iterator[str]:
+        if self._kind:
+            kind, text = self._kind, self._text
+            yield self._event(f"response.{kind}.done", {**self._place, "text": text, **_more(kind)})
+            yield self._event("response.content_part.done", {**self._place, "part": _content(kind, text)})
+            item = _item(kind, text, self._id)
+            yield self._event("response.output_item.done", {"output_index": self._index, "item": item})
+            self._kind = ""
+
+    def _called(self, item: Body) -> Iterator[str]:
+        self._index += 1
+        at: Body = {"output_index": self._index}
+        place: Body = {**at, "item_id": item["id"]}
+        written = item["arguments"]
+        opened: Body = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", {**at, "item": opened})
+        yield self._event("response.function_call_arguments.delta", {**place, "delta": written})
+        done: Body = {**place, "name": item["name"], "arguments": written}
+        yield self._event("response.function_call_arguments.done", done)
+        yield self._event("response.output_item.done", {**at, "item": item})
+
+    @property
+    def _place(self) -> Body:
+        """Where the text that grows stands."""
+        id = _item(self._kind, "", self._id)["id"]
+        return {"output_index": self._index, "item_id": id, "content_index": 0}
+
+    def _event(self, kind: str, fields: Body) -> str:
+        event = {"type": kind, "sequence_number": next(self._number), **fields}
+        return f"event: {kind}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+def _opened(request: WireRequest, id: str) -> Body:
+    """A response that has begun."""
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "incomplete_details": None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "top_p": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": None,
+    }
+
+
+def _output(turn: ReplyTurn, id: str) -> Iterator[Body]:
     if turn.reasoning:
-        thought: JSON = {"type": "reasoning_text", "text": turn.reasoning}
-        yield {"type": "reasoning", "id": f"rs_{id}", "summary": [], "content": [thought]}
+        yield _item(_THOUGHT, turn.reasoning, id)
     if turn.content or not turn.calls:
-        part: JSON = {"type": "output_text", "text": turn.content, "annotations": [], "logprobs": []}
-        message: Body = {"type": "message", "id": f"msg_{id}", "role": "assistant", "content": [part]}
-        yield {**message, "status": "completed"}
+        yield _item(_TEXT, turn.content, id)
     yield from map(_call, turn.calls)
+
+
+def _item(kind: str, text: str, id: str) -> Body:
+    """A text as an item. id: of the response."""
+    own, content = id.removeprefix(_RESPONSE), [_content(kind, text)]
+    if kind == _THOUGHT:
+        return {"type": "reasoning", "id": f"rs_{own}", "summary": [], "content": content}
+    message: Body = {"type": "message", "id": f"msg_{own}", "role": "assistant", "content": content}
+    return {**message, "status": "completed"}
+
+
+def _content(kind: str, text: str) -> JSON:
+    annotations: Body = {} if kind == _THOUGHT else {"annotations": []}
+    return {"type": kind, "text": text, **annotations, **_more(kind)}
+
+
+def _more(kind: str) -> Body:
+    return {} if kind == _THOUGHT else {"logprobs": []}
 
 
 def _call(call: ToolCall) -> Body:
@@ -256,24 +333,8 @@ def _list(value: JSON) -> list[JSON]:
 
 
 def _text(content: JSON, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXTS else None
-        if not isinstance(text, str):
-            raise RefusedError(f"{where} holds a part that is no text; this endpoint takes text only.")
-        texts.append(text)
-    return "\n".join(texts)
+    return text_of(content, _TEXTS, f"{where} holds a part that is no text; this endpoint takes text only.")
 
 
-def _tools(tools: JSON) -> list[JSON]:
-    if not isinstance(tools, list):
-        raise RefusedError("`tools` is no list.")
-    offered: list[JSON] = []
-    for number, tool in enumerate(tools, start=1):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise RefusedError(f"Tool {number} of `tools` is no function; tools of a server are not here.")
-        names = ("name", "description", "parameters")
-        offered.append({"type": "function", "function": {name: tool[name] for name in names if name in tool}})
-    return offered
+def _function(tool: Body) -> Body | None:
+    return renamed(tool, _FUNCTION) if tool.get("type") == "function" else None

@@ -7,13 +7,14 @@ trajectory.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from agentrl.engine.served.chat_replies import ID_CHARS, ReplyTurn, arguments_of, turn_of
+from agentrl.engine.served.chat_replies import ID_CHARS, ReplyTurn, arguments_of, is_thinking, turn_of
 from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.same import SPLIT
 from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
@@ -21,7 +22,7 @@ from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
 from agentrl.runtime.stage import all_of, stage
 from agentrl.types import Completion, Finish, Message, Observation, Restart
-from agentrl.types.seams import Seen, ToolSchema
+from agentrl.types.seams import Seen, ToolSchema, Watch
 
 _MOST_REPLIES = 1000
 CONTEXT_LENGTH = "context_length_exceeded"
@@ -68,6 +69,50 @@ class Answered(NamedTuple):
     texts: Sequence[str] = ()
 
 
+Shown: TypeAlias = Callable[[list[int]], Awaitable[ReplyTurn]]
+"""What the first tokens of a reply show of it."""
+
+
+class Growing:
+    """A reply that is sampled, as far as it is. It never grows where the policy shows no tokens before.
+
+    num_prompt_tokens: before it (count).
+    """
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self._ids: list[int] = []
+        self._news = asyncio.Event()
+        self._shown: Shown | None = None
+
+    def begun(self, prompt: Sequence[int], shown: Shown) -> Watch:
+        """It is sampled from now on; who is told its tokens. shown: what the first of them show."""
+        self.num_prompt_tokens, self._shown = len(prompt), shown
+        return self._add
+
+    async def grows_before(self, end: asyncio.Task[list[Answered]]) -> bool:
+        """Whether it has more tokens than `turn` has shown, before it has ended.
+
+        Waits for: these. Unblocked by: its end.
+        """
+        growing = asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait([growing, end], return_when="FIRST_COMPLETED")
+        finally:
+            growing.cancel()
+        return not end.done()
+
+    async def turn(self) -> ReplyTurn:
+        """What it is so far."""
+        self._news.clear()
+        assert self._shown is not None, "it has begun"
+        return await self._shown([*self._ids])
+
+    def _add(self, ids: Sequence[int]) -> None:
+        self._ids += ids
+        self._news.set()
+
+
 class EpisodeRecording:
     """The requests of an episode, their replies, and at its end its trajectories.
 
@@ -84,8 +129,8 @@ class EpisodeRecording:
         self._first_prompt: list[int] | None = None
         self.was_cut = False
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The replies to a request, in the order of their choices.
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The replies to a request, in the order of their choices. growing: shows a single one before.
 
         Waits for: the policy. Unblocked by: its replies. On cancellation: nothing of it is recorded.
 
@@ -104,7 +149,8 @@ class EpisodeRecording:
             self._first_prompt = prompt
         self._check_length(len(prompt))
         async with stage("act", None):
-            completions = await all_of([self._sampled(prompt, asked) for _ in range(asked.n)])
+            watch = None if growing is None else growing.begun(prompt, self._shown(prompt, asked))
+            completions = await all_of([self._sampled(prompt, asked, watch) for _ in range(asked.n)])
         if any(completion.finish is Finish.ABORT for completion in completions):
             raise EpisodeEndedError("the run stops")
         if any(c.finish is Finish.LENGTH and not len(c.token_ids) for c in completions):
@@ -195,11 +241,26 @@ class EpisodeRecording:
             # What a client writes may have no form in this model's template.
             raise RefusedError(_sentence(str(error))) from None
 
-    async def _sampled(self, prompt: Sequence[int], asked: ModelRequest) -> Completion:
+    async def _sampled(self, prompt: Sequence[int], asked: ModelRequest, watch: Watch | None) -> Completion:
         tokens = self._episode.tokens
         return await tokens.sample(
-            prompt, max_new_tokens=asked.max_tokens, stop=asked.stop, tools=asked.tools
+            prompt, max_new_tokens=asked.max_tokens, stop=asked.stop, tools=asked.tools, watch=watch
         )
+
+    def _shown(self, prompt: Sequence[int], asked: ModelRequest) -> Shown:
+        """What the first tokens of a reply show of it."""
+        tokens = self._episode.tokens
+
+        async def shown(ids: list[int]) -> ReplyTurn:
+            action = await tokens.parse(ids, asked.tools, prompt_ids=prompt)
+            turn = turn_of(action, lambda: self._text(ids), None, id_of("") if asked.tools else None)
+            is_open = is_thinking(lambda ids: str(tokens.tokenizer.decode(ids)), prompt, ids)
+            return turn._replace(is_open=is_open)
+
+        return shown
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._episode.tokens.tokenizer.decode(ids, skip_special_tokens=True))
 
     async def _answered(
         self, seen: Seen, completion: Completion, asked: ModelRequest, name: str
@@ -212,7 +273,7 @@ class EpisodeRecording:
         name_of = id_of(f"{self._episode.id}/{name}")
         turn = turn_of(
             action,
-            lambda: str(tokens.tokenizer.decode(ids, skip_special_tokens=True)),
+            lambda: self._text(ids),
             stopped_by,
             name_of if asked.tools else None,
         )

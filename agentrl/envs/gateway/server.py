@@ -14,37 +14,48 @@ import hmac
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
+from functools import partial
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.engine.served.chat_replies import Body
 from agentrl.engine.served.replies import openai_error
 from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.anthropic_messages import (
+    MessagesEvents,
     messages_error,
-    messages_events,
     messages_reply,
     read_messages,
 )
 from agentrl.envs.gateway.openai_chat import (
+    ChatEvents,
+    ReplyEvents,
     WireRequest,
     check_calls,
-    events_of,
     fields_of,
     read_request,
     whole_reply,
 )
-from agentrl.envs.gateway.openai_responses import read_responses, responses_events, responses_reply
-from agentrl.envs.gateway.recording import Answered, ModelRequest
+from agentrl.envs.gateway.openai_responses import ResponsesEvents, new_id, read_responses, responses_reply
+from agentrl.envs.gateway.recording import Answered, Growing, ModelRequest
 from agentrl.envs.generate import EpisodeEndedError
 from agentrl.http.requests import MAX_VALUES, check_values, off_loop
 from agentrl.http.serving import (
@@ -71,14 +82,16 @@ _NO_KEY = "There is no such episode, or this is not its key."
 _ENDED = "The episode has ended."
 _FAILED = "The policy has failed, and with it the episode."
 _EVENTS = "text/event-stream"
+# A stream takes a fifth of the event loop's time at most.
+_STREAM_PAUSE = 4
 _T = TypeVar("_T")
 
 
 class Responder(Protocol):
     """Replies to the requests of one episode."""
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The replies to a request."""
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The replies to a request. growing: shows a single one before."""
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """The tokens of a request (count)."""
@@ -101,6 +114,7 @@ class Door:
         self._responder = responder
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_open = True
+        self._used_s = time.monotonic()
 
     @property
     def base_url(self) -> str:
@@ -117,38 +131,43 @@ class Door:
             "ANTHROPIC_API_KEY": self.key,
         }
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The replies to a request.
+    @property
+    def rests_s(self) -> float:
+        """How long no request of it has waited (seconds)."""
+        return 0.0 if self._tasks else time.monotonic() - self._used_s
+
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The replies to a request. growing: shows a single one before.
 
         Raises:
             RefusedError: the request is refused.
             HTTPException: 429, too many wait; 503, the episode has ended; 500, the policy has failed.
         """
-        return await self._result(self._responder.answers, asked)
+        return await self._result(self._responder.answers(asked, growing))
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """The tokens of a request (count); errors are those of `answers`."""
-        return await self._result(self._responder.num_tokens, asked)
+        return await self._result(self._responder.num_tokens(asked))
 
     async def close(self) -> None:
         """End all requests in flight; later ones find no episode."""
         self._is_open = False
         await cancel([*self._tasks])
 
-    async def _result(
-        self, work: Callable[[ModelRequest], Coroutine[None, None, _T]], asked: ModelRequest
-    ) -> _T:
-        if len(self._tasks) >= _MOST_PENDING:
-            raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
-        if not self._is_open:
+    async def _result(self, work: Coroutine[None, None, _T]) -> _T:
+        if len(self._tasks) >= _MOST_PENDING or not self._is_open:
+            work.close()
+            if self._is_open:
+                raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
             raise HTTPException(503, _ENDED)
-        task = asyncio.get_running_loop().create_task(work(asked), context=self.context.copy())
+        task = asyncio.get_running_loop().create_task(work, context=self.context.copy())
         self._tasks.add(task)
         try:
             await asyncio.wait([task])
         finally:
             task.cancel()
             self._tasks.discard(task)
+            self._used_s = time.monotonic()
         if task.cancelled():
             raise HTTPException(503, _ENDED)
         error = task.exception()
@@ -170,7 +189,7 @@ class Gateway:
         self.address = address
         self._doors: dict[str, Door] = {}
         self._numbers = count(1)
-        self.app = application_of(self._doors)
+        self.app = application_of(by_key(self._doors))
 
     @asynccontextmanager
     async def opened(self, episode_id: str, responder: Responder) -> AsyncIterator[Door]:
@@ -216,58 +235,82 @@ GATEWAY = Shared(_gateway, "gateway")
 """That of the event loop: opened with the first episode that needs it."""
 
 
-def application_of(doors: Mapping[str, Door]) -> Starlette:
-    """The application for some episodes, by name."""
-    endpoints = _Endpoints(doors)
-    checked = RequestChecks().checked
+Find: TypeAlias = Callable[[HttpRequest], Awaitable[Door]]
+"""The door that a request is for. It raises an HTTPException where there is none."""
+
+
+def by_key(doors: Mapping[str, Door]) -> Find:
+    """Finds one of some doors by the name in the path of a request, which has to have its key."""
+
+    async def found(request: HttpRequest) -> Door:
+        door = doors.get(request.path_params["episode"])
+        # An unknown episode takes as long as a wrong key.
+        key = secrets.token_urlsafe(32) if door is None else door.key
+        is_key = hmac.compare_digest(key_of(request).encode("latin-1", "replace"), key.encode())
+        if door is None or not is_key:
+            raise HTTPException(401, _NO_KEY)
+        return door
+
+    return found
+
+
+def key_of(request: HttpRequest) -> str:
+    """The key that a client sends; "" = none."""
+    bearer = request.headers.get("authorization", "")
+    return request.headers.get("x-api-key") or bearer.removeprefix("Bearer ")
+
+
+def application_of(
+    find: Find, *, bases: Sequence[str] = ("/{episode}",), checks: RequestChecks | None = None
+) -> Starlette:
+    """The application for the doors that `find` knows. bases: of the paths, before `/v1`."""
+    endpoints = _Endpoints(find)
+    checked = (checks or RequestChecks()).checked
     post: Mapping[str, Endpoint] = {
         "/chat/completions": endpoints.chat,
         "/responses": endpoints.responses,
         "/messages": endpoints.messages,
         "/messages/count_tokens": endpoints.count_tokens,
     }
+    paths = [*((path, endpoint, "POST") for path, endpoint in post.items())]
+    paths += [(path, endpoints.models, "GET") for path in ("/models", "/models/{model:path}")]
     routes = [
-        Route(f"/{{episode}}/v1{path}", checked(endpoint), methods=["POST"])
-        for path, endpoint in post.items()
-    ]
-    routes += [
-        Route(f"/{{episode}}/v1{path}", checked(endpoints.models), methods=["GET"])
-        for path in ("/models", "/models/{model:path}")
+        Route(f"{base}/v1{path}", checked(endpoint), methods=[method])
+        for base in bases
+        for path, endpoint, method in paths
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, RefusedError: _refused})
 
 
 class _Endpoints:
-    def __init__(self, doors: Mapping[str, Door]) -> None:
-        self._doors = doors
+    def __init__(self, find: Find) -> None:
+        self._find = find
         self._bodies = BodyReader(_MAX_BODY_BYTES)
 
     async def chat(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read = await off_loop(lambda text: read_request(fields_of(text)), body)
-        return await self._replied(
-            request, door, read, lambda answers: whole_reply(read, answers), lambda a: events_of(read, a)
-        )
+        return await self._replied(request, door, read, partial(whole_reply, read), ChatEvents(read))
 
     async def messages(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read = await off_loop(lambda text: read_messages(fields_of(text)), body)
-        return await self._replied(
-            request, door, read, lambda a: messages_reply(read, a), lambda a: messages_events(read, a)
-        )
+        return await self._replied(request, door, read, partial(messages_reply, read), MessagesEvents(read))
 
     async def responses(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
         read, items = await off_loop(lambda text: read_responses(fields_of(text), door.items), body)
 
+        id = new_id()
+
         def whole(answers: Sequence[Answered]) -> Body:
-            reply = responses_reply(read, answers)
+            reply = responses_reply(read, answers, id)
             output = reply["output"]
             if len(door.items) < _MOST_RESPONSES:
-                door.items[str(reply["id"])] = [*items, *(output if isinstance(output, list) else ())]
+                door.items[id] = [*items, *(output if isinstance(output, list) else ())]
             return reply
 
-        return await self._replied(request, door, read, whole, lambda a: responses_events(whole(a)))
+        return await self._replied(request, door, read, whole, ResponsesEvents(read, id, whole))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         door, body = await self._read(request)
@@ -279,7 +322,7 @@ class _Endpoints:
 
     async def models(self, request: HttpRequest) -> Response:
         """The one model, in the forms of both protocols."""
-        self._door(request)
+        await self._find(request)
         name = request.path_params.get("model", _MODEL)
         model: Body = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
         model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
@@ -289,7 +332,7 @@ class _Endpoints:
         return JSONResponse({"object": "list", "data": [model], **more})
 
     async def _read(self, request: HttpRequest) -> tuple[Door, bytes]:
-        door = self._door(request)
+        door = await self._find(request)
         body = await self._bodies.read(request)
         try:
             await check_values(body)
@@ -297,33 +340,82 @@ class _Endpoints:
             raise HTTPException(413, f"A body holds at most {MAX_VALUES:,} values.") from None
         return door, body
 
-    def _door(self, request: HttpRequest) -> Door:
-        """The door of a request with its key."""
-        door = self._doors.get(request.path_params["episode"])
-        bearer = request.headers.get("authorization", "")
-        given = request.headers.get("x-api-key") or bearer.removeprefix("Bearer ")
-        # An unknown episode takes as long as a wrong key.
-        key = secrets.token_urlsafe(32) if door is None else door.key
-        is_key = hmac.compare_digest(given.encode("latin-1", "replace"), key.encode())
-        if door is None or not is_key:
-            raise HTTPException(401, _NO_KEY)
-        return door
-
     async def _replied(
         self,
         request: HttpRequest,
         door: Door,
         read: WireRequest,
         whole: Callable[[Sequence[Answered]], Body],
-        events: Callable[[Sequence[Answered]], Iterator[str]],
+        events: ReplyEvents,
     ) -> Response:
+        if read.grows:
+            return await _streamed(request, door, read.asked, events)
         answers = await unless_disconnected(request, door.answers(read.asked))
         if answers is None:
             return Response(status_code=_CLIENT_IS_GONE)
         check_calls(read.asked, answers)
         if read.stream:
-            return Response("".join(events(answers)), media_type=_EVENTS)
+            return Response("".join(events.end(answers)), media_type=_EVENTS)
         return JSONResponse(whole(answers))
+
+
+async def _streamed(request: HttpRequest, door: Door, asked: ModelRequest, events: ReplyEvents) -> Response:
+    """A stream, once it begins: before, an error is a reply of its own."""
+    parts = _parts(request, door, asked, events)
+
+    async def first() -> str:
+        return await anext(parts)
+
+    begins = await unless_disconnected(request, first())
+    if begins is None:
+        return Response(status_code=_CLIENT_IS_GONE)
+
+    async def whole() -> AsyncIterator[str]:
+        yield begins
+        async for part in parts:
+            yield part
+
+    return StreamingResponse(whole(), media_type=_EVENTS)
+
+
+async def _parts(
+    request: HttpRequest, door: Door, asked: ModelRequest, events: ReplyEvents
+) -> AsyncGenerator[str]:
+    """The events of a reply: of each growth, then of its end.
+
+    Raises:
+        RefusedError, HTTPException: as of `Door.answers`, before the first event.
+    """
+    growing, has_begun = Growing(), False
+    answering = asyncio.create_task(door.answers(asked, growing))
+    try:
+        while await growing.grows_before(answering) and not (has_begun and await request.is_disconnected()):
+            began_s = time.perf_counter()
+            text = "".join(events.more(await growing.turn(), growing.num_prompt_tokens))
+            used_s = time.perf_counter() - began_s
+            if text:
+                has_begun = True
+                yield text
+            # Reading it again and again takes a bounded part of the event loop.
+            await asyncio.wait([answering], timeout=_STREAM_PAUSE * used_s)
+        if answering.done():
+            yield _ending(answering, events, has_begun=has_begun)
+    finally:
+        await cancel([answering])
+
+
+def _ending(answering: asyncio.Task[list[Answered]], events: ReplyEvents, *, has_begun: bool) -> str:
+    """The last events of a stream."""
+    try:
+        return "".join(events.end(answering.result()))
+    except HTTPException as error:
+        if not has_begun:
+            raise
+        return events.error(error.detail, error.status_code, None)
+    except RefusedError as error:
+        if not has_begun:
+            raise
+        return events.error(str(error), 400, error.code)
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:

@@ -15,7 +15,15 @@ import numpy as np
 
 from agentrl.engine.served.chat_replies import turn_of
 from agentrl.engine.served.requests import RefusedError
-from agentrl.envs.gateway.recording import Answered, ModelRequest, id_of, note, sent_ids, sent_message
+from agentrl.envs.gateway.recording import (
+    Answered,
+    Growing,
+    ModelRequest,
+    id_of,
+    note,
+    sent_ids,
+    sent_message,
+)
 from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.types import Completion, Finish, History, Message, Observation
 from agentrl.types.seams import Seen
@@ -89,16 +97,22 @@ class TurnByTurn(Generic[_T]):
         if self._request is not None and self._request.is_shown and not self._request.action.done():
             self._request.action.set_result(action)
 
-    async def answers(self, asked: ModelRequest) -> list[Answered]:
-        """The reply to a request.
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """The reply to a request. growing: no one sees it before.
 
         Waits for: the requests before it, then its turn. On cancellation: it is left out.
 
         Raises:
-            RefusedError: it asks for several replies.
+            RefusedError: it asks for several replies, or for logprobs.
         """
+        del growing
         if asked.n > 1:
             raise RefusedError("An agent without tokens writes one reply to a request; leave out `n`.")
+        if asked.logprobs:
+            raise RefusedError("An agent without tokens has no logprobs of them; leave out `logprobs`.")
+        # Nothing here ends its reply.
+        ends = {"max_tokens": asked.max_tokens, "stop": asked.stop}
+        asked = asked.with_overruled((*asked.overruled, *(name for name, end in ends.items() if end)))
         async with self._turn:
             note(self._counts, asked)
             self._number += 1

@@ -12,6 +12,8 @@ from agentrl.types.seams.engine import (
     PolicyClients,
     RunningPolicy,
     Sampling,
+    StreamingPolicy,
+    Watch,
 )
 from agentrl.types.seams.environment import (
     Act,
@@ -75,12 +77,14 @@ __all__ = [
     "SnapshotSink",
     "StepReport",
     "Stops",
+    "StreamingPolicy",
     "Teacher",
     "TensorSpec",
     "TokenSource",
     "Tokenizer",
     "ToolSchema",
     "Trainer",
+    "Watch",
     "WeightSink",
     "WeightTransaction",
     "Work",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -68,6 +69,21 @@ class Policy(Protocol):
 
     async def close_session(self, session: str) -> None:
         """Free the cache of a session; unknown sessions are fine."""
+
+
+Watch: TypeAlias = Callable[[Sequence[int]], None]
+"""Is told the tokens that were sampled since it was told the last ones."""
+
+
+@runtime_checkable
+class StreamingPolicy(Policy, Protocol):
+    """A policy that shows tokens as they are sampled."""
+
+    def watched(self, session: str, watch: Watch) -> AbstractContextManager[None]:
+        """Tell `watch` during the block the tokens of the session's request, after each step.
+
+        Those of its last step may be missing: they are in its completion.
+        """
 
 
 class RunningPolicy(Policy, Protocol):

@@ -22,7 +22,7 @@ from agentrl.types import (
     TurnTokens,
     Usage,
 )
-from agentrl.types.seams.engine import Sampling
+from agentrl.types.seams.engine import Sampling, Watch
 
 
 class ToolSchema(NamedTuple):
@@ -169,8 +169,13 @@ class TokenSource(Protocol):
     def sampling(self, num_used: int, tools: Sequence[ToolSchema], session: Session) -> Sampling:
         """How it samples a turn after `num_used` tokens; `max_new_tokens` is what the limits leave."""
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: Session) -> Completion:
-        """What the policy samples after these tokens; empty at a deadline."""
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: Session, watch: Watch | None = None
+    ) -> Completion:
+        """What the policy samples after these tokens; empty at a deadline.
+
+        watch: sees them before, where the policy shows them.
+        """
 
 
 class Stops(NamedTuple):

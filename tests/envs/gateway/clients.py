@@ -34,18 +34,23 @@ class Babbler:
     def __init__(self, words, rng):
         self._words, self._rng = words, rng
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.sessions = {}
 
     async def generate(self, prompt_ids, sampling, *, session):
         if self.is_late:
             return completion([], version=self.version, finish=Finish.LENGTH)
+        # As every engine: a session runs one request at a time.
+        assert not self.sessions.get(session), f"{session} is busy"
+        self.sessions[session] = True
         for _ in range(self._rng.randrange(3)):
             await asyncio.sleep(0)
+        self.sessions[session] = False
         ids = self._turn()[: sampling.max_new_tokens]
         self.asked.append((tuple(prompt_ids), tuple(ids)))
         return completion(ids, version=self.version)
 
     async def close_session(self, session):
-        pass
+        self.sessions.pop(session, None)
 
     def _turn(self):
         rng, words = self._rng, self._words

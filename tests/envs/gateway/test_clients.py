@@ -10,8 +10,9 @@ import pytest
 
 from agentrl import ToolCall
 from agentrl.algorithms.samples import samples_of
+from agentrl.types import Restart
 from tests.envs.gateway.test_recording import sampled_by, trained_in
-from tests.envs.gateway.worlds import adds, episode_of, says
+from tests.envs.gateway.worlds import Showing, adds, played_by, says
 from tests.house.source import ROOT
 
 pytestmark = pytest.mark.full
@@ -58,18 +59,18 @@ async def test_a_client_as_it_is_plays_and_is_recorded(client, way):
     answer = says("5") if client != "smolagents" else says("", ToolCall("final_answer", {"answer": "5"}))
     errors = []
     agent = running(client, way, errors)
-    episode, policy = await episode_of(
-        agent,
-        says("Let me see.", adds(2, 3), adds(1, 1)),
-        answer,
-        timeout_s=100.0,
-        limits={"max_tokens": 6000},
-    )
+    # Streams of it begin before their turns end.
+    policy = Showing(says("Let me see.", adds(2, 3), adds(1, 1)), answer)
+    episode = await played_by(agent, policy, timeout_s=100.0, limits={"max_tokens": 6000})
     assert episode.failure is None, (episode.failure, errors)
     assert episode.total_of() == 1.0, errors
     assert trained_in(samples_of(episode)) == sampled_by(policy)
     (first, said), (second, _) = policy.asked
     reasons = [trajectory.reason for trajectory in episode.trajectories]
+    if client == "smolagents":
+        # It writes the calls of a reply again as a text, and their results as one of the user.
+        assert reasons == [None, Restart.REWRITTEN]
+        return
     # A second request that goes on from the first has its tokens, whatever the client has made of the reply.
     assert (second[: len(first) + len(said)] == (*first, *said), reasons) == (True, [None]), episode.counts
     assert "requests" in episode.counts

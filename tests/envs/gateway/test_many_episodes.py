@@ -22,7 +22,10 @@ NUM_EPISODES, AT_ONCE = 200, 10
 
 
 class Logged:
-    """The engine, and what it has sampled: by session, each token after all that stood before it."""
+    """The engine, and what it has sampled: by episode, each token after all that stood before it.
+
+    A request beside another one of its episode has a session of its own.
+    """
 
     def __init__(self, engine):
         self.engine = engine
@@ -37,7 +40,7 @@ class Logged:
         ids = completion.token_ids.tolist()
         for place, token in enumerate(ids):
             before = (*prompt_ids, *ids[:place])
-            self.sampled[session][before, token, float(completion.logprobs[place])] += 1
+            self.sampled[session.partition("#")[0]][before, token, float(completion.logprobs[place])] += 1
         return completion
 
     async def close_session(self, session):
@@ -102,6 +105,7 @@ async def test_every_token_of_two_hundred_episodes_is_that_of_the_engine():
         reasons.update(name for name in episode.counts if name.startswith("changed_"))
 
     await asyncio.gather(*map(played, range(NUM_EPISODES)))
+    assert not policy.engine.scheduler.pending()
     await policy.engine.close()
     assert reasons[Restart.PARALLEL] > 50
     assert reasons[Restart.COMPACTED] > 20

@@ -66,6 +66,7 @@ def sampled_by(policy):
 async def test_every_sampled_token_is_trained_once_after_the_tokens_it_followed(form, seed):
     episode, client = await played(form, seed)
     samples = samples_of(episode)
+    assert not client.policy.sessions, "each is closed with the episode"
     assert trained_in(samples) == sampled_by(client.policy)
     verdict = Verdict(episode.id, "x", 1.0, turn_rewards=(*(None for _ in episode.turns[1:]), 1.0))
     groups = [Group("g", ASK, 0, (episode,), (verdict,))]

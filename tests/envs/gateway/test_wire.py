@@ -9,9 +9,13 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 from tests.envs.gateway.worlds import TOOL, adds, episode_of, post, says
 
+OTHER = {
+    "type": "function",
+    "function": {"name": "other", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = says("Let me see.", adds(2, 3), adds(4, 5))
 ASKED = [{"role": "user", "content": "How many?"}]
 
@@ -98,12 +102,13 @@ async def test_several_replies_stops_and_lengths():
         ("required", says("5"), 400),
         ({"type": "function", "function": {"name": "add"}}, CALL, 200),
         ({"type": "function", "function": {"name": "add"}}, says("5"), 400),
+        ({"type": "function", "function": {"name": "add"}}, says("", adds(2, 3), ToolCall("other", {})), 400),
         ({"type": "function", "function": {"name": "sub"}}, CALL, 400),
         ({"type": "allowed_tools"}, CALL, 400),
     ],
 )
 async def test_a_tool_choice_holds_or_is_an_error_that_says_so(choice, turn, status):
-    body = {"model": "m", "messages": ASKED, "tools": [TOOL], "tool_choice": choice}
+    body = {"model": "m", "messages": ASKED, "tools": [TOOL, OTHER], "tool_choice": choice}
     plain = {"model": "m", "messages": ASKED}
     requests = [("/chat/completions", body), ("/chat/completions", plain)]
     (reply, _), policy, episode = await replies_to(requests, turn, says("5"))
@@ -208,7 +213,7 @@ async def test_openai_responses_with_items_and_with_an_earlier_response():
     (prompt, ids), (longer, _), (again, _) = policy.asked
     assert longer[: len(prompt) + len(ids)] == (*prompt, *ids)
     assert again == longer
-    assert episode.counts == {"requests": 3}
+    assert episode.counts == {"requests": 3, "overruled_strict": 3}
     assert whole["usage"]["input_tokens"] == len(prompt)
 
 

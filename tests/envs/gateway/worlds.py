@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx2
 
 from agentrl import Message, Task, ToolCall, play
 from agentrl.envs.gateway import HarnessEnv
+from agentrl.errors import EngineError
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Finish
 from agentrl.types.seams import ToolSchema
@@ -57,6 +59,43 @@ class Speech:
         self.closed += 1
 
 
+class Showing(Speech):
+    """A policy that shows each token when it has it. held: it waits before the token of this number.
+
+    ends: tokens after which it fails; None = it does not.
+    """
+
+    def __init__(self, *turns, held=None, ends=None):
+        super().__init__(*turns)
+        self.held, self.ends = held, ends
+        self.goes_on, self.left = asyncio.Event(), asyncio.Event()
+        self.watches = {}
+
+    @contextmanager
+    def watched(self, session, watch):
+        self.watches[session] = watch
+        try:
+            yield
+        finally:
+            del self.watches[session]
+
+    async def generate(self, prompt_ids, sampling, *, session):
+        completion = await super().generate(prompt_ids, sampling, session=session)
+        watch = self.watches.get(session, lambda ids: None)
+        try:
+            for number, token in enumerate(completion.token_ids.tolist()):
+                if number == self.held:
+                    await self.goes_on.wait()
+                if number == self.ends:
+                    raise EngineError("it is gone.")
+                watch([token])
+                await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        return completion
+
+
 class Asking(HarnessEnv):
     """An agent that is a function of a test: `ask(url, key, task)`."""
 
@@ -83,9 +122,14 @@ class Asking(HarnessEnv):
 async def episode_of(ask, *turns, env=None, **settings):
     """An episode of such an agent, and its policy."""
     policy = Speech(*turns)
+    return await played_by(ask, policy, env=env, **settings), policy
+
+
+async def played_by(ask, policy, *, env=None, **settings):
+    """An episode of such an agent with this policy."""
     agent = TokenAgent(policy, WORDS, SamplingSettings(), WORDS.bounded)
     world = Asking(ask, **settings) if env is None else env
-    return await play(world, agent, ASK, episode_id="e-1"), policy
+    return await play(world, agent, ASK, episode_id="e-1")
 
 
 async def post(base_url, path, key, body, **headers):

@@ -1,0 +1,285 @@
+"""A model behind the gateway, for clients from outside: each conversation is an episode in a journal.
+
+    http://127.0.0.1:30001/NAME/v1     the episode NAME
+    http://127.0.0.1:30001/v1          the episode of the key that the client sends
+
+An episode begins with its first request, and ends when it has rested for a while, or with the gateway. A
+later request of its name begins another one. None has a score: `agentrl rescore` gives it one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import Context
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+
+from rich.console import Console
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from agentrl.config import read_written
+from agentrl.envs import play
+from agentrl.envs.gateway.harness import AgentOutcome, HarnessEnv
+from agentrl.envs.gateway.server import Door, Responder, application_of, key_of, served
+from agentrl.errors import ConfigError, UserError
+from agentrl.evaluation.config import GatewayConfig, GatewaySettings
+from agentrl.evaluation.folder import EvalFolder, model_table, write_settings
+from agentrl.evaluation.players import PlayersOf, endpoint_players, model_players
+from agentrl.http.serving import RequestChecks, address_of, bound, host_names
+from agentrl.records import Entry, Journal, Outcome
+from agentrl.records.journal import read_outcomes
+from agentrl.runtime.extras import TRAINING, require
+from agentrl.runtime.interrupts import run_until_signal
+from agentrl.types import Limits, Task
+from agentrl.types.seams import Agent
+from agentrl.view.console import RunConsole
+
+SPLIT = "gateway"
+"""The name of its episodes in the journal, and of its settings in config.toml."""
+_MOST_TOKENS = 8192
+_MOST_OPEN = 10_000
+_LOOK_EVERY_S = 0.5
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,60}")
+_MOST_PENDING_BYTES = 1 << 20
+
+
+def serve_gateway(directory: str | None, config: GatewayConfig, *, ready: Callable[[str, Path], None]) -> int:
+    """Serve a model until Ctrl-C, SIGTERM or SIGHUP; the number of episodes that the journal got.
+
+    directory: of the model; None = it is behind the chat endpoint of the settings. ready: called when it
+    accepts requests, with the address and the folder.
+
+    Raises:
+        ConfigError: both are named, or none; the folder holds something else; the endpoint refuses.
+        UserError: the model cannot be loaded; the address cannot be used.
+    """
+    if (directory is None) == (config.openai.openai_url is None):
+        raise ConfigError(
+            "Name one model to serve: a directory (--model), or an endpoint (--openai-url, --openai-model)."
+        )
+    return run_until_signal(_served(directory, config, ready))
+
+
+async def _served(directory: str | None, config: GatewayConfig, ready: Callable[[str, Path], None]) -> int:
+    own = config.gateway
+    limits = _limits(directory, own)
+    with EvalFolder.opened(own.output_dir, resume=True) as folder, bound(own.host, own.port) as listener:
+        ids = _begun(folder, directory, config)
+        checks = RequestChecks(host_names(own.host, own.allowed_hosts))
+        async with (
+            _players(directory, config, limits) as players_of,
+            Journal(folder.path, max_pending_bytes=_MOST_PENDING_BYTES) as journal,
+        ):
+            make_agent = players_of(config.of_players, Visit(limits)).make_agent
+            visits = Visits(make_agent, journal, limits, own.idle_s, ids)
+            app = application_of(visits.find, bases=("/{episode}", ""), checks=checks)
+            async with served(app, listener):
+                ready(address_of(listener), folder.path)
+                # A signal is how it ends.
+                with suppress(asyncio.CancelledError):
+                    await visits.watch()
+        return visits.num_kept
+
+
+def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> set[str]:
+    """Write the settings; the ids of the episodes that the folder has.
+
+    Raises:
+        ConfigError: it has other ones, or those of another model.
+    """
+    path, journal = folder.path / "config.toml", folder.record(SPLIT).path
+    if path.exists():
+        before = read_written(path)
+        if SPLIT not in before or before.get("model") != model_table(directory).get("model"):
+            raise ConfigError(
+                f"{folder.path} holds a run of another command, or episodes of another model; choose another "
+                "output_dir."
+            )
+    write_settings(config, folder.path, directory)
+    return {outcome.id for outcome in read_outcomes(journal)} if journal.exists() else set()
+
+
+def _limits(directory: str | None, own: GatewaySettings) -> Limits:
+    """Those of an episode: no deadline, since nobody knows when its client will go on."""
+    if directory is None:
+        most = None
+    else:
+        require("opening a model", *TRAINING)
+        from agentrl.engine.embedded.architecture import context_of
+        from agentrl.weights.hf.source import open_source
+
+        holds = context_of(open_source(directory).config)
+        most = min(own.rollout_max_context_len or _MOST_TOKENS, holds)
+    return replace(HarnessEnv.limits, max_turns=own.max_turns, max_tokens=most, episode_timeout_s=None)
+
+
+def _players(
+    directory: str | None, config: GatewayConfig, limits: Limits
+) -> AbstractAsyncContextManager[PlayersOf]:
+    """Agents over the model. An endpoint is asked once, as a check."""
+    if directory is None:
+        return endpoint_players(config.of_players, ())
+    on_event = RunConsole(console=Console(stderr=True, highlight=False)).line
+    return model_players(directory, config.of_players, limits, on_event=on_event)
+
+
+class Visit(HarnessEnv):
+    """An episode of a client that comes from outside: it lasts until `end`, and has no score."""
+
+    id = "Gateway"
+    timeout_s = None
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self._entrance: asyncio.Future[Door] = asyncio.get_running_loop().create_future()
+        self._is_over = asyncio.Event()
+
+    async def entered(self) -> Door:
+        """Its door, once it is open.
+
+        Raises:
+            HTTPException: 503, it has ended before.
+        """
+        await asyncio.wait([self._entrance])
+        if self._entrance.cancelled():
+            raise HTTPException(503, "The episode has ended; send the request again.")
+        return self._entrance.result()
+
+    @property
+    def rests_s(self) -> float:
+        """How long no request of it has waited (seconds)."""
+        return self._entrance.result().rests_s if self._entrance.done() else 0.0
+
+    def end(self) -> None:
+        """End it; requests in flight have an error."""
+        self._is_over.set()
+        self._entrance.cancel()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """None: its clients bring them."""
+        del split
+        return ()
+
+    async def agent(self, base_url: str, key: str, task: Task) -> str | None:
+        """Its client."""
+        del base_url, key, task
+        await self._is_over.wait()
+        return None
+
+    def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> float:
+        """Nothing is graded.
+
+        Raises:
+            UserError: always.
+        """
+        del task, answer, files
+        raise UserError("An episode of the gateway has no score; `agentrl rescore` gives it one.")
+
+    async def _graded(self, task: Task, outcome: AgentOutcome) -> float | None:
+        del task, outcome
+        return None
+
+    @asynccontextmanager
+    async def _opened(self, name: str, responder: Responder) -> AsyncIterator[Door]:
+        door = Door(name, responder, "")
+        if not self._entrance.done():
+            self._entrance.set_result(door)
+        try:
+            yield door
+        finally:
+            await door.close()
+
+
+class Visits:
+    """The episodes that are open, by name. Each is in the journal when it has ended.
+
+    make_agent: of an episode. idle_s: how long one may rest (seconds). ids: of the episodes before.
+    num_kept: those that have ended, and have a turn (count).
+    """
+
+    def __init__(
+        self, make_agent: Callable[[], Agent], journal: Journal, limits: Limits, idle_s: float, ids: set[str]
+    ) -> None:
+        self._make_agent, self._journal = make_agent, journal
+        self._limits, self._idle_s, self._ids = limits, idle_s, ids
+        self._open: dict[str, Visit] = {}
+        self._playing: set[asyncio.Task[None]] = set()
+        self.num_kept = 0
+
+    async def watch(self) -> None:
+        """End episodes that have rested for too long, until it is cancelled; then all of them.
+
+        Waits for: nothing. On cancellation: all episodes have ended, and are handed to the journal.
+
+        Raises:
+            DiskError: the disk does not take an episode.
+        """
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                for name in [name for name, visit in self._open.items() if visit.rests_s > self._idle_s]:
+                    self._end(name)
+                for task in [task for task in self._playing if task.done()]:
+                    self._playing.discard(task)
+                    task.result()
+        finally:
+            for name in [*self._open]:
+                self._end(name)
+            await asyncio.gather(*self._playing)
+
+    async def find(self, request: Request) -> Door:
+        """The door of a request: of the episode in its path, else of that of its key.
+
+        Raises:
+            HTTPException: 404, the name is none; 429, too many are open; 503, it has ended.
+        """
+        name = request.path_params.get("episode") or _name_of(key_of(request))
+        if not _NAME.fullmatch(name):
+            raise HTTPException(404, "The name of an episode is 1 to 60 of A-Z, a-z, 0-9, `.`, `_`, `-`.")
+        visit = self._open.get(name) or self._begin(name)
+        return await visit.entered()
+
+    def _begin(self, name: str) -> Visit:
+        if len(self._open) >= _MOST_OPEN:
+            raise HTTPException(429, f"{_MOST_OPEN:,} episodes are open; send it again.")
+        ids = chain([name], (f"{name}-{number}" for number in count(2)))
+        id = next(id for id in ids if id not in self._ids)
+        self._ids.add(id)
+        visit = self._open[name] = Visit(self._limits)
+        # Its clocks are its own, whichever request it begins with.
+        playing = self._play(visit, name, id)
+        self._playing.add(asyncio.get_running_loop().create_task(playing, context=Context()))
+        return visit
+
+    def _end(self, name: str) -> None:
+        self._open.pop(name).end()
+
+    async def _play(self, visit: Visit, name: str, id: str) -> None:
+        task = Task(name, (), split=SPLIT)
+        try:
+            episode = await play(
+                visit, self._make_agent(), task, episode_id=id, sampling_seed=zlib.crc32(id.encode())
+            )
+        finally:
+            visit.end()
+            if self._open.get(name) is visit:
+                del self._open[name]
+        if episode.failure is not None and visit.counts["requests"]:
+            logging.getLogger(__name__).warning("%s has failed: %s", id, episode.failure.detail)
+        if episode.turns:
+            self.num_kept += 1
+            await self._journal.write_eval(SPLIT, 0, [Entry(episode, (), Outcome.EVALUATED)])
+
+
+def _name_of(key: str) -> str:
+    """The name of the episode of a key, which may be a secret."""
+    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else "unnamed"

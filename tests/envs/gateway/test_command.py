@@ -1,0 +1,169 @@
+"""`agentrl gateway`: clients from outside get episodes of their own, which are read, scored and imitated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import by_section, parse
+from agentrl.errors import ConfigError
+from agentrl.evaluation import gateway
+from agentrl.evaluation.config import GatewayConfig
+from agentrl.records import read_journal
+from agentrl.types import Ending, Restart
+from tests.engine.chat.chat_server import ChatServer, assistant
+from tests.engine.subjects import tiny
+from tests.envs.gateway.worlds import TOOL, WORDS, post
+
+ASKED = {"role": "user", "content": "How many?"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model directory with a chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny("qwen3", vocab_size=len(WORDS.tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    WORDS.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@asynccontextmanager
+async def serving(model, folder, **settings):
+    """The gateway in this process until the end of the block; yields its address."""
+    given = by_section(GatewayConfig, {"output_dir": str(folder), "port": 0, **settings})
+    config = parse(GatewayConfig, given, source="the test")
+    ready, said = asyncio.Event(), []
+
+    def is_ready(url, path):
+        said.append(url)
+        ready.set()
+
+    directory = None if model is None else str(model)
+    serving = asyncio.create_task(gateway._served(directory, config, is_ready))
+    opening = asyncio.create_task(ready.wait())
+    await asyncio.wait([serving, opening], return_when="FIRST_COMPLETED")
+    if serving.done():
+        opening.cancel()
+    else:
+        yield said[0]
+        serving.cancel()
+    await serving
+
+
+async def ask(url, messages, key="k", status=200, **more):
+    """The message of a reply."""
+    body = {"model": "m", "messages": messages, "tools": [TOOL], "max_tokens": 5, **more}
+    reply = await post(url, "/chat/completions", key, body)
+    assert reply.status_code == status, reply.text
+    return reply.json()["choices"][0]["message"] if status == 200 else reply.json()["error"]
+
+
+def entries_of(folder):
+    """The episodes in its journal, by id."""
+    (path,) = (folder / "trajectories").glob("*.jsonl.gz")
+    return {entry.episode.id: entry for entry in read_journal(path)}
+
+
+@pytest.mark.full
+async def test_each_conversation_is_an_episode_with_its_tokens(model, tmp_path):
+    out = tmp_path / "kept"
+    async with serving(model, out, max_slots=4) as url:
+        first = await ask(f"{url}/one/v1", [ASKED])
+        await ask(f"{url}/one/v1", [ASKED, first, ASKED])
+        await ask(f"{url}/two/v1", [ASKED])
+        await ask(f"{url}/v1", [ASKED], key="my-secret")
+        await ask(f"{url}/v1", [ASKED], key="my-secret")
+        assert "1 to 60" in (await ask(f"{url}/{'x' * 61}/v1", [ASKED], status=404))["message"]
+        # A client that leaves nothing behind has no episode.
+        await ask(f"{url}/none/v1", [{"role": "nobody"}], status=400)
+    async with serving(model, out, max_slots=4) as url:
+        await ask(f"{url}/one/v1", [ASKED])
+    entries = entries_of(out)
+    (by_key,) = entries.keys() - {"one", "two", "one-2"}
+    # The second request goes on after the tokens of the first; an equal one stands beside it.
+    assert [len(t.turns) for t in entries["one"].episode.trajectories] == [2]
+    assert [t.reason for t in entries[by_key].episode.trajectories] == [None, Restart.PARALLEL]
+    for entry in entries.values():
+        episode = entry.episode
+        assert (entry.verdicts, episode.ending, episode.total_of()) == ((), Ending.COMPLETED, None)
+        for completion in (turn.tokens.completion for turn in episode.turns):
+            assert 1 <= len(completion.token_ids) <= 5
+            assert np.isfinite(completion.logprobs).all()
+    assert "secret" not in by_key
+    assert not any(b"my-secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+@pytest.mark.full
+async def test_an_episode_ends_when_it_has_rested(model, tmp_path):
+    async with serving(model, tmp_path, max_slots=4, idle_s=0.2) as url:
+        for _ in range(2):
+            await ask(f"{url}/one/v1", [ASKED])
+            await asyncio.sleep(2 * gateway._LOOK_EVERY_S + 0.3)
+        await ask(f"{url}/one/v1", [ASKED])
+    assert entries_of(tmp_path).keys() == {"one", "one-2", "one-3"}
+
+
+@pytest.mark.full
+def test_its_episodes_are_shown_scored_and_imitated(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "kept"
+
+    async def asked():
+        async with serving(model, out, max_slots=4) as url:
+            await asyncio.gather(*(ask(f"{url}/{name}/v1", [ASKED]) for name in ("a", "b", "c")))
+
+    asyncio.run(asked())
+    capsys.readouterr()
+    main(["view", str(out), "--json"])
+    assert json.loads(capsys.readouterr().out)["num_episodes"] == 3
+    (tmp_path / "my_scores.py").write_text("def length(episode):\n    return float(len(episode.turns))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["rescore", str(out), "--reward", "my_scores:length", "--json"])
+    scored = json.loads(capsys.readouterr().out)
+    assert (scored["rows"][0]["failed"], scored["rows"][0]["new_mean"]) == (0, None)
+    run = ["--hf-checkpoint", str(model), "--output-dir", str(tmp_path / "runs"), "--name", "it"]
+    main(["sft", "--sft-data", str(out), *run, "--dialect", "chat"])
+    assert "3 taken" in capsys.readouterr().out
+
+
+async def test_behind_an_endpoint_there_are_messages_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    async with ChatServer(lambda request: assistant("42")).serving() as server:
+        where = {"openai_url": server.url, "openai_model": "m"}
+        async with serving(None, tmp_path, **where) as url:
+            replies = [await ask(f"{url}/{name}/v1", [ASKED]) for name in ("a", "b")]
+            assert "tokens" in (await ask(f"{url}/a/v1", [ASKED], status=400, logprobs=True))["message"]
+    assert [reply["content"] for reply in replies] == ["42", "42"]
+    for entry in entries_of(tmp_path).values():
+        (turn,) = entry.episode.turns
+        assert (turn.tokens, turn.action.text, entry.verdicts) == (None, "42", ())
+
+
+async def test_a_folder_of_another_model_or_command_is_refused(model, tmp_path, monkeypatch):
+    for text in ("[gateway]\n[model]\nhf_checkpoint = '/elsewhere'\n", "[eval]\nn = 3\n"):
+        (tmp_path / "config.toml").write_text(text)
+        with pytest.raises(ConfigError, match="choose another output_dir"):
+            async with serving(model, tmp_path):
+                pass
+        assert (tmp_path / "config.toml").read_text() == text
+
+
+@pytest.mark.full
+def test_the_command_ends_cleanly_with_a_signal(model, tmp_path):
+    flags = ["--model", model, "--output-dir", tmp_path, "--max-slots=4", "--port=0", "--json"]
+    command = [sys.executable, "-m", "agentrl.cli", "gateway", *map(str, flags)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        facts = json.loads(process.stdout.readline())
+        assert facts["has_tokens"]
+        asyncio.run(ask(f"{facts['url']}/one/v1", [ASKED]))
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    assert entries_of(tmp_path).keys() == {"one"}
