@@ -194,8 +194,10 @@ def longest_row(config: RunConfig, max_tokens: int | None) -> int:
 def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> MemoryNeed:
     """A server on one of its `gpus`, in bfloat16. in_flight: requests at once; tokens: of the cache."""
     sizes, batch = RunSizes.of(policy), min(in_flight, _MOST_GRAPHS)
-    # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it.
+    # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it. Of
+    # experts each GPU has outputs of full width.
     layer = 3 * sizes.ffn // gpus + 4 * sizes.hidden + (2 * sizes.query + 2 * sizes.key) // gpus
+    layer += sizes.spread
     return MemoryNeed(
         weights=BF16 * num_parameters(policy) // gpus,
         activations=BF16 * _PREFILL_TOKENS * layer,
@@ -306,10 +308,16 @@ def _chosen(config: RunConfig) -> dict[str, float]:
 
 
 def cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
-    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head."""
+    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head.
+
+    With multi-latent attention each has the small state that all heads are made of.
+    """
+    sizes = RunSizes.of(policy)
+    if sizes.latent:
+        return sizes.layers * sizes.latent * BF16
     fields = policy.get_text_config().to_dict()
     heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
-    return RunSizes.of(policy).cache_bytes(BF16) // min(gpus, heads)
+    return sizes.cache_bytes(BF16) // min(gpus, heads)
 
 
 def _parts_text(memory: MemoryNeed) -> str:

@@ -197,7 +197,7 @@ def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memor
 
     memory: of a row of `tokens`.
     """
-    known = {0: memory._replace(activations=0, logits=0).total, tokens: memory.total}
+    known = {0: memory._replace(activations=0, dispatch=0, logits=0).total, tokens: memory.total}
     while True:
         fits = max((tokens for tokens, size in known.items() if size <= available), default=0)
         above = min((tokens for tokens, size in known.items() if size > available), default=_MOST_TOKENS)

@@ -4,7 +4,9 @@
                                      shard (several ranks of it) or of Megatron's buffers
     activations                      what one row holds at once beside them: counted over its operations
                                      (torch, see `RowMemory`), or an estimate of what it keeps for its
-                                     backward pass (`_layer_bytes`); and the layers that are gathered for it
+                                     backward pass (Megatron, see `row_bytes`; `_layer_bytes`); and the layers
+                                     that are gathered for it
+    dispatch                         an estimate: of a layer of experts what is on its way to them and back
     logits                           an estimate: those of a chunk, and the gradient of the head, where
                                      they do not count as activations
     runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
@@ -35,6 +37,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, learning_of, shape_of
+from agentrl.trainer.megatron.row_memory import row_bytes
 from agentrl.trainer.torch.compact import frozen_matrices
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.frozen import freeze
@@ -63,6 +66,7 @@ class MemoryNeed(NamedTuple):
     published: int = 0
     logits: int = 0
     runtime: int = 0
+    dispatch: int = 0
 
     @property
     def total(self) -> int:
@@ -72,7 +76,7 @@ class MemoryNeed(NamedTuple):
     @property
     def known(self) -> MemoryNeed:
         """The parts that are no estimates."""
-        return self._replace(activations=0, logits=0, runtime=0)
+        return self._replace(activations=0, dispatch=0, logits=0, runtime=0)
 
     @property
     def exact(self) -> int:
@@ -100,7 +104,8 @@ class RunSizes(NamedTuple):
     """The sizes of a model that its activations and its cache depend on (numbers of a token).
 
     query, key: all query heads, and all key heads, together. spread: its copies for the experts that it goes
-    through; experts: the scores of all.
+    through; experts: the scores of all. latent: the state that a server keeps of it in a layer in place of
+    keys and values; 0 = it has none.
     """
 
     layers: int
@@ -112,6 +117,7 @@ class RunSizes(NamedTuple):
     has_qk_norm: bool
     spread: int = 0
     experts: int = 0
+    latent: int = 0
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> RunSizes:
@@ -124,6 +130,13 @@ class RunSizes(NamedTuple):
         hidden = size("hidden_size", 0)
         heads = size("num_attention_heads", 1)
         head = size("head_dim", hidden // heads)
+        query, key = heads * head, size("num_key_value_heads", heads) * head
+        latent = size("kv_lora_rank", 0)
+        if latent:
+            # A server keeps what all heads are made of; keys and values themselves are not equally wide.
+            latent += size("qk_rope_head_dim", 0)
+            query = heads * (size("qk_nope_head_dim", 0) + size("qk_rope_head_dim", 0))
+            key = (query + heads * size("v_head_dim", head)) // 2
         chosen = size("num_experts_per_tok", 0)
         number = next((n for name in EXPERTS if (n := size(name, 0))), 0)
         width = size("moe_intermediate_size", size("intermediate_size", 0) if number else 0)
@@ -131,13 +144,14 @@ class RunSizes(NamedTuple):
         return cls(
             layers=size("num_hidden_layers", 0),
             hidden=hidden,
-            query=heads * head,
-            key=size("num_key_value_heads", heads) * head,
+            query=query,
+            key=key,
             ffn=max(size("intermediate_size", 4 * hidden), chosen * width + shared),
             vocab=size("vocab_size", 0),
             has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
             spread=chosen * hidden if number else 0,
             experts=number,
+            latent=latent,
         )
 
     def cache_bytes(self, number_bytes: int) -> int:
@@ -206,12 +220,12 @@ class TorchRank:
     def _estimated(self, tokens: int) -> MemoryNeed:
         """A row, where it cannot be counted."""
         sizes = self._sizes
-        outer, inner = _layer_bytes(sizes, half=False)
+        outer, inner = _layer_bytes(sizes)
         row = sizes.layers * (outer + inner) + outer // 2
         if self._trainer.gradient_checkpointing:
             # The input of each layer, and all of one.
             row = sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2
-        return MemoryNeed(activations=tokens * row, logits=_head_bytes(sizes, tokens, 1))
+        return MemoryNeed(activations=tokens * row, logits=3 * FP32 * min(tokens * sizes.vocab, _MAX_LOGITS))
 
 
 def _learning_model(config: PreTrainedConfig, trainer: TrainerConfig, shards: int) -> PreTrainedModel:
@@ -329,25 +343,19 @@ def _own_numel(parameter: Tensor, shards: int) -> int:
     return -(-len(parameter) // shards) * parameter[0].numel()
 
 
-def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:
+def _layer_bytes(sizes: RunSizes) -> tuple[int, int]:
     """What one layer keeps of a token for its backward pass: the norms' tensors, and those between them.
 
-    A norm keeps its input in fp32, the normalised values and its output. Attention keeps rotated queries and
+    A norm keeps its input, the normalised values and its output. Attention keeps rotated queries and
     keys, values, and its output twice; a norm of queries and keys, these as well. The feed-forward block
     keeps gate and up, the gate's activation, and their product.
     """
-    number, norm = (BF16, FP32 + 2 * BF16) if half else (FP32, 3 * FP32)
-    inner = number * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
+    inner = FP32 * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
     # Of experts also the token's copies, and the scores, their softmax and the weights.
-    inner += number * sizes.spread + 3 * FP32 * sizes.experts
+    inner += FP32 * (sizes.spread + 3 * sizes.experts)
     if sizes.has_qk_norm:
-        inner += (norm - number) * (sizes.query + sizes.key)
-    return 2 * norm * sizes.hidden, inner
-
-
-def _head_bytes(sizes: RunSizes, tokens: int, ranks: int) -> int:
-    """Logits of a chunk, their softmax, and its gradient, in fp32."""
-    return 3 * FP32 * min(tokens * -(-sizes.vocab // ranks), _MAX_LOGITS)
+        inner += 2 * FP32 * (sizes.query + sizes.key)
+    return 2 * 3 * FP32 * sizes.hidden, inner
 
 
 def rank_memory(
@@ -367,7 +375,8 @@ def rank_memory(
     ]
     if layout.offload:
         parts = [max(parts, key=lambda memory: memory.total)]
-    memory = _of_rows(RunSizes.of(networks.policy), layout, trainer.bf16, tokens, rank)
+    rows = row_bytes(shape, layout, tokens, rank, bf16=trainer.bf16)
+    memory = MemoryNeed(activations=rows.kept, dispatch=rows.dispatched, logits=rows.logits)
     for part in parts:
         memory = memory.plus(part)
     return memory
@@ -396,7 +405,9 @@ def _share(
     frozen = elements = optimizer = 0
     for pieces in stages:
         own = [piece for piece in pieces if piece.placed in learning]
-        frozen += sum(piece.numel for piece in pieces) - sum(piece.numel for piece in own)
+        still = [piece for piece in pieces if piece.placed not in learning]
+        # What never learns, a router's bias, stays in fp32.
+        frozen += sum(piece.numel * (number if piece.placed.rule.learns else FP32) for piece in still)
         # Experts have buffers and an optimizer of their own.
         for is_expert in (False, True):
             kind = [piece for piece in own if (piece.placed.expert is not None) == is_expert]
@@ -406,7 +417,7 @@ def _share(
                 size = _buffers(kind, sharing)
             elements += size
             optimizer += _state(kind, size, size // sharing, trainer)
-    return MemoryNeed(number * (frozen + elements), FP32 * elements, optimizer)
+    return MemoryNeed(frozen + number * elements, FP32 * elements, optimizer)
 
 
 def _state(pieces: Iterable[_Shard], size: int, state: int, trainer: TrainerConfig) -> int:
@@ -472,23 +483,6 @@ def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> I
         shard = placed.rule.cut(placed.rule.join(parts, shape.dims(ranks)), ranks)[0]
         is_hidden = shard.ndim == 2 and placed.layer is not None
         yield _Shard(placed, shard.numel(), is_hidden, is_on_two and _is_embedding(placed))
-
-
-def _of_rows(sizes: RunSizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> MemoryNeed:
-    """Activations and logits of a pipeline rank's rows in flight: one for each rank from it to the last."""
-    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    own_tokens = -(-tokens // layout.context_parallel_size)
-    outer, inner = _layer_bytes(sizes, half=bf16)
-    outer_ranks = tensor if layout.sequence_parallel else 1
-    layer = outer // outer_ranks + inner // tensor
-    layers = sizes.layers // pipeline * (pipeline - rank)
-    if layout.recompute_granularity == "full":
-        # Of each layer its input alone, and one layer at a time.
-        row = layers * (BF16 if bf16 else FP32) * sizes.hidden // outer_ranks + layer
-    else:
-        row = layers * layer
-    head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0
-    return MemoryNeed(activations=own_tokens * row, logits=head)
 
 
 def _padded(number: int, multiple: int) -> int:

@@ -137,7 +137,8 @@ def _show(report: Fit, console: Console) -> None:
         table.add_column(name, justify="right")
     for way in report.ways:
         part = way.memory
-        sizes = (part.weights, part.gradients, part.optimizer, part.activations + part.logits, part.total)
+        rows = part.activations + part.dispatch + part.logits
+        sizes = (part.weights, part.gradients, part.optimizer, rows, part.total)
         longest = f"{way.longest:,}" if way.longest else "none"
         fits = part.total <= report.available
         table.add_row(Text(_name(way)), *map(_gib, sizes), longest, style="" if fits else "dim")

@@ -219,13 +219,15 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
 def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
     """The parameters of a policy that learn, by the names of the checkpoint's tensors that make them.
 
+    A router's bias never does.
+
     Raises:
         ConfigError: see `learning_names`; or some of the tensors that make one parameter learn, and some not;
             or Muon is to train experts.
     """
     if config.optimizer == "muon" and shape.num_experts:
         raise ConfigError("Megatron trains experts with AdamW alone; set optimizer = adamw.")
-    every = list(shape.rules())
+    every = [placed for placed in shape.rules() if placed.rule.learns]
     names = [name for placed in every for name in placed.hf]
     learning = names if config.all_learn else learning_names(config, names, "the model")
     chosen = [placed for placed in every if not set(placed.hf).isdisjoint(learning)]
