@@ -13,7 +13,8 @@
     kv_cache                         what the embedded engine allocates
     published                        versions of the weights that servers have, or are sent
 
-For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
+Ranks of Megatron are counted in `layout_memory`. For P parameters on a rank the torch trainer takes 4 P bytes
+for weights, 4 P for gradients and 8 P for AdamW
 (4 P for Muon's matrices), all divided by the ranks that share a replica; gradients are those of one network.
 With bf16, matrices below adapters, and of networks that do not learn, take 2 P, if they come in bfloat16 and
 no ranks share them. With bf16 Megatron takes 2 P, 4 P
@@ -23,9 +24,8 @@ With optimizer_cpu_offload the optimizer takes nothing on the device, and 12 P i
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,10 +34,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.shape import Shape, learning_of, shape_of
-from agentrl.trainer.megatron.row_memory import row_bytes
 from agentrl.trainer.torch.compact import frozen_matrices
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.frozen import freeze
@@ -51,8 +47,6 @@ from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 FP32, BF16 = 4, 2
 """Bytes of a number."""
 _MAX_LOGITS = 2**24
-_ALIGNED, _NCCL_MULTIPLE = 64, 128
-"""Elements that Megatron's buffers align a parameter, and the end of a buffer, to."""
 
 
 class MemoryNeed(NamedTuple):
@@ -265,20 +259,6 @@ def _gathered_bytes(model: PreTrainedModel) -> int:
     return FP32 * (2 * (total - layers) + 3 * largest)
 
 
-def megatron_memory(
-    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int
-) -> MemoryNeed:
-    """The rank of Megatron's trainer that takes most. tokens: of its longest row.
-
-    With `offload` only the largest of the networks is counted: the others are in the memory of the CPU.
-    """
-    ranks = (
-        rank_memory(networks, layout, trainer, tokens, rank)
-        for rank in range(layout.pipeline_model_parallel_size)
-    )
-    return max(ranks, key=lambda memory: memory.total)
-
-
 def embedded_memory(
     config: PreTrainedConfig, max_slots: int, context_len: int, dtype: torch.dtype = torch.float32
 ) -> MemoryNeed:
@@ -356,134 +336,3 @@ def _layer_bytes(sizes: RunSizes) -> tuple[int, int]:
     if sizes.has_qk_norm:
         inner += 2 * FP32 * (sizes.query + sizes.key)
     return 2 * 3 * FP32 * sizes.hidden, inner
-
-
-def rank_memory(
-    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int, rank: int
-) -> MemoryNeed:
-    """A pipeline rank, from 0; ranks that differ in another way take the same."""
-    shape = shape_of(networks.policy)
-    learners = [shape, shape.of_a_critic] if networks.has_critic else [shape]
-    heads = (placed for placed in shape.of_a_critic.rules() if placed.hf == (VALUE_HEAD,))
-    learning = {*learning_of(shape, trainer), *heads}
-    parts = [
-        _share(_stages(each, networks.policy, layout, rank), layout, trainer, learning) for each in learners
-    ]
-    parts += [
-        _share(_stages(shape_of(config), config, layout, rank), layout, trainer, ())
-        for config in networks.frozen
-    ]
-    if layout.offload:
-        parts = [max(parts, key=lambda memory: memory.total)]
-    rows = row_bytes(shape, layout, tokens, rank, bf16=trainer.bf16)
-    memory = MemoryNeed(activations=rows.kept, dispatch=rows.dispatched, logits=rows.logits)
-    for part in parts:
-        memory = memory.plus(part)
-    return memory
-
-
-class _Shard(NamedTuple):
-    """A tensor rank's shard of a parameter.
-
-    numel: its numbers. is_hidden: it is a matrix in a layer. is_separate: it has a buffer of its own.
-    """
-
-    placed: Placed
-    numel: int
-    is_hidden: bool
-    is_separate: bool
-
-
-def _share(
-    stages: Iterable[Sequence[_Shard]],
-    layout: MegatronConfig,
-    trainer: TrainerConfig,
-    learning: Collection[Placed],
-) -> MemoryNeed:
-    """What a pipeline rank has of a network, of which some parameters learn."""
-    number = BF16 if trainer.bf16 else FP32
-    frozen = elements = optimizer = 0
-    for pieces in stages:
-        own = [piece for piece in pieces if piece.placed in learning]
-        still = [piece for piece in pieces if piece.placed not in learning]
-        # What never learns, a router's bias, stays in fp32.
-        frozen += sum(piece.numel * (number if piece.placed.rule.learns else FP32) for piece in still)
-        # Experts have buffers and an optimizer of their own.
-        for is_expert in (False, True):
-            kind = [piece for piece in own if (piece.placed.expert is not None) == is_expert]
-            sharing = layout.replicas_of(is_expert) if layout.shares_the_optimizer else 1
-            size = sum(piece.numel for piece in kind)
-            if layout.shares_the_optimizer:
-                size = _buffers(kind, sharing)
-            elements += size
-            optimizer += _state(kind, size, size // sharing, trainer)
-    return MemoryNeed(frozen + number * elements, FP32 * elements, optimizer)
-
-
-def _state(pieces: Iterable[_Shard], size: int, state: int, trainer: TrainerConfig) -> int:
-    """Bytes of an optimizer on the device. size, state: numbers of its buffers, and this rank's part of them.
-
-    Which rank has Muon's matrices is not known here: it has one mean of them, and of others two.
-    """
-    if trainer.optimizer_cpu_offload:
-        return 0
-    hidden = sum(piece.numel for piece in pieces if piece.is_hidden) if trainer.optimizer == "muon" else 0
-    two_means = min(size - hidden, state)
-    return (FP32 if trainer.bf16 else 0) * state + FP32 * (state + two_means)
-
-
-def _buffers(pieces: Iterable[_Shard], sharing: int) -> int:
-    """Numbers of the buffers that ranks share, padding included. sharing: those ranks (count)."""
-    buckets = [0, 0]
-    for piece in pieces:
-        buckets[piece.is_separate] += _padded(piece.numel, _ALIGNED)
-    return sum(_padded(bucket, math.lcm(sharing, _NCCL_MULTIPLE)) for bucket in buckets)
-
-
-def _stages(
-    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, rank: int
-) -> Iterator[list[_Shard]]:
-    """The parameters of each of a pipeline rank's stages, and the elements of a tensor rank's shard."""
-    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    last = pipeline * virtual - 1
-    layers = int(shape.sizes["num_layers"]) // (last + 1)
-    pieces = list(_shards(shape, config, layout))
-    for stage in range(rank, last + 1, pipeline):
-        yield [piece for piece in pieces if _is_on(piece.placed, stage, last, layers, tied=shape.tied)]
-
-
-def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
-    """Whether a stage has a parameter. layers: of each stage."""
-    if placed.layer is not None:
-        return placed.layer // layers == stage
-    if _is_embedding(placed):
-        # For a tied head the last stage keeps a copy.
-        return stage == 0 or (tied and stage == last)
-    return stage == last
-
-
-def _is_embedding(placed: Placed) -> bool:
-    return placed.rule.megatron.startswith("embedding.")
-
-
-def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> Iterator[_Shard]:
-    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint.
-
-    Of the experts, those of the first rank.
-    """
-    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
-    own = shape.num_experts // layout.expert_model_parallel_size
-    # A tied embedding that two stages have.
-    is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1
-    for placed in shape.rules():
-        if placed.expert is not None and placed.expert >= own:
-            continue
-        ranks = layout.sharding_ranks(placed.expert)
-        parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
-        shard = placed.rule.cut(placed.rule.join(parts, shape.dims(ranks)), ranks)[0]
-        is_hidden = shard.ndim == 2 and placed.layer is not None
-        yield _Shard(placed, shard.numel(), is_hidden, is_on_two and _is_embedding(placed))
-
-
-def _padded(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

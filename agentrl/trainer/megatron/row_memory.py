@@ -1,11 +1,11 @@
-"""What a row takes on a rank of Megatron beside weights, gradients and the optimizer: an estimate from shapes.
+"""What a row takes on a rank of Megatron beside weights, gradients and the optimizer: estimated from shapes.
 
-    kept         tensors that a layer keeps for its backward pass, by token: `kept_by`
+    kept         tensors that a layer keeps for its backward pass
     dispatched   what a layer of experts holds only while it runs: rows on their way to experts and back,
                  and the gradients of its experts before they are added to the buffers
 
-Experts are taken to get equally many tokens. Of k experts of a token, each on R ranks that shard its matrices,
-a rank gets k x R rows for each token of its own. A row is as wide as the model.
+Experts are taken to get equally many tokens. Of k experts of a token, each on R ranks that shard its
+matrices, a rank gets k x R rows for each token of its own. A row is as wide as the model.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from agentrl.assembly.memory import Networks, rank_memory
+from agentrl.assembly.layout_memory import rank_memory
+from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
 from tests.trainer.megatron.allocating import allocated, row

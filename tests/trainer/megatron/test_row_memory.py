@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig
 
-from agentrl.assembly.memory import Networks, rank_memory
+from agentrl.assembly.layout_memory import rank_memory
+from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import learning_of, shape_of
 from tests.trainer.megatron.allocating import allocated, row

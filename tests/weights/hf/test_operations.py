@@ -65,7 +65,7 @@ def test_models_have_the_parameters_that_are_published(name):
     assert num_parameters(model) / 1e9 == pytest.approx(total, rel=0.01)
     operations = Operations.of(model)
     without, with_embedding = operations.matrices, operations.matrices + 2 * operations.head
-    assert 0.99 * without <= active * 1e9 <= 1.01 * with_embedding
+    assert 0.98 * without <= active * 1e9 <= 1.01 * with_embedding
 
 
 def test_causal_attention_needs_half_of_the_operations():

@@ -229,10 +229,11 @@ def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
         raise ConfigError("Megatron trains experts with AdamW alone; set optimizer = adamw.")
     every = [placed for placed in shape.rules() if placed.rule.learns]
     names = [name for placed in every for name in placed.hf]
-    learning = names if config.all_learn else learning_names(config, names, "the model")
-    chosen = [placed for placed in every if not set(placed.hf).isdisjoint(learning)]
+    # A mixture has tens of thousands of them.
+    learning = frozenset(names if config.all_learn else learning_names(config, names, "the model"))
+    chosen = [placed for placed in every if not learning.isdisjoint(placed.hf)]
     for placed in chosen:
-        if not set(placed.hf) <= set(learning):
+        if not learning.issuperset(placed.hf):
             raise ConfigError(
                 f"Megatron has {' and '.join(placed.hf)} as one parameter, of which "
                 "only_train_params_name_list and freeze_params_name_list choose a part; name all, or none."
