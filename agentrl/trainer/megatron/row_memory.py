@@ -43,11 +43,8 @@ def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, b
 
     tokens: of the longest row, unsharded.
     """
-    numbers = _Numbers(_BF16, _FP32 + 2 * _BF16) if bf16 else _Numbers(_FP32, 3 * _FP32)
+    numbers, (outside, own) = _numbers(bf16), _tokens(layout, tokens)
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    own = -(-tokens // layout.context_parallel_size)
-    # Tokens of a rank between the matrices.
-    outside = own / tensor if layout.sequence_parallel else own
     hidden = int(shape.sizes["hidden_size"])
     layers = [_layer(shape, layout, numbers, bool(n)) for n in stage_experts(shape, layout, rank)]
     every = [outside * layer.outside + own * layer.inside for layer in layers]
@@ -60,6 +57,23 @@ def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, b
     vocab = -(-shape.vocab // tensor)
     logits = 3 * _FP32 * min(own * vocab, _MOST_LOGITS) if rank == pipeline - 1 else 0
     return RowBytes(int(kept), int(dispatched), logits)
+
+
+def layer_bytes(shape: Shape, layout: MegatronConfig, tokens: int, *, has_experts: bool, bf16: bool) -> float:
+    """What one layer keeps of a row (bytes)."""
+    outside, own = _tokens(layout, tokens)
+    layer = _layer(shape, layout, _numbers(bf16), has_experts)
+    return outside * layer.outside + own * layer.inside
+
+
+def _numbers(bf16: bool) -> _Numbers:
+    return _Numbers(_BF16, _FP32 + 2 * _BF16) if bf16 else _Numbers(_FP32, 3 * _FP32)
+
+
+def _tokens(layout: MegatronConfig, tokens: int) -> tuple[float, int]:
+    """Tokens of a rank between the matrices, and of the tensor ranks together."""
+    own = -(-tokens // layout.context_parallel_size)
+    return own / layout.tensor_model_parallel_size if layout.sequence_parallel else own, own
 
 
 def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
