@@ -54,7 +54,7 @@ _LINK, _MEMORY = 0.9, 0.8
 _LAYER_S = 1e-4
 """What a layer takes besides, in each pass: starts of kernels and of exchanges (seconds): chosen."""
 _ADAM_BYTES = 32
-"""What AdamW reads and writes for a number: gradient, weight and two means in fp32, and the weight in bf16."""
+"""What AdamW reads and writes for a number: gradient, weight and two means in fp32, the weight in bf16."""
 
 
 class TrainerSpeed(NamedTuple):
@@ -68,8 +68,8 @@ class TrainerSpeed(NamedTuple):
 
 class Work(NamedTuple):
     """What a replica computes between two optimizer steps. rows: count; tokens: of each; length: of a
-    sequence in them. sends_once: a token goes to another machine once, and not for each of its experts there, as
-    DeepEP does; this exchange does not."""
+    sequence in them. sends_once: a token goes to another machine once, and not for each of its experts there,
+    as DeepEP does; this exchange does not."""
 
     rows: float
     tokens: int
@@ -96,6 +96,15 @@ def trainer_speed(
     passes = 4 if layout.recompute_granularity == "full" else 3
     step = _step_s(policy, layout, hardware, offloads=offloads)
     return TrainerSpeed(forward, passes * forward, step)
+
+
+def tokens_per_s(
+    policy: PreTrainedConfig, layout: MegatronConfig, work: Work, *, offloads: bool = False
+) -> float:
+    """Tokens of rows that all GPUs together learn from in a second, on machines of `H100`."""
+    speed = trainer_speed(policy, layout, work, offloads=offloads)
+    tokens = layout.data_parallel_size * work.rows * work.tokens
+    return tokens / (work.rows * speed.learn + speed.step)
 
 
 def _layer_s(

@@ -25,6 +25,7 @@ from transformers import AutoConfig
 from agentrl.algorithms.estimator_choice import GrpoConfig
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_config
+from agentrl.assembly.speed import Work, trainer_speed
 from agentrl.cli.flags import flag_values
 from agentrl.cli.recipes import FOLDER
 from agentrl.cli.train import train_command
@@ -340,6 +341,17 @@ MIXTURES = {
 }
 
 
+def training_s(path: str, length: int) -> float:
+    """A step of the run file, whose samples all have so many tokens (seconds)."""
+    config = load_config(path, {})
+    policy = AutoConfig.from_pretrained(config.model.hf_checkpoint)
+    steps, row = config.rollout.num_steps_per_rollout, config.trainer.max_tokens_per_gpu
+    samples = config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt
+    rows = samples * length / row / config.layout.data_parallel_size / steps
+    speed = trainer_speed(policy, config.layout, Work(rows, row, length), offloads=True)
+    return steps * (rows * speed.learn + speed.step)
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_fits_on_the_machines_that_its_first_line_names(name, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
@@ -363,6 +375,8 @@ def test_a_mixture_fits_on_the_machines_that_its_first_line_names(name, prepared
         float(n) * {"GB": 1e9, "TB": 1e12}[unit] for n, unit in re.findall(r"([\d.]+) ([GT]B)(?=[,.])", text)
     ]
     of_all = optimizers["total_bytes"] + published["total_bytes"]
+    seconds, length = re.search(r"about (\d+) s a step, for samples of ([\d,]+) tokens", text).groups()
+    assert float(seconds) == pytest.approx(training_s(path, int(length.replace(",", ""))), rel=0.05)
     assert min(said) > optimizers["total_bytes"]
     assert 1.4 * of_all > max(said) > of_all
 
