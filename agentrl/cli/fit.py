@@ -147,7 +147,7 @@ def _show(report: Fit, console: Console) -> None:
         sizes = (part.weights, part.gradients, part.optimizer, rows, part.total)
         longest = f"{way.longest:,}" if way.longest else "none"
         fits = part.total <= report.available
-        speed = [f"{'* ' * (way is report.fastest)}{way.speed:,.0f}"] if way.speed else []
+        speed = [f"{'*' * (way is report.fastest)}{way.speed:,.0f}"] if way.speed else []
         table.add_row(Text(_name(way)), *map(_gib, sizes), longest, *speed, style="" if fits else "dim")
     # Narrower ones would cut its numbers.
     if has_speed:
