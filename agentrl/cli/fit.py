@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _AGAIN = ", again"
-_WIDE = 100
+_WIDE = 116
 
 
 @click.command("fit", cls=Command)
