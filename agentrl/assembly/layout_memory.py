@@ -157,7 +157,7 @@ def _stages(
     """The parameters of each of a pipeline rank's stages."""
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
     last = pipeline * virtual - 1
-    layers = int(shape.sizes["num_layers"]) // (last + 1)
+    layers = len(shape.experts_by_layer) // (last + 1)
     for stage in range(rank, last + 1, pipeline):
         yield [shard for shard in shards if _is_on(shard.placed, stage, last, layers, tied=shape.tied)]
 
@@ -181,7 +181,7 @@ def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> I
 
     Of the experts, those of the first rank.
     """
-    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
+    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, shape.hidden)}
     own = shape.num_experts // layout.expert_model_parallel_size
     # A tied embedding that two stages have.
     is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1

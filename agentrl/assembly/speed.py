@@ -90,7 +90,7 @@ def trainer_speed(
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
     layers = sum(_layer_s(shape, layout, work, hardware, bool(n)) for n in shape.experts_by_layer)
     own = work.tokens / layout.context_parallel_size
-    head = 2 * own * shape.vocab * int(shape.sizes["hidden_size"]) / layout.tensor_model_parallel_size
+    head = 2 * own * shape.vocab * shape.hidden / layout.tensor_model_parallel_size
     waits = 1 + (pipeline - 1) / (max(work.rows, 1) * virtual)
     forward = waits * (layers + head / (_DENSE * hardware.peak)) / pipeline
     passes = 4 if layout.recompute_granularity == "full" else 3
@@ -112,9 +112,9 @@ def _layer_s(
 ) -> float:
     """A forward pass of a row through a layer."""
     size, tensor, context = shape.sizes, layout.tensor_model_parallel_size, layout.context_parallel_size
-    own, hidden = work.tokens / context, int(size["hidden_size"])
+    own, hidden = work.tokens / context, shape.hidden
     attention, width = _attention(shape)
-    matrices = attention + 3 * hidden * int(size["ffn_hidden_size"])
+    matrices = attention + 3 * hidden * shape.ffn
     seconds = _LAYER_S
     if has_experts:
         shared = int(size.get("moe_shared_expert_intermediate_size", 0))
@@ -135,10 +135,10 @@ def _layer_s(
 
 def _attention(shape: Shape) -> tuple[int, int]:
     """Elements of the matrices of attention, and multiplications of a pair of tokens."""
-    size, latent, hidden = shape.sizes, shape.latent, int(shape.sizes["hidden_size"])
-    heads = int(size["num_attention_heads"])
+    size, latent, hidden = shape.sizes, shape.latent, shape.hidden
+    heads = shape.heads
     if latent is None:
-        channels, groups = int(size["kv_channels"]), int(size["num_query_groups"])
+        channels, groups = shape.channels, shape.groups
         return hidden * channels * 2 * (heads + groups), 2 * heads * channels
     inner = latent.positioned + latent.other
     queries = (hidden + heads * inner) * latent.queries if latent.queries else hidden * heads * inner
@@ -150,8 +150,8 @@ def _attention(shape: Shape) -> tuple[int, int]:
 def _cached(shape: Shape) -> int:
     """Channels of all keys; values are taken to be as many."""
     if shape.latent is not None:
-        return int(shape.sizes["num_attention_heads"]) * (shape.latent.positioned + shape.latent.other)
-    return int(shape.sizes["num_query_groups"]) * int(shape.sizes["kv_channels"])
+        return shape.heads * (shape.latent.positioned + shape.latent.other)
+    return shape.groups * shape.channels
 
 
 def _exchange_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardware) -> float:
@@ -159,7 +159,7 @@ def _exchange_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hard
     size, ranks = shape.sizes, layout.expert_ranks
     own = work.tokens / layout.context_parallel_size / layout.tensor_model_parallel_size
     topk = int(size["moe_router_topk"])
-    row = 2 * BF16 * own * int(size["hidden_size"])
+    row = 2 * BF16 * own * shape.hidden
     rows = topk * layout.expert_tensor_ranks
     near = min(ranks, hardware.per_machine)
     machines = ranks / near
@@ -188,9 +188,7 @@ def _step_s(policy: PreTrainedConfig, layout: MegatronConfig, hardware: Hardware
     total, shape = num_parameters(policy), shape_of(policy)
     size = shape.sizes
     layers = sum(n > 0 for n in shape.experts_by_layer)
-    experts = (
-        layers * shape.num_experts * 3 * int(size["hidden_size"]) * int(size.get("moe_ffn_hidden_size", 0))
-    )
+    experts = layers * shape.num_experts * 3 * shape.hidden * int(size.get("moe_ffn_hidden_size", 0))
     pipeline, tensor = layout.pipeline_model_parallel_size, layout.tensor_model_parallel_size
     seconds = 0.0
     for part, ranks, is_expert in (

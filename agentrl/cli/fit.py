@@ -166,7 +166,7 @@ def _name(way: Way) -> str:
     if trainer.trainer == "megatron":
         again, sizes = layout.recompute_granularity is not None, layout
         name = f"TP {sizes.tensor_model_parallel_size}, PP {sizes.pipeline_model_parallel_size}"
-        if "expert_model_parallel_size" in way.settings:
+        if sizes.expert_ranks > 1:
             name += f", EP {sizes.expert_model_parallel_size}"
             name += f" x {sizes.expert_tensor_ranks}" * (sizes.expert_tensor_ranks > 1)
     else:

@@ -45,7 +45,7 @@ def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, b
     """
     numbers, (outside, own) = _numbers(bf16), _tokens(layout, tokens)
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    hidden = int(shape.sizes["hidden_size"])
+    hidden = shape.hidden
     layers = [_layer(shape, layout, numbers, bool(n)) for n in stage_experts(shape, layout, rank)]
     every = [outside * layer.outside + own * layer.inside for layer in layers]
     kept = (pipeline - rank) * sum(every)
@@ -79,7 +79,7 @@ def _tokens(layout: MegatronConfig, tokens: int) -> tuple[float, int]:
 def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
     """The experts of each layer of a pipeline rank; 0 = it has a feed-forward block."""
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    of_stage = int(shape.sizes["num_layers"]) // (pipeline * virtual)
+    of_stage = len(shape.experts_by_layer) // (pipeline * virtual)
     for stage in range(rank, pipeline * virtual, pipeline):
         yield from shape.experts_by_layer[stage * of_stage : (stage + 1) * of_stage]
 
@@ -97,13 +97,13 @@ class _Layer(NamedTuple):
 def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts: bool) -> _Layer:
     """One layer with both of its norms."""
     size, tensor = shape.sizes, layout.tensor_model_parallel_size
-    hidden = int(size["hidden_size"])
+    hidden = shape.hidden
     outside, inside = 2.0 * numbers.norm * hidden, float(_attention(shape, numbers))
     if shape.latent is not None:
         outside += _small_states(shape.latent, numbers)
     if not has_experts:
         # Gate and up, the gate's activation, and their product.
-        inside += 4 * numbers.number * int(size["ffn_hidden_size"])
+        inside += 4 * numbers.number * shape.ffn
         return _Layer(outside, inside / tensor)
     shared = int(size.get("moe_shared_expert_intermediate_size", 0))
     inside += 4 * numbers.number * shared
@@ -122,7 +122,7 @@ def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts:
 def _routed(shape: Shape, layout: MegatronConfig, numbers: _Numbers) -> int:
     """Of a token's rows: each as it came, what lies between its matrices, its weight and its index."""
     size, ranks = shape.sizes, layout.expert_tensor_ranks
-    hidden, width = int(size["hidden_size"]), int(size["moe_ffn_hidden_size"]) // ranks
+    hidden, width = shape.hidden, int(size["moe_ffn_hidden_size"]) // ranks
     wide = 1
     if layout.expert_ranks > 1:
         # What its expert returned, and of several ranks' sum all parts: autograd keeps what it copies.
@@ -135,12 +135,12 @@ def _routed(shape: Shape, layout: MegatronConfig, numbers: _Numbers) -> int:
 def _attention(shape: Shape, numbers: _Numbers) -> int:
     """Rotated queries and keys, values, and the output twice; a norm of queries and keys, these as well."""
     size, latent = shape.sizes, shape.latent
-    heads = int(size["num_attention_heads"])
+    heads = shape.heads
     if latent is not None:
         width = latent.positioned + latent.other
         # Values are padded to the width of queries and keys, and so is the output before it is cut.
         return numbers.number * heads * (2 * width + 2 * max(width, latent.value) + latent.value)
-    queries, keys = (int(size["kv_channels"]) * n for n in (heads, int(size["num_query_groups"])))
+    queries, keys = (shape.channels * n for n in (heads, shape.groups))
     bytes_of_heads = numbers.number * (3 * queries + 2 * keys)
     if size.get("qk_layernorm"):
         bytes_of_heads += (numbers.norm - numbers.number) * (queries + keys)
@@ -158,5 +158,5 @@ def _router(shape: Shape, numbers: _Numbers) -> int:
     topk = int(size["moe_router_topk"])
     router = _FP32 * shape.num_experts + (3 * _INT64 + 3 * _FP32) * topk
     if size.get("moe_router_score_function") == "sigmoid" and numbers.number != _FP32:
-        router += _FP32 * int(size["hidden_size"])
+        router += _FP32 * shape.hidden
     return router

@@ -81,6 +81,31 @@ class Shape(NamedTuple):
         return max(self.experts_by_layer)
 
     @property
+    def hidden(self) -> int:
+        """Width of the states between layers (channels)."""
+        return int(self.sizes["hidden_size"])
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries (count)."""
+        return int(self.sizes["num_attention_heads"])
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values (count)."""
+        return int(self.sizes["num_query_groups"])
+
+    @property
+    def channels(self) -> int:
+        """Of a head (count)."""
+        return int(self.sizes["kv_channels"])
+
+    @property
+    def ffn(self) -> int:
+        """Channels of a feed-forward block."""
+        return int(self.sizes["ffn_hidden_size"])
+
+    @property
     def of_a_critic(self) -> Shape:
         """The shape of a critic with the same trunk."""
         return self._replace(tied=False, critic=True)
@@ -91,11 +116,10 @@ class Shape(NamedTuple):
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
-        groups = int(self.sizes["num_query_groups"])
         return Dims(
-            query_groups=groups,
-            heads_per_group=int(self.sizes["num_attention_heads"]) // groups,
-            kv_channels=int(self.sizes["kv_channels"]),
+            query_groups=self.groups,
+            heads_per_group=self.heads // self.groups,
+            kv_channels=self.channels,
             padded_vocab=-(-self.vocab // tensor_ranks) * tensor_ranks,
         )
 
