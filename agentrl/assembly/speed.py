@@ -135,8 +135,7 @@ def _layer_s(
 
 def _attention(shape: Shape) -> tuple[int, int]:
     """Elements of the matrices of attention, and multiplications of a pair of tokens."""
-    size, latent, hidden = shape.sizes, shape.latent, shape.hidden
-    heads = shape.heads
+    latent, hidden, heads = shape.latent, shape.hidden, shape.heads
     if latent is None:
         channels, groups = shape.channels, shape.groups
         return hidden * channels * 2 * (heads + groups), 2 * heads * channels
