@@ -15,8 +15,8 @@ starts nor a restart in the middle of the run changes the cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 
 from agentrl.assembly.cluster import POLICY
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.layout_memory import MegatronRanks
 from agentrl.assembly.memory import (
     BF16,
     FP32,
@@ -31,7 +32,6 @@ from agentrl.assembly.memory import (
     Networks,
     RunSizes,
     TorchRank,
-    megatron_memory,
 )
 from agentrl.assembly.places import local_places
 from agentrl.assembly.rollout import most_in_flight
@@ -42,7 +42,7 @@ from agentrl.processes.gpus import present_gpus
 from agentrl.types import JSON
 from agentrl.view.scores import size_text
 from agentrl.weights.hf.source import open_config
-from agentrl.weights.hf.tensors import num_parameters
+from agentrl.weights.hf.tensors import num_parameters, tensor_shapes
 
 CONTEXT_BYTES = 640 * 2**20
 """CUDA's context of one process, with the workspaces of cuBLAS and NCCL."""
@@ -168,7 +168,7 @@ def trainer_memory(
     """
     networks = networks_of(config, policy)
     if config.trainer.trainer == "megatron":
-        return partial(megatron_memory, networks, config.layout, config.trainer)
+        return MegatronRanks(networks, config.layout, config.trainer).at
     return TorchRank(networks, config.trainer, config.fsdp_size, gpu_bytes).at
 
 
@@ -177,7 +177,7 @@ def optimizers_on_cpu(config: RunConfig, policy: PreTrainedConfig) -> MemoryNeed
     networks = networks_of(config, policy)
     trainer = config.trainer.with_all_on_device
     if trainer.trainer == "megatron":
-        state = megatron_memory(networks, config.layout, trainer, 1).optimizer
+        state = MegatronRanks(networks, config.layout, trainer).at(1).optimizer
     else:
         state = TorchRank(networks, trainer, config.fsdp_size).fixed.optimizer
     # Beside two means there are the weights in fp32, which Megatron counts with bf16 only.
@@ -191,19 +191,53 @@ def longest_row(config: RunConfig, max_tokens: int | None) -> int:
     return max(config.trainer.max_tokens_per_gpu, max_tokens or 0)
 
 
-def server_memory(policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int) -> MemoryNeed:
-    """A server on one of its `gpus`, in bfloat16. in_flight: requests at once; tokens: of the cache."""
+def server_memory(
+    policy: PreTrainedConfig, gpus: int, in_flight: int, tokens: int, attention_copies: int = 1
+) -> MemoryNeed:
+    """A server on one of its `gpus`, in bfloat16.
+
+    in_flight: requests at once; tokens: of the cache. attention_copies: SGLang's dp_size, where each part of
+    the GPUs has the matrices of attention, and attends for requests of its own (counts).
+    """
     sizes, batch = RunSizes.of(policy), min(in_flight, _MOST_GRAPHS)
-    # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it.
+    # A prompt's pieces go through one layer at a time; gate, up and their product are the widest of it. Of
+    # experts each GPU has outputs of full width.
     layer = 3 * sizes.ffn // gpus + 4 * sizes.hidden + (2 * sizes.query + 2 * sizes.key) // gpus
+    layer += sizes.spread
     return MemoryNeed(
-        weights=BF16 * num_parameters(policy) // gpus,
+        weights=BF16 * (num_parameters(policy) + (attention_copies - 1) * _attention(policy)) // gpus,
         activations=BF16 * _PREFILL_TOKENS * layer,
         kv_cache=tokens * cache_bytes(policy, gpus),
         # Logits, probabilities, and one copy that is sorted or drawn from.
         logits=3 * FP32 * in_flight * sizes.vocab,
         runtime=CONTEXT_BYTES + _GRAPH_BYTES * batch,
     )
+
+
+def _attention(policy: PreTrainedConfig) -> int:
+    """The parameters of attention in all layers (count)."""
+    return sum(math.prod(shape) for name, shape in tensor_shapes(policy).items() if "attn." in name)
+
+
+def servers_on_paper(config: RunConfig, policy: PreTrainedConfig, total: int) -> dict[str, MemoryNeed]:
+    """What a GPU of each group of the policy's servers has, by a name with their number; with a cache where
+    its mem_fraction_static is given. total: memory of a GPU (bytes)."""
+    engine, servers = config.engine, {}
+    if engine.engine != "sglang" or engine.sglang_url is not None or config.rollout.replay is not None:
+        return {}
+    for number, group in enumerate(engine.groups):
+        gpus = engine.gpus_of(group)
+        if not gpus:
+            continue
+        given = {name.replace("-", "_"): value for name, value in engine.arguments_of(group).items()}
+        copies = int(str(given.get("dp_size", 1))) if given.get("enable_dp_attention") else 1
+        server = server_memory(policy, gpus, engine.max_slots // copies, 0, copies)
+        if "mem_fraction_static" in given:
+            static = float(str(given["mem_fraction_static"])) * (total - CONTEXT_BYTES)
+            server = server._replace(kv_cache=max(int(static) - server.weights, 0))
+        which = "server" if len(engine.groups) == 1 else f"server of group {number}"
+        servers[f"{which}, each of {gpus} GPUs"] = server
+    return servers
 
 
 def shared_card(
@@ -306,10 +340,16 @@ def _chosen(config: RunConfig) -> dict[str, float]:
 
 
 def cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
-    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head."""
+    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head.
+
+    With multi-latent attention each has the small state that all heads are made of.
+    """
+    sizes = RunSizes.of(policy)
+    if sizes.latent:
+        return sizes.layers * sizes.latent * BF16
     fields = policy.get_text_config().to_dict()
     heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
-    return RunSizes.of(policy).cache_bytes(BF16) // min(gpus, heads)
+    return sizes.cache_bytes(BF16) // min(gpus, heads)
 
 
 def _parts_text(memory: MemoryNeed) -> str:

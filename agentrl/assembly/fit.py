@@ -22,6 +22,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
 from agentrl.assembly.memory import MemoryNeed
 from agentrl.assembly.places import with_devices
+from agentrl.assembly.speed import Work, tokens_per_s
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import ON_GPUS
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
@@ -32,6 +33,9 @@ from agentrl.weights.hf.source import open_config
 _MOST_TOKENS = 2**24
 _STEP = 256
 _CLOSE = 0.01
+_ROWS = 4
+_OF_A_MACHINE = 8
+"""GPUs (count)."""
 _CONCURRENT = 256
 """Requests at once that a server has room for, beside its cache."""
 
@@ -53,13 +57,15 @@ class Cards(NamedTuple):
 class Way(NamedTuple):
     """A way to train. settings: that differ from the other ways. memory: of each GPU's rank, by part.
 
-    longest: tokens of the longest row that fits; 0 = not even one of 256.
+    longest: tokens of the longest row that fits; 0 = not even one of 256. speed: tokens that all GPUs
+    together would learn from in a second, see `tokens_per_s`; None = not of this trainer.
     """
 
     settings: Mapping[str, JSON]
     config: RunConfig
     memory: MemoryNeed
     longest: int
+    speed: float | None = None
 
 
 class Fit(NamedTuple):
@@ -79,6 +85,12 @@ class Fit(NamedTuple):
     server: MemoryNeed
     cached: int
     on_cpu: int
+
+    @property
+    def fastest(self) -> Way | None:
+        """Of those that fit; None = none does, or their speeds are not known."""
+        known = [way for way in self.ways if way.speed and way.memory.total <= self.available]
+        return max(known, key=lambda way: way.speed or 0.0, default=None)
 
 
 def fit(
@@ -119,7 +131,8 @@ def fit(
         way = with_devices(load_run(run, {**every, **changes}), ON_GPUS)
         at = rank_on_card(way, policy, cards.memory)
         memory = at(tokens)
-        ways.append(Way(changes, way, memory, _longest(at, available, tokens, memory)))
+        longest = _longest(at, available, tokens, memory)
+        ways.append(Way(changes, way, memory, longest, _speed(way, policy, tokens)))
     context = getattr(policy.get_text_config(), "max_position_embeddings", None)
     server = server_memory(policy, 1, _CONCURRENT, cached)
     on_cpu = [
@@ -128,6 +141,14 @@ def fit(
         if way.config.trainer.optimizer_cpu_offload
     ]
     return Fit(cards, tokens, available, context, ways, server, cached, max(on_cpu, default=0))
+
+
+def _speed(way: RunConfig, policy: PreTrainedConfig, tokens: int) -> float | None:
+    """Of rows of one sequence each, in each replica so many that waits of a pipeline do not decide."""
+    if way.trainer.trainer != "megatron":
+        return None
+    work = Work(_ROWS * way.layout.pipeline_model_parallel_size, tokens, tokens)
+    return tokens_per_s(policy, way.layout, work, offloads=way.trainer.optimizer_cpu_offload)
 
 
 def _of_model(directory: Path, settings: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -166,30 +187,39 @@ def _ways(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[di
 def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator[dict[str, JSON]]:
     """Those of Megatron that the model can have."""
     shape, powers = shape_of(policy), [2**power for power in range(gpus.bit_length())]
+    machines = gpus // _OF_A_MACHINE if gpus % _OF_A_MACHINE == 0 else 1
+    places = _settings(actor_num_gpus_per_node=gpus // machines)
+    if machines > 1:
+        places |= _settings(actor_num_nodes=machines, cluster="ray")
     for tensor, pipeline in product(powers, powers):
-        if gpus % (tensor * pipeline):
+        if gpus % (tensor * pipeline) or (shape.num_experts and tensor > _OF_A_MACHINE):
             continue
-        layout = _settings(
-            actor_num_gpus_per_node=gpus,
-            tensor_model_parallel_size=tensor,
-            pipeline_model_parallel_size=pipeline,
-            sequence_parallel=tensor > 1,
-            **_of_experts(shape.num_experts, gpus // pipeline),
-        )
-        try:
-            check_layout(shape, config.layout.model_copy(update=layout))
-        except ConfigError:
-            # Its heads or layers cannot be divided so.
-            continue
-        yield layout
-        yield _settings(**layout, recompute_granularity="full")
+        for experts in _of_experts(shape.num_experts, gpus // pipeline, tensor):
+            layout = _settings(
+                tensor_model_parallel_size=tensor,
+                pipeline_model_parallel_size=pipeline,
+                sequence_parallel=tensor > 1,
+                **experts,
+            )
+            try:
+                check_layout(shape, config.layout.model_copy(update=layout))
+            except ConfigError:
+                # Its heads, layers or experts cannot be divided so.
+                continue
+            yield _settings(**places, **layout)
+            yield _settings(**places, **layout, recompute_granularity="full")
 
 
-def _of_experts(number: int, ranks: int) -> dict[str, JSON]:
-    """Experts on as many ranks of a stage as divide them."""
+def _of_experts(number: int, ranks: int, tensor: int) -> Iterator[dict[str, JSON]]:
+    """Experts on as many ranks of a stage as divide them, and on as many of one machine; with tensor ranks
+    also sharded over these. ranks: of a stage; tensor: of these (counts)."""
     if not number:
-        return {}
-    return _settings(expert_model_parallel_size=math.gcd(number, ranks), expert_tensor_parallel_size=1)
+        yield {}
+        return
+    sizes = {(math.gcd(number, each), 1) for each in (ranks, math.gcd(ranks, _OF_A_MACHINE))}
+    sizes.add((math.gcd(number, ranks // tensor), tensor))
+    for experts, sharding in sorted(sizes):
+        yield _settings(expert_model_parallel_size=experts, expert_tensor_parallel_size=sharding)
 
 
 def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memory: MemoryNeed) -> int:
@@ -197,7 +227,7 @@ def _longest(at: Callable[[int], MemoryNeed], available: int, tokens: int, memor
 
     memory: of a row of `tokens`.
     """
-    known = {0: memory._replace(activations=0, logits=0).total, tokens: memory.total}
+    known = {0: memory._replace(activations=0, dispatch=0, logits=0).total, tokens: memory.total}
     while True:
         fits = max((tokens for tokens, size in known.items() if size <= available), default=0)
         above = min((tokens for tokens, size in known.items() if size > available), default=_MOST_TOKENS)

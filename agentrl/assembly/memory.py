@@ -4,14 +4,17 @@
                                      shard (several ranks of it) or of Megatron's buffers
     activations                      what one row holds at once beside them: counted over its operations
                                      (torch, see `RowMemory`), or an estimate of what it keeps for its
-                                     backward pass (`_layer_bytes`); and the layers that are gathered for it
+                                     backward pass (Megatron, see `row_bytes`; `_layer_bytes`); and the layers
+                                     that are gathered for it
+    dispatch                         an estimate: of a layer of experts what is on its way to them and back
     logits                           an estimate: those of a chunk, and the gradient of the head, where
                                      they do not count as activations
     runtime                          on a GPU: CUDA's context, libraries, graphs (see `cards`)
     kv_cache                         what the embedded engine allocates
     published                        versions of the weights that servers have, or are sent
 
-For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
+Ranks of Megatron are counted in `layout_memory`. For P parameters on a rank the torch trainer takes 4 P bytes
+for weights, 4 P for gradients and 8 P for AdamW
 (4 P for Muon's matrices), all divided by the ranks that share a replica; gradients are those of one network.
 With bf16, matrices below adapters, and of networks that do not learn, take 2 P, if they come in bfloat16 and
 no ranks share them. With bf16 Megatron takes 2 P, 4 P
@@ -21,9 +24,8 @@ With optimizer_cpu_offload the optimizer takes nothing on the device, and 12 P i
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,9 +34,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.shape import Shape, learning_of, shape_of
 from agentrl.trainer.torch.compact import frozen_matrices
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.frozen import freeze
@@ -48,8 +47,6 @@ from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
 FP32, BF16 = 4, 2
 """Bytes of a number."""
 _MAX_LOGITS = 2**24
-_ALIGNED, _NCCL_MULTIPLE = 64, 128
-"""Elements that Megatron's buffers align a parameter, and the end of a buffer, to."""
 
 
 class MemoryNeed(NamedTuple):
@@ -63,6 +60,7 @@ class MemoryNeed(NamedTuple):
     published: int = 0
     logits: int = 0
     runtime: int = 0
+    dispatch: int = 0
 
     @property
     def total(self) -> int:
@@ -72,7 +70,7 @@ class MemoryNeed(NamedTuple):
     @property
     def known(self) -> MemoryNeed:
         """The parts that are no estimates."""
-        return self._replace(activations=0, logits=0, runtime=0)
+        return self._replace(activations=0, dispatch=0, logits=0, runtime=0)
 
     @property
     def exact(self) -> int:
@@ -100,7 +98,8 @@ class RunSizes(NamedTuple):
     """The sizes of a model that its activations and its cache depend on (numbers of a token).
 
     query, key: all query heads, and all key heads, together. spread: its copies for the experts that it goes
-    through; experts: the scores of all.
+    through; experts: the scores of all. latent: the state that a server keeps of it in a layer in place of
+    keys and values; 0 = it has none.
     """
 
     layers: int
@@ -112,6 +111,7 @@ class RunSizes(NamedTuple):
     has_qk_norm: bool
     spread: int = 0
     experts: int = 0
+    latent: int = 0
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> RunSizes:
@@ -124,6 +124,13 @@ class RunSizes(NamedTuple):
         hidden = size("hidden_size", 0)
         heads = size("num_attention_heads", 1)
         head = size("head_dim", hidden // heads)
+        query, key = heads * head, size("num_key_value_heads", heads) * head
+        latent = size("kv_lora_rank", 0)
+        if latent:
+            # A server keeps what all heads are made of; keys and values themselves are not equally wide.
+            latent += size("qk_rope_head_dim", 0)
+            query = heads * (size("qk_nope_head_dim", 0) + size("qk_rope_head_dim", 0))
+            key = (query + heads * size("v_head_dim", head)) // 2
         chosen = size("num_experts_per_tok", 0)
         number = next((n for name in EXPERTS if (n := size(name, 0))), 0)
         width = size("moe_intermediate_size", size("intermediate_size", 0) if number else 0)
@@ -131,13 +138,14 @@ class RunSizes(NamedTuple):
         return cls(
             layers=size("num_hidden_layers", 0),
             hidden=hidden,
-            query=heads * head,
-            key=size("num_key_value_heads", heads) * head,
+            query=query,
+            key=key,
             ffn=max(size("intermediate_size", 4 * hidden), chosen * width + shared),
             vocab=size("vocab_size", 0),
             has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
             spread=chosen * hidden if number else 0,
             experts=number,
+            latent=latent,
         )
 
     def cache_bytes(self, number_bytes: int) -> int:
@@ -206,12 +214,12 @@ class TorchRank:
     def _estimated(self, tokens: int) -> MemoryNeed:
         """A row, where it cannot be counted."""
         sizes = self._sizes
-        outer, inner = _layer_bytes(sizes, half=False)
+        outer, inner = _layer_bytes(sizes)
         row = sizes.layers * (outer + inner) + outer // 2
         if self._trainer.gradient_checkpointing:
             # The input of each layer, and all of one.
             row = sizes.layers * FP32 * sizes.hidden + outer + inner + outer // 2
-        return MemoryNeed(activations=tokens * row, logits=_head_bytes(sizes, tokens, 1))
+        return MemoryNeed(activations=tokens * row, logits=3 * FP32 * min(tokens * sizes.vocab, _MAX_LOGITS))
 
 
 def _learning_model(config: PreTrainedConfig, trainer: TrainerConfig, shards: int) -> PreTrainedModel:
@@ -249,20 +257,6 @@ def _gathered_bytes(model: PreTrainedModel) -> int:
     total, layers = (sum(p.numel() for p in m.parameters()) for m in (model, nn.ModuleList(layers_of(model))))
     largest = max((sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)), default=0)
     return FP32 * (2 * (total - layers) + 3 * largest)
-
-
-def megatron_memory(
-    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int
-) -> MemoryNeed:
-    """The rank of Megatron's trainer that takes most. tokens: of its longest row.
-
-    With `offload` only the largest of the networks is counted: the others are in the memory of the CPU.
-    """
-    ranks = (
-        rank_memory(networks, layout, trainer, tokens, rank)
-        for rank in range(layout.pipeline_model_parallel_size)
-    )
-    return max(ranks, key=lambda memory: memory.total)
 
 
 def embedded_memory(
@@ -329,167 +323,16 @@ def _own_numel(parameter: Tensor, shards: int) -> int:
     return -(-len(parameter) // shards) * parameter[0].numel()
 
 
-def _layer_bytes(sizes: RunSizes, *, half: bool) -> tuple[int, int]:
+def _layer_bytes(sizes: RunSizes) -> tuple[int, int]:
     """What one layer keeps of a token for its backward pass: the norms' tensors, and those between them.
 
-    A norm keeps its input in fp32, the normalised values and its output. Attention keeps rotated queries and
+    A norm keeps its input, the normalised values and its output. Attention keeps rotated queries and
     keys, values, and its output twice; a norm of queries and keys, these as well. The feed-forward block
     keeps gate and up, the gate's activation, and their product.
     """
-    number, norm = (BF16, FP32 + 2 * BF16) if half else (FP32, 3 * FP32)
-    inner = number * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
+    inner = FP32 * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
     # Of experts also the token's copies, and the scores, their softmax and the weights.
-    inner += number * sizes.spread + 3 * FP32 * sizes.experts
+    inner += FP32 * (sizes.spread + 3 * sizes.experts)
     if sizes.has_qk_norm:
-        inner += (norm - number) * (sizes.query + sizes.key)
-    return 2 * norm * sizes.hidden, inner
-
-
-def _head_bytes(sizes: RunSizes, tokens: int, ranks: int) -> int:
-    """Logits of a chunk, their softmax, and its gradient, in fp32."""
-    return 3 * FP32 * min(tokens * -(-sizes.vocab // ranks), _MAX_LOGITS)
-
-
-def rank_memory(
-    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int, rank: int
-) -> MemoryNeed:
-    """A pipeline rank, from 0; ranks that differ in another way take the same."""
-    shape = shape_of(networks.policy)
-    learners = [shape, shape.of_a_critic] if networks.has_critic else [shape]
-    heads = (placed for placed in shape.of_a_critic.rules() if placed.hf == (VALUE_HEAD,))
-    learning = {*learning_of(shape, trainer), *heads}
-    parts = [
-        _share(_stages(each, networks.policy, layout, rank), layout, trainer, learning) for each in learners
-    ]
-    parts += [
-        _share(_stages(shape_of(config), config, layout, rank), layout, trainer, ())
-        for config in networks.frozen
-    ]
-    if layout.offload:
-        parts = [max(parts, key=lambda memory: memory.total)]
-    memory = _of_rows(RunSizes.of(networks.policy), layout, trainer.bf16, tokens, rank)
-    for part in parts:
-        memory = memory.plus(part)
-    return memory
-
-
-class _Shard(NamedTuple):
-    """A tensor rank's shard of a parameter.
-
-    numel: its numbers. is_hidden: it is a matrix in a layer. is_separate: it has a buffer of its own.
-    """
-
-    placed: Placed
-    numel: int
-    is_hidden: bool
-    is_separate: bool
-
-
-def _share(
-    stages: Iterable[Sequence[_Shard]],
-    layout: MegatronConfig,
-    trainer: TrainerConfig,
-    learning: Collection[Placed],
-) -> MemoryNeed:
-    """What a pipeline rank has of a network, of which some parameters learn."""
-    number = BF16 if trainer.bf16 else FP32
-    frozen = elements = optimizer = 0
-    for pieces in stages:
-        own = [piece for piece in pieces if piece.placed in learning]
-        frozen += sum(piece.numel for piece in pieces) - sum(piece.numel for piece in own)
-        # Experts have buffers and an optimizer of their own.
-        for is_expert in (False, True):
-            kind = [piece for piece in own if (piece.placed.expert is not None) == is_expert]
-            sharing = layout.replicas_of(is_expert) if layout.shares_the_optimizer else 1
-            size = sum(piece.numel for piece in kind)
-            if layout.shares_the_optimizer:
-                size = _buffers(kind, sharing)
-            elements += size
-            optimizer += _state(kind, size, size // sharing, trainer)
-    return MemoryNeed(number * (frozen + elements), FP32 * elements, optimizer)
-
-
-def _state(pieces: Iterable[_Shard], size: int, state: int, trainer: TrainerConfig) -> int:
-    """Bytes of an optimizer on the device. size, state: numbers of its buffers, and this rank's part of them.
-
-    Which rank has Muon's matrices is not known here: it has one mean of them, and of others two.
-    """
-    if trainer.optimizer_cpu_offload:
-        return 0
-    hidden = sum(piece.numel for piece in pieces if piece.is_hidden) if trainer.optimizer == "muon" else 0
-    two_means = min(size - hidden, state)
-    return (FP32 if trainer.bf16 else 0) * state + FP32 * (state + two_means)
-
-
-def _buffers(pieces: Iterable[_Shard], sharing: int) -> int:
-    """Numbers of the buffers that ranks share, padding included. sharing: those ranks (count)."""
-    buckets = [0, 0]
-    for piece in pieces:
-        buckets[piece.is_separate] += _padded(piece.numel, _ALIGNED)
-    return sum(_padded(bucket, math.lcm(sharing, _NCCL_MULTIPLE)) for bucket in buckets)
-
-
-def _stages(
-    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, rank: int
-) -> Iterator[list[_Shard]]:
-    """The parameters of each of a pipeline rank's stages, and the elements of a tensor rank's shard."""
-    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    last = pipeline * virtual - 1
-    layers = int(shape.sizes["num_layers"]) // (last + 1)
-    pieces = list(_shards(shape, config, layout))
-    for stage in range(rank, last + 1, pipeline):
-        yield [piece for piece in pieces if _is_on(piece.placed, stage, last, layers, tied=shape.tied)]
-
-
-def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
-    """Whether a stage has a parameter. layers: of each stage."""
-    if placed.layer is not None:
-        return placed.layer // layers == stage
-    if _is_embedding(placed):
-        # For a tied head the last stage keeps a copy.
-        return stage == 0 or (tied and stage == last)
-    return stage == last
-
-
-def _is_embedding(placed: Placed) -> bool:
-    return placed.rule.megatron.startswith("embedding.")
-
-
-def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> Iterator[_Shard]:
-    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint.
-
-    Of the experts, those of the first rank.
-    """
-    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
-    own = shape.num_experts // layout.expert_model_parallel_size
-    # A tied embedding that two stages have.
-    is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1
-    for placed in shape.rules():
-        if placed.expert is not None and placed.expert >= own:
-            continue
-        ranks = layout.sharding_ranks(placed.expert)
-        parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
-        shard = placed.rule.cut(placed.rule.join(parts, shape.dims(ranks)), ranks)[0]
-        is_hidden = shard.ndim == 2 and placed.layer is not None
-        yield _Shard(placed, shard.numel(), is_hidden, is_on_two and _is_embedding(placed))
-
-
-def _of_rows(sizes: RunSizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> MemoryNeed:
-    """Activations and logits of a pipeline rank's rows in flight: one for each rank from it to the last."""
-    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    own_tokens = -(-tokens // layout.context_parallel_size)
-    outer, inner = _layer_bytes(sizes, half=bf16)
-    outer_ranks = tensor if layout.sequence_parallel else 1
-    layer = outer // outer_ranks + inner // tensor
-    layers = sizes.layers // pipeline * (pipeline - rank)
-    if layout.recompute_granularity == "full":
-        # Of each layer its input alone, and one layer at a time.
-        row = layers * (BF16 if bf16 else FP32) * sizes.hidden // outer_ranks + layer
-    else:
-        row = layers * layer
-    head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0
-    return MemoryNeed(activations=own_tokens * row, logits=head)
-
-
-def _padded(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+        inner += 2 * FP32 * (sizes.query + sizes.key)
+    return 2 * 3 * FP32 * sizes.hidden, inner

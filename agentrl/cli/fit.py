@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _AGAIN = ", again"
+_WIDE = 116
 
 
 @click.command("fit", cls=Command)
@@ -115,6 +116,8 @@ def _facts(report: Fit) -> dict[str, JSON]:
                 "total_bytes": way.memory.total,
                 "fits": way.memory.total <= report.available,
                 "longest_row_tokens": way.longest,
+                "tokens_per_s": way.speed,
+                "is_fastest": way is report.fastest,
             }
             for way in report.ways
         ],
@@ -133,14 +136,22 @@ def _show(report: Fit, console: Console) -> None:
     title = f"{number} of {_gib(cards.memory)} GiB, and a row of {report.tokens:,} tokens (GiB)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
+    has_speed = any(way.speed for way in report.ways)
     for name in ("weights", "gradients", "optimizer", "rows", "total", "longest row"):
         table.add_column(name, justify="right")
+    if has_speed:
+        table.add_column("tokens/s", justify="right")
     for way in report.ways:
         part = way.memory
-        sizes = (part.weights, part.gradients, part.optimizer, part.activations + part.logits, part.total)
+        rows = part.activations + part.dispatch + part.logits
+        sizes = (part.weights, part.gradients, part.optimizer, rows, part.total)
         longest = f"{way.longest:,}" if way.longest else "none"
         fits = part.total <= report.available
-        table.add_row(Text(_name(way)), *map(_gib, sizes), longest, style="" if fits else "dim")
+        speed = [f"{'*' * (way is report.fastest)}{way.speed:,.0f}"] if way.speed else []
+        table.add_row(Text(_name(way)), *map(_gib, sizes), longest, *speed, style="" if fits else "dim")
+    # Narrower ones would cut its numbers.
+    if has_speed:
+        console.width = max(console.width, _WIDE)
     console.print(table)
     for line in _notes(report):
         console.print(Text(line), soft_wrap=True)
@@ -155,6 +166,9 @@ def _name(way: Way) -> str:
     if trainer.trainer == "megatron":
         again, sizes = layout.recompute_granularity is not None, layout
         name = f"TP {sizes.tensor_model_parallel_size}, PP {sizes.pipeline_model_parallel_size}"
+        if sizes.expert_ranks > 1:
+            name += f", EP {sizes.expert_model_parallel_size}"
+            name += f" x {sizes.expert_tensor_ranks}" * (sizes.expert_tensor_ranks > 1)
     else:
         again, name = trainer.gradient_checkpointing, "full"
         if trainer.lora_rank is not None:
@@ -166,6 +180,10 @@ def _notes(report: Fit) -> Iterator[str]:
     is_torch = report.ways[0].config.trainer.trainer == "torch"
     again = "gradient_checkpointing = true" if is_torch else "recompute_granularity = full"
     yield f"again: layers are computed a second time ({again})."
+    if report.ways[0].speed:
+        yield (
+            "tokens/s: of all GPUs together in training, by a rough model of H100s; *: the fastest that fits."
+        )
     own = _gib(report.ways[0].memory.runtime)
     yield (
         f"The trainer has {_gib(report.available)} GiB in its turn: a twentieth of a GPU stays free, and the "

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.cards import longest_row, optimizers_on_cpu, trainer_memory
+from agentrl.assembly.cards import (
+    longest_row,
+    optimizers_on_cpu,
+    servers_on_paper,
+    trainer_memory,
+)
 from agentrl.assembly.cluster import num_ranks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import (
@@ -22,7 +27,7 @@ from agentrl.types import JSON
 from agentrl.weights.codec import torch_dtype
 
 _A_GPU = 80 * 2**30
-"""Where the run is for a machine elsewhere; it bounds the logits that are held at once."""
+"""Where the run is for a machine elsewhere; it bounds logits that are held at once, and servers' caches."""
 PUBLISHED, DELTAS = "published weights, where rank 0 is", "deltas of weights, in the run's process"
 OPTIMIZERS = "optimizers of the trainer, in the CPU's memory"
 
@@ -48,14 +53,19 @@ def memory_by_process(
         )
         if config.has_eval_engine:
             memory["engine of evaluations"] = memory["embedded engine"]
-    return memory | _published(config, model)
+    return memory | servers_on_paper(config, model, _smallest_gpu()) | _published(config, model)
+
+
+def _smallest_gpu() -> int:
+    """Of this machine; where it has none, that of the machine that the run may be for (bytes)."""
+    return min((gpu.memory for gpu in present_gpus() if gpu.memory), default=_A_GPU)
 
 
 def _gpu_of_a_rank(config: RunConfig) -> int | None:
     """The memory of the GPU of a torch trainer's rank (bytes); None = it has none."""
     if config.trainer.device == "cpu":
         return None
-    return min((gpu.memory for gpu in present_gpus() if gpu.memory), default=_A_GPU)
+    return _smallest_gpu()
 
 
 def _published(config: RunConfig, model: PreTrainedConfig) -> dict[str, MemoryNeed]:
@@ -88,7 +98,7 @@ def memory_shortage(memory: Mapping[str, MemoryNeed], *, is_elsewhere: bool = Fa
             f"{min(sizes) / 2**30:.1f} GiB; take more ranks, or, with several networks (a reference, "
             "a critic), offload = true."
         )
-    elsewhere = ("ranks", "trainer", PUBLISHED) if is_elsewhere else ("ranks",)
+    elsewhere = ("ranks", "server", "trainer", PUBLISHED) if is_elsewhere else ("ranks", "server")
     here = {name: part for name, part in memory.items() if not any(word in name for word in elsewhere)}
     local, machine = sum(part.exact for part in here.values()), machine_memory()
     if local <= machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentrl.assembly.cards import CONTEXT_BYTES, SPARE, rank_on_card
 from agentrl.assembly.fit import Cards, fit
@@ -92,6 +92,25 @@ def test_layouts_of_megatron_are_those_that_the_model_can_have(model):
     # Two heads of keys, two layers.
     assert sizes == {(t, p) for t in (1, 2) for p in (1, 2)}
     assert len(ways) == 2 * len(sizes)
+
+
+def test_layouts_of_experts_are_tried_and_the_fastest_that_fits_is_named(tmp_path, capsys):
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    Qwen3MoeConfig(**SMALL, **moe, architectures=["Qwen3MoeForCausalLM"]).save_pretrained(tmp_path)
+    report = fit(tmp_path, Cards(16, 3 * GIB), {"trainer": "megatron"}, 512)
+    layouts = [way.config.layout for way in report.ways]
+    assert {layout.world_size for layout in layouts} == {16}
+    tried = {
+        (each.tensor_model_parallel_size, each.expert_model_parallel_size, each.expert_tensor_ranks)
+        for each in layouts
+        if each.pipeline_model_parallel_size == 1
+    }
+    assert tried == {(1, 8, 1), (2, 8, 1), (2, 8, 2)}
+    best = report.fastest
+    assert best.speed == max(way.speed for way in report.ways if way.memory.total <= report.available)
+    assert fit(tmp_path, Cards(16, GIB), {"trainer": "megatron"}, 512).fastest is None
+    main(["fit", str(tmp_path), "--gpus", "16", "--memory", "3", "--context", "512", "--trainer", "megatron"])
+    assert f" *{best.speed:,.0f}" in capsys.readouterr().out
 
 
 def test_the_command_prints_a_table_or_json(model, capsys):

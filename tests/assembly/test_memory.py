@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl.assembly import memory as module
-from agentrl.assembly.cards import networks_of
+from agentrl.assembly.cards import cache_bytes, networks_of, server_memory
 from agentrl.assembly.load import load_config
 from agentrl.assembly.memory import (
     MemoryNeed,
@@ -37,6 +37,7 @@ from agentrl.trainer.torch import AuxiliaryModels
 from agentrl.trainer.torch.frozen import freeze
 from agentrl.trainer.torch.worker import TorchWorker
 from agentrl.weights.hf.tensors import num_parameters
+from tests.sizes import DEEPSEEK_V3, QWEN3_30B_A3B, opened
 from tests.trainer.families import FAMILIES
 from tests.trainer.test_roles import critic_of, with_returns
 from tests.trainer.tiny import POLICY_LOSS, batch, llama, qwen3, settings
@@ -186,6 +187,24 @@ def test_the_embedded_engines_cache_is_counted(dtype):
     expected = embedded_memory(model.config, 7, 33, dtype)
     assert engine.memory.cache_bytes == expected.kv_cache
     assert expected.weights == sum(p.nbytes for p in model.parameters())
+
+
+def test_servers_keep_the_small_state_of_latent_attention_and_otherwise_keys_and_values():
+    deepseek, qwen = opened(DEEPSEEK_V3), opened(QWEN3_30B_A3B)
+    # 512 channels that all heads are made of, and 64 with positions, in two bytes, on each GPU.
+    assert [cache_bytes(deepseek, gpus) for gpus in (1, 8, 64)] == [61 * 576 * 2] * 3
+    # Four heads of 128; eight GPUs have each head twice.
+    assert [cache_bytes(qwen, gpus) for gpus in (1, 4, 8)] == [48 * 2 * 4 * 128 * 2 // n for n in (1, 4, 4)]
+
+
+def test_a_server_of_experts_shares_its_weights_but_for_copies_of_attention():
+    deepseek = opened(DEEPSEEK_V3)
+    plain, copied = (server_memory(deepseek, 64, 256, 0, copies).weights for copies in (1, 8))
+    assert plain == 2 * num_parameters(deepseek) // 64
+    # Of each layer, by the sizes of arXiv:2412.19437.
+    queries, keys = 7168 * 1536 + 1536 * 128 * 192, 7168 * 576 + 512 * 128 * 256
+    attention = 61 * (queries + keys + 128 * 128 * 7168 + 1536 + 512)
+    assert copied - plain == pytest.approx(2 * 7 * attention / 64, abs=64)
 
 
 SHAPES = (

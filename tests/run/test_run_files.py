@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import shutil
 import struct
@@ -24,11 +25,13 @@ from transformers import AutoConfig
 from agentrl.algorithms.estimator_choice import GrpoConfig
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_config
+from agentrl.assembly.speed import Work, trainer_speed
 from agentrl.cli.flags import flag_values
 from agentrl.cli.recipes import FOLDER
 from agentrl.cli.train import train_command
 from agentrl.config import leaves, spellings
 from agentrl.run.dry_run import dry_run
+from agentrl.run.dry_run_memory import OPTIMIZERS, PUBLISHED
 from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
 from tests.cards import H200_MIB, with_cards
@@ -36,6 +39,7 @@ from tests.engine.sglang_launch.starting import STAND_IN
 from tests.house.source import ROOT
 from tests.rendering.real_templates import template
 from tests.rendering.subjects import CHATML, GLM, LLAMA, tokenizer
+from tests.sizes import DEEPSEEK_V3, GLM45_AIR, QWEN3_30B_A3B
 
 RECIPES = str(FOLDER.relative_to(ROOT))
 FILES = {
@@ -140,6 +144,15 @@ QWEN3_4B = COMMON | {
     "head_dim": 128,
     "max_position_embeddings": 40960,
 }
+DEEPSEEK = (
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<think>",
+    "</think>",
+)
+MOST_OF_A_FILE = 4 << 30
 _Disk = namedtuple("_Disk", "total used free")
 QUESTION = {
     "prompt": [{"role": "user", "content": PROMPT.replace("{question}", "who wrote faust?")}],
@@ -169,13 +182,30 @@ def write_model(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer("byte-level", special, end, chat_template).save_pretrained(folder)
-    header, end = {}, 0
+    # As published: no file is larger than a process may map at once.
+    files: list[dict[str, tuple[int, ...]]] = [{}]
+    size = 0
     for name, shape in tensor_shapes(AutoConfig.from_pretrained(folder)).items():
+        if size > MOST_OF_A_FILE:
+            files.append({})
+            size = 0
+        files[-1][name] = shape
+        size += 2 * math.prod(shape)
+    names = [f"model-{number:05}.safetensors" for number in range(len(files))]
+    for name, shapes in zip(names, files, strict=True):
+        write_holes(folder / name, shapes)
+    index = {tensor: name for name, shapes in zip(names, files, strict=True) for tensor in shapes}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def write_holes(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    header, end = {}, 0
+    for name, shape in shapes.items():
         size = 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
 
@@ -194,6 +224,10 @@ def prepare(folder: Path) -> None:
     )
     # Its own template is in no package; this one is of a later model of the family.
     write_model(folder / "models" / "GLM-Z1-9B-0414", GLM_Z1_9B, template("glm4moe"), GLM, "<|endoftext|>")
+    write_model(folder / "models" / "Qwen3-30B-A3B", QWEN3_30B_A3B, template("qwen3"))
+    write_model(folder / "models" / "GLM-4.5-Air", GLM45_AIR, template("glm4moe"), GLM, "<|endoftext|>")
+    distilled = template("deepseek_r1_distill")  # its own is in no package; this one has the same markers
+    write_model(folder / "models" / "DeepSeek-R1-bf16", DEEPSEEK_V3, distilled, DEEPSEEK, DEEPSEEK[1])
     # Its own template is of this form, too.
     write_model(folder / "models" / "smollm2", SMOLLM2, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-1.5B-Instruct", QWEN25_1_5B, template("qwen2_5"))
@@ -300,6 +334,53 @@ def test_of_eight_gpus_four_train_glm_and_four_sample(cards):
     assert not facts["missing"]
 
 
+MIXTURES = {
+    "math-qwen3-30b-a3b": ("one machine with eight GPUs", 30.5e9, 8),
+    "math-glm4.5-air": ("two machines with eight GPUs each", 106.9e9, 16),
+    "math-deepseek-r1": ("16 machines with eight GPUs each", 671e9, 128),
+}
+
+
+def training_s(path: str, length: int) -> float:
+    """A step of the run file, whose samples all have so many tokens (seconds)."""
+    config = load_config(path, {})
+    policy = AutoConfig.from_pretrained(config.model.hf_checkpoint)
+    steps, row = config.rollout.num_steps_per_rollout, config.trainer.max_tokens_per_gpu
+    samples = config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt
+    rows = samples * length / row / config.layout.data_parallel_size / steps
+    speed = trainer_speed(policy, config.layout, Work(rows, row, length), offloads=True)
+    return steps * (rows * speed.learn + speed.step)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_fits_on_the_machines_that_its_first_line_names(name, prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    path, (says, size, gpus) = f"{RECIPES}/{name}.toml", MIXTURES[name]
+    text = FILES[path].read_text()
+    assert says in text.splitlines()[0]
+    facts = dry_run(Path(path), {}).as_json()
+    assert facts["model"]["parameters"]["total"] == pytest.approx(size, rel=0.002)
+    assert facts["gpus"]["of_the_trainer"] == facts["gpus"]["of_servers"] == gpus
+    memory = facts["memory"]
+    rank, server = (
+        next(part for of, part in memory.items() if of.startswith(who)) for who in ("trainer, each", "server")
+    )
+    # They take turns, and each keeps what the other one cannot have.
+    assert rank["total_bytes"] + server["runtime_bytes"] < 0.95 * 80e9
+    assert server["total_bytes"] < 0.95 * 80e9
+    assert "80 GB are enough for a GPU" in text
+    # The memory of a machine, and of the first: its optimizers, and what servers are sent.
+    optimizers, published = (memory[of] for of in (OPTIMIZERS, PUBLISHED))
+    said = [
+        float(n) * {"GB": 1e9, "TB": 1e12}[unit] for n, unit in re.findall(r"([\d.]+) ([GT]B)(?=[,.])", text)
+    ]
+    of_all = optimizers["total_bytes"] + published["total_bytes"]
+    seconds, length = re.search(r"about (\d+) s a step, for samples of ([\d,]+) tokens", text).groups()
+    assert float(seconds) == pytest.approx(training_s(path, int(length.replace(",", ""))), rel=0.05)
+    assert min(said) > optimizers["total_bytes"]
+    assert 1.4 * of_all > max(said) > of_all
+
+
 # The arguments of slime's scripts at the commit that the recipes name, but for paths, and for what agentrl
 # answers in place of them.
 SLIME = """
@@ -315,12 +396,29 @@ OF_ONE = {
     "math-qwen3-4b": "--context-parallel-size 1 --max-tokens-per-gpu 9216 "
     "--colocate --actor-num-gpus-per-node 8",
     "math-glm4-9b": "--context-parallel-size 2 --max-tokens-per-gpu 4608 --actor-num-gpus-per-node 4",
+    "math-qwen3-30b-a3b": "--tensor-model-parallel-size 4 --context-parallel-size 1 "
+    "--max-tokens-per-gpu 20480 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+    "--optimizer-cpu-offload --colocate --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 8",
+    # Without its pipeline, and so without 32 as the number of ranks that share the experts.
+    "math-deepseek-r1": "--rollout-batch-size 128 --num-steps-per-rollout 4 --over-sampling-batch-size 256 "
+    "--rollout-max-response-len 32768 --tensor-model-parallel-size 8 --context-parallel-size 4 "
+    "--expert-tensor-parallel-size 1 --optimizer-cpu-offload --colocate --actor-num-nodes 16 "
+    "--actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 64",
 }
+
+
+def with_changes(flags: str, changes: str) -> list[str]:
+    """Flags with others in their place; steps of a rollout say what a global batch size would."""
+    words = {line.split()[0]: line.split() for line in re.findall(r"--[^-]\S*(?: (?!--)\S+)*", flags)}
+    words |= {line.split()[0]: line.split() for line in re.findall(r"--[^-]\S*(?: (?!--)\S+)*", changes)}
+    if "--num-steps-per-rollout" in words:
+        del words["--global-batch-size"]
+    return [word for each in words.values() for word in each]
 
 
 @pytest.mark.parametrize("name", OF_ONE)
 def test_a_recipe_has_the_values_of_the_script_that_it_names(name):
-    context = train_command.make_context("train", f"{SLIME} {OF_ONE[name]}".split())
+    context = train_command.make_context("train", with_changes(" ".join(SLIME.split()), OF_ONE[name]))
     of_script = {
         key: context.params[key]
         for key in leaves(RunConfig).keys() | spellings(RunConfig).keys()
@@ -330,7 +428,8 @@ def test_a_recipe_has_the_values_of_the_script_that_it_names(name):
     # What the script says changes nothing of the recipe.
     assert load_config(str(path), flag_values(of_script, RunConfig)) == load_config(str(path), {})
     aime = load_config(str(path), {}).eval.eval_prompt_data["aime"]
-    assert (aime.n_samples_per_eval_prompt, aime.max_response_len, aime.top_p) == (16, 16384, 1.0)
+    expected = (8, 32768, 1.0) if "deepseek" in name else (16, 16384, 1.0)
+    assert (aime.n_samples_per_eval_prompt, aime.max_response_len, aime.top_p) == expected
 
 
 @pytest.mark.parametrize(("name", "gib", "size"), [("24gb", 24, 494e6), ("80gb", 80, 1.544e9)])

@@ -8,7 +8,13 @@ from pathlib import Path
 from types import TracebackType
 
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ModelLoadError
@@ -57,8 +63,9 @@ class ModelSource:
 class Operations:
     """What a model computes for tokens; a multiplication and an addition count as two operations.
 
-    matrices: elements of the matrices that each token is multiplied with, but the head. head: of the head.
-    scores: multiplications for each pair of tokens of which one attends to the other.
+    matrices: elements of the matrices that each token is multiplied with, but the head; of experts those that
+    it goes through. head: of the head. scores: multiplications for each pair of tokens of which one attends
+    to the other.
     """
 
     matrices: int
@@ -67,7 +74,8 @@ class Operations:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Operations | None:
-        """Those of a model with this config; None = it has experts, or layers other than full attention.
+        """Those of a model with this config; None = it has layers other than full attention, or experts whose
+        matrices lie in another way than one behind the other.
 
         Raises:
             ModelLoadError: there is no model of such sizes.
@@ -76,21 +84,26 @@ class Operations:
         kinds = set(getattr(text, "layer_types", None) or ())
         if not kinds and getattr(text, "sliding_window", None):
             return None
-        if any(getattr(text, name, None) for name in EXPERTS):
-            return None
         if kinds - {"full_attention"}:
             return None
         model = meta_model(config)
         head = model.get_output_embeddings()
         linear = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
         matrices = sum(module.weight.numel() for module in linear)
+        number = next((n for name in EXPERTS if (n := getattr(text, name, None))), 0)
+        routed = _routed(model, int(number), int(getattr(text, "num_experts_per_tok", None) or 1))
+        if number and not routed:
+            return None
         try:
             heads, hidden = int(text.num_attention_heads), int(text.hidden_size)
             layers, vocab = int(text.num_hidden_layers), int(text.vocab_size)
         except AttributeError:
             return None
-        width = int(getattr(text, "head_dim", None) or hidden // heads)
-        return cls(matrices, vocab * hidden, layers * 2 * heads * width)
+        width = 2 * int(getattr(text, "head_dim", None) or hidden // heads)
+        if getattr(text, "kv_lora_rank", None):
+            # Multi-latent attention: values are not as wide as queries and keys.
+            width = int(text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
+        return cls(matrices + routed, vocab * hidden, layers * heads * width)
 
     def forward(self, lengths: Sequence[int], predicted: int, *, causal: bool = True) -> float:
         """The operations of a forward pass over sequences; a backward pass needs twice as many.
@@ -100,6 +113,21 @@ class Operations:
         """
         pairs = sum(length * (length + 1) / 2 if causal else length**2 for length in lengths)
         return 2.0 * (self.matrices * sum(lengths) + self.scores * pairs + predicted * self.head)
+
+
+def _routed(model: PreTrainedModel, number: int, chosen: int) -> int:
+    """Elements of routers, and of the experts that a token goes through: their matrices are one parameter of
+    a layer, [number, rows, columns]. number: experts of a layer; chosen: those of a token."""
+    routers = experts = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if parameter.ndim == 3 and len(parameter) == number:
+                experts += parameter.numel() * chosen // number
+            if parameter.ndim == 2 and len(parameter) == number:
+                routers += parameter.numel()
+    return routers + experts if experts else 0
 
 
 def long_ropes(config: PreTrainedConfig) -> tuple[int, ...]:

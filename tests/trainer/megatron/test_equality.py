@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from agentrl.assembly.memory import Networks, rank_memory
+from agentrl.assembly.layout_memory import rank_memory
+from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
-from tests.trainer.megatron.allocating import allocated, kept
+from tests.trainer.megatron.allocating import allocated, row
 from tests.trainer.megatron.equality import oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
 from tests.trainer.megatron.models import CONFIGS, MIXTURES, model_of
@@ -219,6 +220,5 @@ def test_ranks_keep_near_what_the_formula_gives_for_the_backward_pass(pair, size
     layout, tokens = MegatronConfig(actor_num_gpus_per_node=2, **sizes), 192
     config = Qwen3Config(**WIDE, **HEADS, pad_token_id=None)
     memory = rank_memory(Networks(config), layout, settings(bf16=bf16), tokens, 0)
-    for kept_bytes in pair.run(kept, layout, config, bf16, tokens):
-        print(sizes, bf16, kept_bytes, memory)
+    for kept_bytes, _ in pair.run(row, layout, config, bf16, tokens):
         assert 0.8 < kept_bytes / (memory.activations + memory.logits) < 1.25

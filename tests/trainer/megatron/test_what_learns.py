@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.assembly.memory import Networks, rank_memory
+from agentrl.assembly.layout_memory import rank_memory
+from agentrl.assembly.memory import Networks
 from agentrl.errors import ConfigError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig

@@ -81,6 +81,31 @@ class Shape(NamedTuple):
         return max(self.experts_by_layer)
 
     @property
+    def hidden(self) -> int:
+        """Width of the states between layers (channels)."""
+        return int(self.sizes["hidden_size"])
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries (count)."""
+        return int(self.sizes["num_attention_heads"])
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values (count)."""
+        return int(self.sizes["num_query_groups"])
+
+    @property
+    def channels(self) -> int:
+        """Of a head (count)."""
+        return int(self.sizes["kv_channels"])
+
+    @property
+    def ffn(self) -> int:
+        """Channels of a feed-forward block."""
+        return int(self.sizes["ffn_hidden_size"])
+
+    @property
     def of_a_critic(self) -> Shape:
         """The shape of a critic with the same trunk."""
         return self._replace(tied=False, critic=True)
@@ -91,11 +116,10 @@ class Shape(NamedTuple):
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
-        groups = int(self.sizes["num_query_groups"])
         return Dims(
-            query_groups=groups,
-            heads_per_group=int(self.sizes["num_attention_heads"]) // groups,
-            kv_channels=int(self.sizes["kv_channels"]),
+            query_groups=self.groups,
+            heads_per_group=self.heads // self.groups,
+            kv_channels=self.channels,
             padded_vocab=-(-self.vocab // tensor_ranks) * tensor_ranks,
         )
 
@@ -219,18 +243,21 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
 def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
     """The parameters of a policy that learn, by the names of the checkpoint's tensors that make them.
 
+    A router's bias never does.
+
     Raises:
         ConfigError: see `learning_names`; or some of the tensors that make one parameter learn, and some not;
             or Muon is to train experts.
     """
     if config.optimizer == "muon" and shape.num_experts:
         raise ConfigError("Megatron trains experts with AdamW alone; set optimizer = adamw.")
-    every = list(shape.rules())
+    every = [placed for placed in shape.rules() if placed.rule.learns]
     names = [name for placed in every for name in placed.hf]
-    learning = names if config.all_learn else learning_names(config, names, "the model")
-    chosen = [placed for placed in every if not set(placed.hf).isdisjoint(learning)]
+    # A mixture has tens of thousands of them.
+    learning = frozenset(names if config.all_learn else learning_names(config, names, "the model"))
+    chosen = [placed for placed in every if not learning.isdisjoint(placed.hf)]
     for placed in chosen:
-        if not set(placed.hf) <= set(learning):
+        if not learning.issuperset(placed.hf):
             raise ConfigError(
                 f"Megatron has {' and '.join(placed.hf)} as one parameter, of which "
                 "only_train_params_name_list and freeze_params_name_list choose a part; name all, or none."

@@ -1,0 +1,162 @@
+"""What a row takes on a rank of Megatron beside weights, gradients and the optimizer: estimated from shapes.
+
+    kept         tensors that a layer keeps for its backward pass
+    dispatched   what a layer of experts holds only while it runs: rows on their way to experts and back,
+                 and the gradients of its experts before they are added to the buffers
+
+Experts are taken to get equally many tokens. Of k experts of a token, each on R ranks that shard its
+matrices, a rank gets k x R rows for each token of its own. A row is as wide as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.shape import Latent, Shape
+
+_FP32, _BF16, _INT64 = 4, 2, 8
+_MOST_LOGITS = 2**24
+
+
+class RowBytes(NamedTuple):
+    """A row on a rank, by part (bytes), see above. logits: of a chunk, their softmax and gradient."""
+
+    kept: int
+    dispatched: int
+    logits: int
+
+
+class _Numbers(NamedTuple):
+    """Bytes: number: of one in the model's dtype; norm: that a norm keeps of a channel.
+
+    A norm keeps its input in fp32, the normalised values and its output.
+    """
+
+    number: int
+    norm: int
+
+
+def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, bf16: bool) -> RowBytes:
+    """The rows in flight on a pipeline rank, from 0: one for each rank from it to the last.
+
+    tokens: of the longest row, unsharded.
+    """
+    numbers, (outside, own) = _numbers(bf16), _tokens(layout, tokens)
+    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    hidden = shape.hidden
+    layers = [_layer(shape, layout, numbers, bool(n)) for n in stage_experts(shape, layout, rank)]
+    every = [outside * layer.outside + own * layer.inside for layer in layers]
+    kept = (pipeline - rank) * sum(every)
+    if layout.recompute_granularity == "full":
+        # Of each layer its input alone, and one layer at a time.
+        inputs = len(layers) * numbers.number * hidden * outside
+        kept = (pipeline - rank) * inputs + max(every)
+    dispatched = max(outside * layer.dispatched + layer.gradients for layer in layers)
+    vocab = -(-shape.vocab // tensor)
+    logits = 3 * _FP32 * min(own * vocab, _MOST_LOGITS) if rank == pipeline - 1 else 0
+    return RowBytes(int(kept), int(dispatched), logits)
+
+
+def layer_bytes(shape: Shape, layout: MegatronConfig, tokens: int, *, has_experts: bool, bf16: bool) -> float:
+    """What one layer keeps of a row (bytes)."""
+    outside, own = _tokens(layout, tokens)
+    layer = _layer(shape, layout, _numbers(bf16), has_experts)
+    return outside * layer.outside + own * layer.inside
+
+
+def _numbers(bf16: bool) -> _Numbers:
+    return _Numbers(_BF16, _FP32 + 2 * _BF16) if bf16 else _Numbers(_FP32, 3 * _FP32)
+
+
+def _tokens(layout: MegatronConfig, tokens: int) -> tuple[float, int]:
+    """Tokens of a rank between the matrices, and of the tensor ranks together."""
+    own = -(-tokens // layout.context_parallel_size)
+    return own / layout.tensor_model_parallel_size if layout.sequence_parallel else own, own
+
+
+def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
+    """The experts of each layer of a pipeline rank; 0 = it has a feed-forward block."""
+    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
+    of_stage = len(shape.experts_by_layer) // (pipeline * virtual)
+    for stage in range(rank, pipeline * virtual, pipeline):
+        yield from shape.experts_by_layer[stage * of_stage : (stage + 1) * of_stage]
+
+
+class _Layer(NamedTuple):
+    """What a layer takes (bytes). outside: of a token between the matrices; inside: of one between the
+    matrices' ranks, already divided by them. dispatched: of a token outside; gradients: of its experts."""
+
+    outside: float
+    inside: float
+    dispatched: float = 0
+    gradients: float = 0
+
+
+def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts: bool) -> _Layer:
+    """One layer with both of its norms."""
+    size, tensor = shape.sizes, layout.tensor_model_parallel_size
+    hidden = shape.hidden
+    outside, inside = 2.0 * numbers.norm * hidden, float(_attention(shape, numbers))
+    if shape.latent is not None:
+        outside += _small_states(shape.latent, numbers)
+    if not has_experts:
+        # Gate and up, the gate's activation, and their product.
+        inside += 4 * numbers.number * shape.ffn
+        return _Layer(outside, inside / tensor)
+    shared = int(size.get("moe_shared_expert_intermediate_size", 0))
+    inside += 4 * numbers.number * shared
+    if size.get("moe_shared_expert_gate"):
+        outside += numbers.number * hidden
+    outside += _router(shape, numbers) + _routed(shape, layout, numbers)
+    topk, ranks = int(size["moe_router_topk"]), layout.expert_tensor_ranks
+    # Rows as they are sent, as their experts return them, sorted by rank, and as they come back.
+    sent = numbers.number * hidden * topk
+    dispatched = sent + (3 * sent * ranks if layout.expert_ranks > 1 else 0)
+    own = shape.num_experts // layout.expert_model_parallel_size
+    of_experts = 2 * numbers.number * own * hidden * int(size["moe_ffn_hidden_size"]) // ranks
+    return _Layer(outside, inside / tensor, dispatched, of_experts)
+
+
+def _routed(shape: Shape, layout: MegatronConfig, numbers: _Numbers) -> int:
+    """Of a token's rows: each as it came, what lies between its matrices, its weight and its index."""
+    size, ranks = shape.sizes, layout.expert_tensor_ranks
+    hidden, width = shape.hidden, int(size["moe_ffn_hidden_size"]) // ranks
+    wide = 1
+    if layout.expert_ranks > 1:
+        # What its expert returned, and of several ranks' sum all parts: autograd keeps what it copies.
+        wide += 2 if ranks > 1 else 1
+    return (
+        int(size["moe_router_topk"]) * ranks * (numbers.number * (wide * hidden + 5 * width + 1) + 2 * _INT64)
+    )
+
+
+def _attention(shape: Shape, numbers: _Numbers) -> int:
+    """Rotated queries and keys, values, and the output twice; a norm of queries and keys, these as well."""
+    size, latent = shape.sizes, shape.latent
+    heads = shape.heads
+    if latent is not None:
+        width = latent.positioned + latent.other
+        # Values are padded to the width of queries and keys, and so is the output before it is cut.
+        return numbers.number * heads * (2 * width + 2 * max(width, latent.value) + latent.value)
+    queries, keys = (shape.channels * n for n in (heads, shape.groups))
+    bytes_of_heads = numbers.number * (3 * queries + 2 * keys)
+    if size.get("qk_layernorm"):
+        bytes_of_heads += (numbers.norm - numbers.number) * (queries + keys)
+    return bytes_of_heads
+
+
+def _small_states(latent: Latent, numbers: _Numbers) -> int:
+    """The norms of the small states of multi-latent attention."""
+    return numbers.norm * (latent.queries + latent.keys_and_values)
+
+
+def _router(shape: Shape, numbers: _Numbers) -> int:
+    """Scores in fp32, the chosen experts and their order, and weights; by sigmoid also the token in fp32."""
+    size = shape.sizes
+    topk = int(size["moe_router_topk"])
+    router = _FP32 * shape.num_experts + (3 * _INT64 + 3 * _FP32) * topk
+    if size.get("moe_router_score_function") == "sigmoid" and numbers.number != _FP32:
+        router += _FP32 * shape.hidden
+    return router
