@@ -20,11 +20,11 @@ from agentrl.engine.embedded.hf_model import ModelDecoder, ModelParameters, Stag
 from agentrl.engine.embedded.parameters import EMBEDDING, HEAD, Parameters
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sink import EmbeddedSink, Stage, StagedParameters
-from agentrl.engine.embedded.slots import NOBODY, Asker, Request, Slots
+from agentrl.engine.embedded.slots import NOBODY, Asker, Request, RoutedSlots, Slots
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.runtime.collector import freed_bytes
-from agentrl.types import Completion, FloatArray, IntArray
+from agentrl.types import Completion, ExpertLayers, FloatArray, IntArray
 from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
@@ -134,11 +134,13 @@ class EmbeddedEngine:
         model_limit = parameters.max_position_embeddings
         self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
         self.max_slots, self.vocab_size = max_slots, parameters.vocab_size
-        self._slots = Slots(max_slots, self.max_context_len)
-        decoder = _decoder_of(parameters, max_slots, self.max_context_len)
+        layers = _expert_layers_of(parameters)
+        routed = None if layers is None else RoutedSlots(layers, max_slots, self.max_context_len)
+        self._slots = Slots(max_slots, self.max_context_len, routed)
+        decoder = _decoder_of(parameters, self._slots, max_slots, self.max_context_len)
         self._stepper = Stepper(self._slots, decoder, parameters, decode, deterministic=deterministic)
         self._intake = _Intake(
-            self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
+            self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids), layers
         )
         self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
         self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
@@ -323,9 +325,17 @@ def _parameters_of(model: PreTrainedModel, *, copies: bool) -> Parameters | Mode
     return Parameters.load(architecture, dict(named_weights(model)), model.dtype)
 
 
-def _decoder_of(parameters: Parameters | ModelParameters, max_slots: int, context_len: int) -> ForwardPass:
+def _expert_layers_of(parameters: Parameters | ModelParameters) -> ExpertLayers | None:
+    """The layers whose experts can be returned."""
+    routers = parameters.routers if isinstance(parameters, ModelParameters) else None
+    return None if routers is None else routers.layers
+
+
+def _decoder_of(
+    parameters: Parameters | ModelParameters, slots: Slots, max_slots: int, context_len: int
+) -> ForwardPass:
     if isinstance(parameters, ModelParameters):
-        return ModelDecoder(max_slots, context_len)
+        return ModelDecoder(max_slots, context_len, slots.routed)
     return Decoder(parameters.architecture, max_slots, context_len, parameters.dtype)
 
 
@@ -336,12 +346,16 @@ def _stage_of(parameters: Parameters | ModelParameters) -> Stage:
 
 
 class _Intake(NamedTuple):
-    """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need."""
+    """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need.
+
+    layers: those whose experts it returns.
+    """
 
     vocab_size: int
     max_context_len: int
     can_decode: bool
     eos_token_ids: tuple[int, ...]
+    layers: ExpertLayers | None = None
 
     def sampled(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
         """A request to sample a continuation.
@@ -361,6 +375,15 @@ class _Intake(NamedTuple):
             )
         if sampling.stop and not self.can_decode:
             raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
+        if sampling.return_routed_experts not in (None, self.layers):
+            raise EngineError(
+                "return_routed_experts asks for layers of experts that this engine's model does not have; "
+                "leave it out."
+            )
+        if not 0 <= sampling.routed_experts_start_len <= len(prompt):
+            raise EngineError(
+                f"a prompt of {len(prompt)} tokens has no experts from {sampling.routed_experts_start_len} on."
+            )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stops = (*sampling.stop_token_ids, *self.eos_token_ids)
         return Request(prompt, sampling, session, seed % 2**64, stops, _answer())

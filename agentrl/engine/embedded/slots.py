@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,13 +20,18 @@ import numpy.typing as npt
 from agentrl.engine.embedded.sampler import Rules
 from agentrl.types import (
     KEPT_IDS,
+    UNKNOWN_EXPERT,
     Completion,
+    ExpertLayers,
     Extra,
     Finish,
     FloatArray,
     IntArray,
     NumberArray,
     RequestTimes,
+    RoutedArray,
+    is_known,
+    routed_parts,
 )
 from agentrl.types.seams import Sampling
 
@@ -154,10 +159,58 @@ class SlotSessions:
             self._idle[evicted] = active
 
 
-class Slots:
-    """The state of all slots. Arrays have one row per slot. sessions: whose slots they are."""
+class RoutedSlots:
+    """The experts of the cached tokens of each slot, by their columns, from the first request on that asks.
 
-    def __init__(self, num_slots: int, context_len: int) -> None:
+    layers: those of the model. A token keeps the experts of the first pass that it was an input of, also where
+    new weights compute it again.
+    """
+
+    def __init__(self, layers: ExpertLayers, num_slots: int, context_len: int) -> None:
+        self.layers = layers
+        self._shape = (num_slots, context_len)
+        self._rows: RoutedArray | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a request has asked."""
+        return self._rows is not None
+
+    def begin(self, slot: int, cached: int, *, is_asked: bool) -> None:
+        """A request begins in a slot, of which the first `cached` tokens are not computed again."""
+        if is_asked and self._rows is None:
+            num_slots, context_len = self._shape
+            rows = self.layers.unknown(num_slots * context_len)
+            self._rows = rows.reshape(num_slots, context_len, *rows.shape[1:])
+        if self._rows is not None:
+            self._rows[slot, cached:] = UNKNOWN_EXPERT
+
+    def put(self, slot: int, first: int, rows: RoutedArray) -> None:
+        """The experts of tokens from column `first` on, [tokens, layers, k]."""
+        if self._rows is not None:
+            place = self._rows[slot, first : first + len(rows)]
+            is_missing = ~is_known(place)
+            place[is_missing] = rows[is_missing]
+
+    def of(self, slot: int, first: int, end: int) -> RoutedArray:
+        """Those of the columns from `first` to `end`."""
+        assert self._rows is not None, "a request that asks has begun"
+        return self._rows[slot, first:end].copy()
+
+    def exchange(self, a: int, b: int) -> None:
+        """Swap two slots."""
+        if self._rows is not None:
+            self._rows[[a, b]] = self._rows[[b, a]]
+
+
+class Slots:
+    """The state of all slots. Arrays have one row per slot. sessions: whose slots they are.
+
+    routed: the experts of their tokens; None = the model has none that are known.
+    """
+
+    def __init__(self, num_slots: int, context_len: int, routed: RoutedSlots | None = None) -> None:
+        self.routed = routed
         self.ids = np.zeros((num_slots, context_len), np.int64)
         self.logprobs: FloatArray = np.zeros((num_slots, context_len), np.float32)
         self.versions: IntArray = np.zeros((num_slots, context_len), np.int32)
@@ -210,6 +263,9 @@ class Slots:
         self.active[slot] = True
         request.slot = slot
         request.cached_tokens = min(int(self.cached[slot]), start)
+        if self.routed is not None:
+            is_asked = sampling.return_routed_experts is not None
+            self.routed.begin(slot, int(self.cached[slot]), is_asked=is_asked)
 
     def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
         """The sampling rules of these slots, for the next token of each."""
@@ -250,6 +306,9 @@ class Slots:
         """The tokens that the slot's request has sampled so far."""
         sampled = slice(int(self.start[slot]), int(self.num_tokens[slot]))
         request = self.request(slot)
+        extras, of_prompt = self._routed_parts(slot, request)
+        if request.sampling.keeps_ids:
+            extras = {**extras, KEPT_IDS: Extra.of_lists(request.kept_ids)}
         return Completion(
             self.ids[slot, sampled].astype(np.int32),
             self.logprobs[slot, sampled].copy(),
@@ -258,9 +317,23 @@ class Slots:
             matched,
             request.cached_tokens,
             request.sampling.temperature,
-            {KEPT_IDS: Extra.of_lists(request.kept_ids)} if request.sampling.keeps_ids else {},
+            extras,
             request.seconds,
+            of_prompt,
         )
+
+    def _routed_parts(
+        self, slot: int, request: Request
+    ) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
+        """The experts of what was sampled, and of the end of the prompt, where they are asked for."""
+        before = request.sampling.routed_before()
+        if before is None or self.routed is None:
+            return {}, {}
+        first, end = request.sampling.routed_experts_start_len, int(self.num_tokens[slot])
+        rows = self.routed.of(slot, first, end)
+        rows[: len(before)] = before[: len(rows)]
+        start = int(self.start[slot])
+        return routed_parts(rows, start - first, end - start)
 
     def scored(self, slot: int) -> Request:
         """The request of a slot with all its logprobs; they are copied from the slot."""
@@ -329,6 +402,8 @@ class Slots:
             moved.slot = other
         if active in self.searching:
             self.searching = (self.searching - {active}) | {other}
+        if self.routed is not None:
+            self.routed.exchange(active, other)
         self.sessions.exchange(active, other)
 
     def _claim(self, session: str) -> int:
