@@ -215,6 +215,11 @@ class EmbeddedEngine:
         )
 
     @property
+    def layers(self) -> ExpertLayers | None:
+        """Those whose experts it returns; None = the model has none that are known."""
+        return self._intake.layers
+
+    @property
     def version(self) -> int:
         """The version of the weights that serve now."""
         return self._stepper.version
