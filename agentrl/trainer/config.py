@@ -116,6 +116,11 @@ class TrainerConfig(Section):
     publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
     GPUs (trainer = megatron, or device = cuda), false on the CPU; its config.toml has what acted."""
 
+    router_replay: Literal["R2", "R3"] | None = None
+    """Whose experts count when the policy of a mixture of experts is trained: R3, those that the engine took
+    (rollout routing replay), also where logprobs are computed before the first update; R2, those of that
+    computation; left out, those that the trainer's routers choose. The weights of their outputs are always
+    the trainer's."""
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""

@@ -20,6 +20,7 @@ from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.routing import Float64Array, Routed, routing_metrics
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
@@ -52,13 +53,14 @@ class StepSums(NamedTuple):
     sums: loss and metrics, summed over this rank's tokens; empty where another rank reports them.
     step: grad_norm, lr, skipped_steps, which are the same on all ranks. logprobs: those of the loss tokens
     before the update, by sample, on the reporting ranks; only where the batch has them taken `in_step`.
-    is_left_out: see `ProximalInStep`.
+    is_left_out: see `ProximalInStep`. routing: of this rank's tokens and layers, see `routing_metrics`.
     """
 
     sums: Mapping[str, float]
     step: Mapping[str, float]
     logprobs: Mapping[int, FloatArray]
     is_left_out: bool = False
+    routing: Float64Array | None = None
 
 
 class Worker(Protocol):
@@ -80,6 +82,9 @@ class Worker(Protocol):
 
         statistics: [3, tokens] instead: logprobs, entropies and sums of squared probabilities.
         """
+
+    def routed(self) -> Routed | None:
+        """The experts of this rank's tokens in the last scoring of the role `old`; None = not kept."""
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step over the batch, of every network that learns in this step.
@@ -206,7 +211,8 @@ def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, floa
         for name, total in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + total
     means = {name: total / batch.num_loss_tokens for name, total in sums.items() if name != "loss"}
-    return {**means, "loss": sums["loss"], **ranks[0].step}
+    routing = routing_metrics([rank.routing for rank in ranks])
+    return {**means, **routing, "loss": sums["loss"], **ranks[0].step}
 
 
 def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +17,19 @@ from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.routing import put_together
 from agentrl.trainer.snapshots import BUCKET_BYTES, Publisher, Ranks, called
-from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
+from agentrl.types import (
+    REPLAYED_EXPERTS,
+    UNKNOWN_EXPERT,
+    Extra,
+    FloatArray,
+    RoutedArray,
+    Sample,
+    ScoreRole,
+    Scores,
+    TrainBatch,
+)
 from agentrl.types.seams import (
     PublishReport,
     StepReport,
@@ -91,12 +103,19 @@ class RankTrainer:
                 role: await _scored(self.ranks, samples, role, statistics and role == "old") for role in roles
             }
         engine = tuple(sample.logprobs for sample in samples)
+        routed = await self._routed(samples) if "old" in roles else None
         proximal, *statistics_of_old = scored.get("old", [engine])
         entropy, squares = statistics_of_old or (None, None)
         ref, teacher, values = (
             scored[role][0] if role in scored else None for role in ("ref", "teacher", "values")
         )
-        return Scores(proximal, ref, teacher, values, entropy, squares)
+        return Scores(proximal, ref, teacher, values, entropy, squares, routed=routed)
+
+    async def _routed(self, samples: Sequence[Sample]) -> tuple[RoutedArray, ...] | None:
+        """What the policy's tokens went through in its last scoring, where the update replays that."""
+        if self._plan.config.router_replay != "R2":
+            return None
+        return put_together(await called(self.ranks, Worker.routed), samples)
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
@@ -115,7 +134,7 @@ class RankTrainer:
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
         with working(TRAIN):
-            ranks = await called(self.ranks, Worker.update, batch)
+            ranks = await called(self.ranks, Worker.update, _with_replayed(batch))
         return _report(ranks, batch)
 
     async def move_reference(self, share: float) -> None:
@@ -231,6 +250,18 @@ class RankTrainer:
     async def close(self) -> None:
         """End the ranks."""
         await self.ranks.run(self.ranks.close)
+
+
+def _with_replayed(batch: TrainBatch) -> TrainBatch:
+    """The batch whose samples have the experts that its scores say."""
+    routed = batch.scores.routed
+    if routed is None:
+        return batch
+    samples = tuple(
+        replace(sample, extras={**sample.extras, REPLAYED_EXPERTS: Extra.dense(rows, fill=UNKNOWN_EXPERT)})
+        for sample, rows in zip(batch.samples, routed, strict=True)
+    )
+    return replace(batch, samples=samples, scores=replace(batch.scores, routed=None))
 
 
 def _save(plan: Plan, publisher: Publisher, directory: Path) -> None:

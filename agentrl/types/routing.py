@@ -3,7 +3,7 @@
 A token is routed in the pass that it is an input of, so the token that was sampled last has no experts yet:
 
     prompt w0 w1 w2, sampled p3 p4 p5        the engine knows the experts of w0 w1 w2 p3 p4
-    prompt w0 .. p5 w6 w7, sampled p8 p9     the next turn's request: those of p5 w6 w7 p8, it asks for no more
+    prompt w0 .. p5 w6 w7, sampled p8 p9     the next turn asks for no more than those of p5 w6 w7 p8
 
 A completion has those of what it sampled in `extras`, and those of the end of its prompt in `prompt_extras`.
 """

@@ -36,7 +36,7 @@ def routes_of(model: PreTrainedModel, ids: Sequence[int]) -> RoutedArray:
 def expect_routes(
     model: PreTrainedModel, prompt: Sequence[int], completion: Completion, start: int = 0, unknown: int = 1
 ) -> None:
-    """The completion has the experts of the prompt from `start` on, and of what it sampled but the last ones."""
+    """The completion has the experts of the prompt from `start` on, and of all but the last sampled ones."""
     expected = routes_of(model, [*prompt, *completion.token_ids.tolist()])
     of_prompt = completion.prompt_extras["routed_experts"]
     sampled = completion.extras["routed_experts"]

@@ -26,9 +26,7 @@ KINDS = ["qwen3_moe", "glm4_moe"]
 def rule_of(model: PreTrainedModel, tokens: int = 7, seed: int = 3, start: int = 0) -> Sampling:
     sizes = expert_sizes(model.config)
     assert sizes is not None
-    return Sampling(
-        tokens, seed=seed, return_routed_experts=sizes.layers, routed_experts_start_len=start
-    )
+    return Sampling(tokens, seed=seed, return_routed_experts=sizes.layers, routed_experts_start_len=start)
 
 
 @pytest.mark.parametrize("kind", sorted(MIXTURES))
@@ -49,9 +47,7 @@ async def test_every_family_says_what_it_chose(kind: str) -> None:
 async def test_turns_of_many_sessions_in_few_slots(deterministic: bool) -> None:
     """Sessions lose their slots between turns, and tokens are taken back, so that caches are cut."""
     model = model_of("qwen3_moe")
-    engine = EmbeddedEngine.from_model(
-        model, max_slots=2, max_context_len=90, deterministic=deterministic
-    )
+    engine = EmbeddedEngine.from_model(model, max_slots=2, max_context_len=90, deterministic=deterministic)
 
     async def converse(number: int) -> None:
         rng = np.random.default_rng(number)
@@ -69,7 +65,7 @@ async def test_turns_of_many_sessions_in_few_slots(deterministic: bool) -> None:
 
 
 async def test_a_request_that_goes_on_has_those_of_its_first_pass() -> None:
-    """The tokens that a stopped request had sampled are computed again, by newer weights: it keeps what was."""
+    """Tokens of a stopped request are computed again, by newer weights: it keeps what was."""
     model, new = model_of("qwen3_moe"), model_of("qwen3_moe")
     for name, parameter in new.named_parameters():
         if name.endswith("gate.weight"):

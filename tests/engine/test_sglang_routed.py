@@ -132,9 +132,7 @@ def test_the_reply_to_a_long_prompt_is_within_its_bounds():
 
 @asynccontextmanager
 async def mixture_served() -> AsyncIterator[tuple[str, EmbeddedEngine]]:
-    engine = EmbeddedEngine.from_model(
-        model_of("qwen3_moe"), max_slots=2, max_context_len=80, decode=text_of
-    )
+    engine = EmbeddedEngine.from_model(model_of("qwen3_moe"), max_slots=2, max_context_len=80, decode=text_of)
     async with listening(EngineApp(engine, CODEC, name="tiny").app) as url:
         yield url, engine
 

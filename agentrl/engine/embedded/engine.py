@@ -387,7 +387,8 @@ class _Intake(NamedTuple):
             )
         if not 0 <= sampling.routed_experts_start_len <= len(prompt):
             raise EngineError(
-                f"a prompt of {len(prompt)} tokens has no experts from {sampling.routed_experts_start_len} on."
+                f"a prompt of {len(prompt)} tokens has no experts from "
+                f"{sampling.routed_experts_start_len} on."
             )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stops = (*sampling.stop_token_ids, *self.eos_token_ids)

@@ -237,7 +237,7 @@ class ModelDecoder:
 
 
 class _Choices:
-    """What routers choose, pass after pass. The tokens of a pass are those of its rows, one after the other."""
+    """What routers choose, pass after pass. A pass has the tokens of its rows, one after the other."""
 
     def __init__(self, num_layers: int) -> None:
         self._passes: list[list[Tensor]] = [[] for _ in range(num_layers)]

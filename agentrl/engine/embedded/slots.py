@@ -162,8 +162,8 @@ class SlotSessions:
 class RoutedSlots:
     """The experts of the cached tokens of each slot, by their columns, from the first request on that asks.
 
-    layers: those of the model. A token keeps the experts of the first pass that it was an input of, also where
-    new weights compute it again.
+    layers: those of the model. A token keeps the experts of the first pass that it was an input of, also
+    where new weights compute it again.
     """
 
     def __init__(self, layers: ExpertLayers, num_slots: int, context_len: int) -> None:
@@ -322,9 +322,7 @@ class Slots:
             of_prompt,
         )
 
-    def _routed_parts(
-        self, slot: int, request: Request
-    ) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
+    def _routed_parts(self, slot: int, request: Request) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
         """The experts of what was sampled, and of the end of the prompt, where they are asked for."""
         before = request.sampling.routed_before()
         if before is None or self.routed is None:

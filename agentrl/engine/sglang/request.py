@@ -98,8 +98,8 @@ class Draft:
     its encoding has, or in two parts; this class corrects all of these. decode: the text of tokens; without
     it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
-    num_prompt: tokens of the prompt (count). version: of the latest part. cached_tokens: of the prompt, in the
-    first reply. seconds: of all parts.
+    num_prompt: tokens of the prompt (count). version: of the latest part. cached_tokens: of the prompt, in
+    the first reply. seconds: of all parts.
     """
 
     def __init__(self, sampling: Sampling, decode: Decode | None, num_prompt: int = 0) -> None:

@@ -2,8 +2,8 @@
 
 SGLang 0.5.15 started with --enable-return-routed-experts answers `return_routed_experts` with
 meta_info.routed_experts: base64 of int32 [rows, layers, k], for all layers of the model, 0 in those without
-experts. The rows are those of the tokens from `routed_experts_start_len` to the last one but one, for that one
-has not been an input. Of tokens whose keys were cached they are those of the pass that computed the keys.
+experts. The rows are of the tokens from `routed_experts_start_len` on, without the last one, which has not
+been an input. Of tokens whose keys were cached they are those of the pass that computed the keys.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class RoutedDraft:
             if meta.finish_reason.type == "abort":
                 return
             raise ConfigError(
-                "the server does not report the experts of tokens (return_routed_experts); start it with "
-                "--enable-return-routed-experts, and connect to it without a router, or leave router_replay out."
+                "the server does not report the experts of tokens; start it with "
+                "--enable-return-routed-experts, and without a router before it, or leave router_replay and "
+                "return_routed_experts out."
             )
         rows = _decoded(meta.routed_experts)
         expected = max(num_tokens - 1 - self.start, 0)
         size = self._layers.num_layers * self._layers.k
         if len(rows) != expected * size:
             raise EngineError(
-                f"the server sent {len(rows)} experts of {expected} tokens in {self._layers.num_layers} layers, "
-                f"{self._layers.k} in each; it has another model."
+                f"the server sent {len(rows)} experts of {expected} tokens in {self._layers.num_layers} "
+                f"layers, {self._layers.k} in each; it has another model."
             )
         every = rows.reshape(expected, self._layers.num_layers, self._layers.k)
         own = every[:, list(self._layers.numbers)].astype(np.int16)

@@ -28,6 +28,7 @@ from agentrl.trainer.megatron.state import (
     step_matrices,
 )
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
+from agentrl.trainer.routing import PassRouting
 from agentrl.types import TrainBatch
 
 
@@ -134,6 +135,8 @@ class MegatronLearner:
     def __init__(self, network: Network, outputs: OutputFunction, learning: Learning) -> None:
         self._loss, self._bf16 = learning.loss, learning.config.bf16
         self._is_on_cpu = learning.config.optimizer_cpu_offload
+        self._replay = None if network.shape.critic else learning.config.router_replay
+        self._routing: PassRouting | None = None
         self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
@@ -147,7 +150,10 @@ class MegatronLearner:
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
         logprobs = inputs.logprobs() if is_reporting_rank() else {}
-        return StepSums(sums, step, logprobs, is_left_out)
+        routing, self._routing = self._routing, None
+        # Every rank has layers and tokens of its own.
+        of_routers = None if routing is None else routing.sums.cpu().numpy()
+        return StepSums(sums, step, logprobs, is_left_out, of_routers)
 
     def backward(self, rows: Sequence[MicroBatch], inputs: StepInputs) -> Mapping[str, float]:
         """Accumulate the gradient of the batch; sums of loss and metrics on the reporting ranks."""
@@ -156,7 +162,8 @@ class MegatronLearner:
             output = self._loss(outputs, inputs.of(row, outputs))
             return LossOutput(output.sum, {"loss": output.sum.detach(), **output.metrics})
 
-        reports = self.passes.learn(rows, loss)
+        self._routing = None if self.passes.network.shape.critic else self.passes.routing(self._replay)
+        reports = self.passes.learn(rows, loss, self._routing)
         return _summed(reports) if is_reporting_rank() else {}
 
     def optimizer_tensors(self) -> Iterator[Tensor]:

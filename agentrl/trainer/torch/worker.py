@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.config import TrainerConfig
@@ -24,6 +25,7 @@ from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
+from agentrl.trainer.routing import Routed
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.trainer.torch.compact import compact
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
@@ -83,7 +85,9 @@ class TorchWorker(Recorder, DeviceStore):
             self._published, self._adapters = adapters.merged_weights, adapters.adapter_weights
             without = partial(adapters.without_adapters, model)
             base = _scoring(TorchNetwork(model, acting=without, ranks=ranks))
-        network = _scoring(TorchNetwork(model, ranks=ranks))
+        network = _scoring(TorchNetwork(model, routes=True, ranks=ranks))
+        _check_routers(network, policy.config)
+        self._routed: Routed | None = None
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
@@ -137,8 +141,18 @@ class TorchWorker(Recorder, DeviceStore):
         Returns:
             those of this rank's samples.
         """
-        with self._memory[role].onloaded():
-            return _scores(self._networks[role], samples, role, self._config, statistics=statistics)
+        network, config = self._networks[role], self._config
+        # Of all networks the policy alone is seen by its routers, and R2 keeps what it took.
+        replay = config.router_replay if role == "old" else None
+        with self._memory[role].onloaded(), network.routed(replay, records=replay == "R2") as routing:
+            scores = _scores(network, samples, role, config, statistics=statistics)
+            if role == "old":
+                self._routed = routing.routed() if routing is not None and routing.records else None
+        return scores
+
+    def routed(self) -> Routed | None:
+        """The experts of this rank's tokens in the last scoring of the role `old`; None = not kept."""
+        return self._routed
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -289,6 +303,14 @@ def _networks_of(
     if auxiliary.critic is not None:
         networks["values"] = auxiliary.critic.learner.network
     return networks
+
+
+def _check_routers(network: TorchNetwork, config: TrainerConfig) -> None:
+    if config.router_replay and network.routers is None:
+        raise ModelLoadError(
+            "router_replay needs a mixture of experts whose routers are known, and "
+            f"{type(network.model).__name__} is none; leave it out."
+        )
 
 
 def _scoring(network: TorchNetwork) -> TorchNetwork:

@@ -20,8 +20,8 @@ class Sampling:
     stop: strings that end a turn. stop_token_ids: tokens that do. seed: None = any. continues: what a stopped
     request has sampled: the completion begins with it. return_kept_ids: where top_p or top_k cut, the
     completion has the extra `KEPT_IDS`, and its logprobs are of the distribution renormalised over these ids.
-    return_routed_experts: the completion has the extra `ROUTED_EXPERTS` of these layers, and the prompt's tokens
-    from position `routed_experts_start_len` on have it, too; None = it has none.
+    return_routed_experts: the completion has the extra `ROUTED_EXPERTS` of these layers, and so has the
+    prompt from position `routed_experts_start_len` on; None = not.
     """
 
     max_new_tokens: int

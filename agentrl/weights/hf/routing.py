@@ -7,9 +7,9 @@ comes in: weights of the outputs are then computed from the router's own scores 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from agentrl.types import ExpertLayers
 from agentrl.weights.hf.source import EXPERTS
 
+T = TypeVar("T")
+
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
+_BIAS = "e_score_correction_bias"
+"""What routers have whose scores are sigmoids."""
 _TOPK = (torch.topk, Tensor.topk)
 
 
@@ -90,12 +94,15 @@ class _Choice(TorchFunctionMode):
 class Routers:
     """The routers of a model, in the order of its layers. layers: of experts. experts: of each (count).
 
+    is_sigmoid: their scores are sigmoids of their logits, not a softmax of them.
+
     passed: what happens to their choices from now on; None = they are left to themselves.
     """
 
     def __init__(self, routers: Sequence[nn.Module], sizes: ExpertSizes) -> None:
         self.passed: RoutingPass | None = None
         self.layers, self.experts = sizes
+        self.is_sigmoid = any(hasattr(router, _BIAS) for router in routers)
         self._active: list[ExitStack] = []
         for layer, router in enumerate(routers):
             self._attach(router, layer)
@@ -115,6 +122,14 @@ class Routers:
         if any((module.num_experts, module.top_k) != expected for _, module in found):
             return None
         return cls([module for _, module in found], sizes)
+
+    def run(self, passed: RoutingPass | None, function: Callable[..., T], *args: object) -> T:
+        """What a function of the layers gives, while the choices of routers are subject to `passed`."""
+        before, self.passed = self.passed, passed
+        try:
+            return function(*args)
+        finally:
+            self.passed = before
 
     def _attach(self, router: nn.Module, layer: int) -> None:
         def enter(module: nn.Module, _inputs: object) -> None:
