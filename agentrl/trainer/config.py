@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from agentrl.config import Changes, Needs, Section
+from agentrl.config import Changes, Needs, Section, Spelling
 from agentrl.errors import ConfigError
+from agentrl.types import JSON
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
-OF_ITERATIONS = "reset_optimizer_states"
-"""A setting of RL's iterations."""
+OF_ITERATIONS = ("reset_optimizer_states", "router_replay")
+"""Settings of RL's iterations."""
 EVERY_VERSION = (
     "an engine that frees its weights (offload_rollout, colocate) needs new ones after every iteration: drop "
     "update_weights_interval, or offload_rollout = false."
@@ -46,6 +47,19 @@ class RanksConfig(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+
+def _replays_engines(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    if on:
+        return {"router_replay": "R3"}
+    return {"router_replay": None} if before.get("router_replay") == "R3" else {}
+
+
+def _replays_own(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    chosen = before.get("router_replay")
+    if on:
+        return {"router_replay": chosen or "R2"}
+    return {"router_replay": None} if chosen == "R2" else {}
 
 
 def _expressions(value: object) -> object:
@@ -147,6 +161,11 @@ class TrainerConfig(Section):
     offload_train: bool | None = None
     """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
     the CPU it returns unused memory); left out, as colocate."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        "use_rollout_routing_replay": Spelling("Same as router_replay = R3.", _replays_engines),
+        "use_routing_replay": Spelling("Same as router_replay = R2, unless that is R3.", _replays_own),
+    }
 
     def of_critic(
         self, lr: float | None, lr_warmup_iters: int | None, weight_decay: float | None

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from agentrl.errors import UserError
 from agentrl.losses import extras_used
 from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
 from agentrl.trainer import saved
@@ -21,6 +22,7 @@ from agentrl.trainer.routing import put_together
 from agentrl.trainer.snapshots import BUCKET_BYTES, Publisher, Ranks, called
 from agentrl.types import (
     REPLAYED_EXPERTS,
+    ROUTED_EXPERTS,
     UNKNOWN_EXPERT,
     Extra,
     FloatArray,
@@ -93,11 +95,13 @@ class RankTrainer:
 
         Raises:
             ValueError: the plan has no network in that role, or a sample was sampled greedily.
+            UserError: experts are to be replayed that the samples do not have.
             TrainerError: a rank failed.
         """
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
+        self._check_routed(samples, roles)
         with working(SCORE):
             scored = {
                 role: await _scored(self.ranks, samples, role, statistics and role == "old") for role in roles
@@ -110,6 +114,19 @@ class RankTrainer:
             scored[role][0] if role in scored else None for role in ("ref", "teacher", "values")
         )
         return Scores(proximal, ref, teacher, values, entropy, squares, routed=routed)
+
+    def _check_routed(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> None:
+        """Check that there is something to replay.
+
+        Raises:
+            UserError: the engine's experts are to be replayed, and no sample has any.
+        """
+        is_replayed = self._plan.config.router_replay == "R3" and "old" in roles and samples
+        if is_replayed and not any(ROUTED_EXPERTS in sample.extras for sample in samples):
+            raise UserError(
+                "router_replay = R3 needs the experts that the engine took, and these episodes have none: "
+                "they were played without return_routed_experts; leave router_replay out."
+            )
 
     async def _routed(self, samples: Sequence[Sample]) -> tuple[RoutedArray, ...] | None:
         """What the policy's tokens went through in its last scoring, where the update replays that."""
@@ -133,6 +150,7 @@ class RankTrainer:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
+        self._check_routed(batch.samples)
         with working(TRAIN):
             ranks = await called(self.ranks, Worker.update, _with_replayed(batch))
         return _report(ranks, batch)

@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError
-from agentrl.types import Extra, RoutedArray, routed_parts
+from agentrl.types import UNKNOWN_EXPERT, Extra, RoutedArray, routed_parts
 from agentrl.types.seams import Sampling
 
 
@@ -61,6 +61,9 @@ class RoutedDraft:
             )
         every = rows.reshape(expected, self._layers.num_layers, self._layers.k)
         own = every[:, list(self._layers.numbers)].astype(np.int16)
+        # What a server has of a token that it has not computed: zeros.
+        ordered = np.sort(own, -1)
+        own[(ordered[..., 1:] == ordered[..., :-1]).any((1, 2))] = UNKNOWN_EXPERT
         self._rows = np.concatenate([self._rows, own])
 
     def parts(self, num_sampled: int) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:

@@ -212,6 +212,20 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
             raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
 
 
+def check_replay(config: TrainerConfig, layout: MegatronConfig) -> None:
+    """Check that what is recomputed takes the experts that it took before.
+
+    Raises:
+        ConfigError: the experts of a layer are recomputed by themselves, after other rows.
+    """
+    modules = layout.megatron_config.get("recompute_modules")
+    if config.router_replay and isinstance(modules, list) and "mlp" in modules:
+        raise ConfigError(
+            "recompute_modules = mlp computes experts again without knowing of which row, and router_replay "
+            "needs that; leave mlp out, or set recompute_granularity = full."
+        )
+
+
 def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
     """The parameters of a policy that learn, by the names of the checkpoint's tensors that make them.
 
