@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import agentrl
+from agentrl import Limits, Task
+from agentrl.algorithms.samples import samples_of
+from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import ModelLoadError, TrainerError
 from agentrl.losses import PolicyLoss
+from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.trainer.routing import routing_metrics
-from agentrl.types import REPLAYED_EXPERTS, ROUTED_EXPERTS, Extra
+from agentrl.types import REPLAYED_EXPERTS, ROUTED_EXPERTS, Credit, Extra, Scores, TrainBatch
 from agentrl.weights.hf.routing import expert_sizes
 from tests.engine.routes import routers_in, routes_of
+from tests.runtime.test_extras import Letters
 from tests.trainer.families import family
 from tests.trainer.routes import Forced, made_to_choose, replayed, routed, with_samples
 from tests.trainer.tiny import batch, gradients_of, reference_gradient, siblings, trainer
+from tests.worlds import Parrot
 
 PACKED, FOLDED = ("qwen3_moe", "mixtral", "glm4_moe"), ("deepseek_v3",)
 KINDS = (*PACKED, *FOLDED)
@@ -178,6 +186,67 @@ async def test_under_replay_the_share_is_of_what_the_trainer_would_take(replay):
     report = await trainer(model, max_tokens_per_gpu=30, router_replay=replay).update(train_batch)
     assert report.metrics["train/moe_router_mismatch"] == pytest.approx(expected)
     assert expected > 0.3
+
+
+class Chatty(Parrot):
+    limits = Limits(max_turns=4, max_tokens=110)
+
+
+async def played(model):
+    """Episodes of an engine that serves the model, of several turns with tools in between."""
+    engine = EmbeddedEngine.from_model(model, max_slots=3, max_context_len=120)
+    layers = expert_sizes(model.config).layers
+    settings = SamplingSettings(max_response_len=6, return_routed_experts=layers)
+    task = Task.ask("t", "How many are 3 and 4?", answer="7")
+    episodes = await asyncio.gather(
+        *(
+            agentrl.play(
+                Chatty(),
+                TokenAgent(engine, Letters(), settings),
+                task,
+                episode_id=f"e{number}",
+                sampling_seed=number,
+            )
+            for number in range(6)
+        )
+    )
+    await engine.close()
+    return tuple(sample for episode in episodes for sample in samples_of(episode))
+
+
+def far_off(samples, scores):
+    return max(
+        float(np.abs(sample.logprobs - logprobs)[sample.loss_mask].max())
+        for sample, logprobs in zip(samples, scores.proximal, strict=True)
+    )
+
+
+async def test_an_engine_with_a_planted_bias_is_followed_token_by_token():
+    """The bias changes what the engine's routers choose, and no weight: with its experts nothing differs."""
+    model, biased = family("glm4_moe").float(), family("glm4_moe").float()
+    for router in routers_in(biased):
+        router.e_score_correction_bias.copy_(torch.tensor([0.4, -0.4, 0.3, -0.3]))
+    samples = await played(biased)
+    assert max(len(np.flatnonzero(np.diff(sample.loss_mask.astype(int)) == 1)) for sample in samples) == 4
+    plain = await trainer(model).score(samples)
+    assert far_off(samples, plain) > 0.1
+    replaying = trainer(model, router_replay="R3", max_tokens_per_gpu=60)
+    assert far_off(samples, await replaying.score(samples)) < 1e-4
+    ones = tuple(sample.loss_mask.astype(np.float32) for sample in samples)
+    scores = Scores(tuple(sample.logprobs for sample in samples))
+    report = await replaying.update(TrainBatch(samples, scores, Credit(ones, ones)))
+    expected = expected_metrics(model, samples)["train/moe_router_mismatch"]
+    assert report.metrics["train/moe_router_mismatch"] == pytest.approx(expected)
+    assert expected > 0.2
+    # Of one token's experts nothing is known, and that shows.
+    blind = [rows_without(sample, int(np.flatnonzero(sample.loss_mask)[0])) for sample in samples]
+    assert far_off(blind, await replaying.score(blind)) > 1e-3
+
+
+def rows_without(sample, position):
+    rows = sample.extras[ROUTED_EXPERTS].values.copy()
+    rows[position] = -1
+    return replace(sample, extras={ROUTED_EXPERTS: Extra.dense(rows, fill=-1)})
 
 
 async def test_a_dense_model_says_nothing_of_experts():
