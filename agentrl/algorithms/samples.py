@@ -126,7 +126,8 @@ def _extras(tokens: Sequence[TurnTokens]) -> dict[str, Extra]:
         runs += [(num_world, {}), (len(completion.token_ids), completion.extras)]
         prompts.append((length + num_world, completion.prompt_extras))
         length += num_world + len(completion.token_ids)
-    return with_prompts(joined_extras(runs), prompts, length)
+    joined = joined_extras(runs)
+    return with_prompts(joined, prompts, length) if any(extras for _, extras in prompts) else joined
 
 
 def _turns(tokens: Sequence[TurnTokens], first: int) -> IntArray:

@@ -32,16 +32,13 @@ def expert_layers_of(config: RunConfig, model: PreTrainedConfig) -> ExpertLayers
         ConfigError: the model has none, and they are to be returned or replayed.
     """
     sizes = expert_sizes(model)
-    if sizes is None:
-        for name, is_set in (
-            ("router_replay", config.trainer.router_replay is not None),
-            ("return_routed_experts", config.returns_experts),
-        ):
-            if is_set:
-                raise ConfigError(
-                    f"{name} is for a mixture of experts, and a model of type `{model.model_type}` is none; "
-                    "leave it out."
-                )
+    trainer = config.trainer
+    is_meant = trainer.router_replay or config.returns_experts or trainer.has_router_losses
+    if sizes is None and is_meant:
+        raise ConfigError(
+            "router_replay, return_routed_experts, moe_aux_loss_coeff and moe_z_loss_coeff are for a mixture "
+            f"of experts, and a model of type `{model.model_type}` is none; leave them out."
+        )
     return sizes.layers if sizes is not None and config.returns_experts else None
 
 

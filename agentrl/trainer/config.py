@@ -135,6 +135,12 @@ class TrainerConfig(Section):
     (rollout routing replay), also where logprobs are computed before the first update; R2, those of that
     computation; left out, those that the trainer's routers choose. The weights of their outputs are always
     the trainer's."""
+    moe_aux_loss_coeff: Rate = 0.0
+    """Weight of a loss that balances the experts of a mixture, as Megatron's seq_aux_loss: of each sequence
+    and layer, 1 where all experts get as much; a sum over layers, a mean over sequences. 0 = off."""
+    moe_z_loss_coeff: Rate = 0.0
+    """Weight of a loss that keeps the logits of routers small: the square of their logsumexp; a sum over
+    layers, a mean over tokens. 0 = off."""
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
@@ -178,6 +184,11 @@ class TrainerConfig(Section):
     def lora_scale(self) -> float:
         """What the product of an adapter's matrices is multiplied by; 0 = there are none."""
         return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
+
+    @property
+    def has_router_losses(self) -> bool:
+        """Whether a loss of routers is added to that of the algorithm."""
+        return self.moe_aux_loss_coeff > 0 or self.moe_z_loss_coeff > 0
 
     @property
     def published_dtype(self) -> str:

@@ -20,7 +20,7 @@ from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.routing import Float64Array, Routed, routing_metrics
+from agentrl.trainer.routing import Float64Array, RoutedReport, routing_metrics
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
@@ -63,6 +63,16 @@ class StepSums(NamedTuple):
     routing: Float64Array | None = None
 
 
+class RankScores(NamedTuple):
+    """What a rank reports of scored samples.
+
+    values: see `Worker.score`. routed: the experts of this rank's tokens; None = they are not kept.
+    """
+
+    values: dict[int, FloatArray]
+    routed: RoutedReport | None = None
+
+
 class Worker(Protocol):
     """One rank of the trainer; every rank gets the same calls with the same arguments."""
 
@@ -75,16 +85,11 @@ class Worker(Protocol):
     def kernels(self) -> str | None:
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
 
-    def score(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
-    ) -> dict[int, FloatArray]:
+    def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens under `scored_tokens`, by sample; on the reporting ranks.
 
         statistics: [3, tokens] instead: logprobs, entropies and sums of squared probabilities.
         """
-
-    def routed(self) -> Routed | None:
-        """The experts of this rank's tokens in the last scoring of the role `old`; None = not kept."""
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step over the batch, of every network that learns in this step.
@@ -211,8 +216,11 @@ def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, floa
         for name, total in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + total
     means = {name: total / batch.num_loss_tokens for name, total in sums.items() if name != "loss"}
-    routing = routing_metrics([rank.routing for rank in ranks])
-    return {**means, **routing, "loss": sums["loss"], **ranks[0].step}
+    routing = [rank.routing for rank in ranks if rank.routing is not None]
+    if routing:
+        num_sequences = sum(bool(sample.loss_mask.any()) for sample in batch.samples)
+        means |= routing_metrics(routing, num_sequences)
+    return {**means, "loss": sums["loss"], **ranks[0].step}
 
 
 def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

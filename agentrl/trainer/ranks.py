@@ -11,18 +11,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from agentrl.errors import UserError
 from agentrl.losses import extras_used
 from agentrl.runtime.activity import CHECKPOINT, LOADS_STATE, PUBLISH, SCORE, TRAIN, working
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
-from agentrl.trainer.routing import put_together
+from agentrl.trainer.routing import check_routed, put_together
 from agentrl.trainer.snapshots import BUCKET_BYTES, Publisher, Ranks, called
 from agentrl.types import (
     REPLAYED_EXPERTS,
-    ROUTED_EXPERTS,
     UNKNOWN_EXPERT,
     Extra,
     FloatArray,
@@ -101,38 +99,19 @@ class RankTrainer:
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
-        self._check_routed(samples, roles)
+        if "old" in roles:
+            check_routed(samples, self._plan.config.router_replay)
         with working(SCORE):
             scored = {
                 role: await _scored(self.ranks, samples, role, statistics and role == "old") for role in roles
             }
         engine = tuple(sample.logprobs for sample in samples)
-        routed = await self._routed(samples) if "old" in roles else None
-        proximal, *statistics_of_old = scored.get("old", [engine])
+        (proximal, *statistics_of_old), routed = scored.get("old", ([engine], None))
         entropy, squares = statistics_of_old or (None, None)
         ref, teacher, values = (
-            scored[role][0] if role in scored else None for role in ("ref", "teacher", "values")
+            scored[role][0][0] if role in scored else None for role in ("ref", "teacher", "values")
         )
         return Scores(proximal, ref, teacher, values, entropy, squares, routed=routed)
-
-    def _check_routed(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> None:
-        """Check that there is something to replay.
-
-        Raises:
-            UserError: the engine's experts are to be replayed, and no sample has any.
-        """
-        is_replayed = self._plan.config.router_replay == "R3" and "old" in roles and samples
-        if is_replayed and not any(ROUTED_EXPERTS in sample.extras for sample in samples):
-            raise UserError(
-                "router_replay = R3 needs the experts that the engine took, and these episodes have none: "
-                "they were played without return_routed_experts; leave router_replay out."
-            )
-
-    async def _routed(self, samples: Sequence[Sample]) -> tuple[RoutedArray, ...] | None:
-        """What the policy's tokens went through in its last scoring, where the update replays that."""
-        if self._plan.config.router_replay != "R2":
-            return None
-        return put_together(await called(self.ranks, Worker.routed), samples)
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
@@ -150,7 +129,7 @@ class RankTrainer:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
-        self._check_routed(batch.samples)
+        check_routed(batch.samples, self._plan.config.router_replay)
         with working(TRAIN):
             ranks = await called(self.ranks, Worker.update, _with_replayed(batch))
         return _report(ranks, batch)
@@ -345,12 +324,17 @@ def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) 
 
 async def _scored(
     ranks: Ranks, samples: Sequence[Sample], role: ScoreRole, statistics: bool
-) -> list[tuple[FloatArray, ...]]:
-    """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
+) -> tuple[list[tuple[FloatArray, ...]], tuple[RoutedArray, ...] | None]:
+    """Logprobs or values of the role; with `statistics` also entropies and sums of squares.
+
+    And the experts that the tokens went through, where they are kept.
+    """
     replies = await called(ranks, Worker.score, samples, role, statistics)
     num_fields = 1 + _NUM_STATISTICS * statistics
     scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
     for reply in replies:
-        for index, values in reply.items():
+        for index, values in reply.values.items():
             scored[index][:, scored_tokens(samples[index], role)] = values
-    return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+    routed = [reply.routed for reply in replies if reply.routed is not None]
+    fields = [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+    return fields, put_together(routed, samples) if routed else None

@@ -10,7 +10,7 @@ token in each; E: experts of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,16 +18,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.errors import TrainerError
+from agentrl.errors import TrainerError, UserError
 from agentrl.losses import to_device
 from agentrl.trainer.batch import MicroBatch
-from agentrl.types import UNKNOWN_EXPERT, ExpertLayers, RoutedArray, Sample
+from agentrl.trainer.config import TrainerConfig
+from agentrl.types import ROUTED_EXPERTS, UNKNOWN_EXPERT, BoolArray, ExpertLayers, RoutedArray, Sample
 
 RouterReplay: TypeAlias = Literal["R2", "R3"]
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
-_OTHER, _KNOWN, _ENTROPY, _TOKENS, _FIXED = range(5)
+_OTHER, _KNOWN, _ENTROPY, _TOKENS, _BALANCE, _SQUARES, _FIXED = range(7)
 """Columns of the sums of a layer; those after are the tokens of each expert."""
 
 
@@ -44,14 +45,40 @@ class RoutedPart(NamedTuple):
     experts: RoutedArray
 
 
-class Routed(NamedTuple):
+class RoutedReport(NamedTuple):
     """The experts of tokens that a rank reports. layers: of the model. parts: of its tokens and layers."""
 
     layers: ExpertLayers
     parts: Sequence[RoutedPart]
 
 
-class OwnTokens(NamedTuple):
+class RouterLosses(NamedTuple):
+    """Losses of routers that are added to that of the algorithm; 0 = off. Both are sums over layers.
+
+    aux: weight of the load balance of each sequence, E x sum over experts of f x P: f is the share of its
+    pairs of a token and an expert, P the mean probability (https://arxiv.org/abs/2101.03961). z: weight of
+    the square of the logsumexp of each token's logits (https://arxiv.org/abs/2202.08906).
+    """
+
+    aux: float
+    z: float
+
+    @classmethod
+    def of(cls, config: TrainerConfig, masks: Sequence[BoolArray]) -> RouterLosses:
+        """Those of one optimizer step: means over its sequences, and over their tokens.
+
+        masks: of all samples of the step, which go through the model up to the last token that they predict.
+        """
+        lengths = [int(np.flatnonzero(mask)[-1]) for mask in masks if mask.any()]
+        return cls(
+            config.moe_aux_loss_coeff / max(len(lengths), 1), config.moe_z_loss_coeff / max(sum(lengths), 1)
+        )
+
+
+NO_LOSSES = RouterLosses(0.0, 0.0)
+
+
+class RankTokens(NamedTuple):
     """The tokens that a rank computes of a row.
 
     index_t: the index of each among the row's T tokens; -1 = it is padding. places_T: where each of the row's
@@ -77,7 +104,7 @@ class RoutedRow:
     Under recomputation a layer runs twice: it takes the same experts, and is counted once.
     """
 
-    def __init__(self, owner: PassRouting, micro: MicroBatch, own: OwnTokens) -> None:
+    def __init__(self, owner: PassRouting, micro: MicroBatch, own: RankTokens) -> None:
         self.micro, self.own = micro, own
         self.taken: dict[int, Tensor] = {}
         self._owner = owner
@@ -94,6 +121,7 @@ class RoutedRow:
             counts_t = np.bincount(places_T[places_T >= 0], minlength=len(counts_t)).astype(np.float64)
         # How many of the row's tokens each stands for.
         self._counts_t = to_device(counts_t, owner.device)
+        self._sequences = _Sequences.of(micro, own, owner.device) if is_real and owner.has_losses else None
 
     def chosen(self, layer: int, own_tk: Tensor) -> Tensor:
         """The experts that count, int64 [t, k], in place of the router's own.
@@ -107,11 +135,24 @@ class RoutedRow:
         given_tk = self._replayed[:, layer]
         return torch.where(given_tk < 0, own_tk, given_tk)
 
-    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor) -> None:
-        """A router's logits, and the experts that counted."""
-        if layer in self._seen:
-            return
-        self._seen.add(layer)
+    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor, weights_tk: Tensor) -> Tensor:
+        """The weights of the experts' outputs; a backward pass through them adds the gradient of the losses.
+
+        logits: of the router. chosen: the experts that counted.
+        """
+        is_new = layer not in self._seen
+        if is_new:
+            self._seen.add(layer)
+            self._count(layer, logits_tE, chosen_tk)
+        if self._sequences is None or not torch.is_grad_enabled():
+            return weights_tk
+        terms = self._sequences.terms(self._owner, logits_tE, chosen_tk)
+        if is_new:
+            self._owner.sums[layer, _BALANCE : _SQUARES + 1] += terms.detach().double()
+        aux, z = self._owner.losses
+        return _with_gradient(weights_tk, aux * terms[0] + z * terms[1])
+
+    def _count(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor) -> None:
         if self._owner.records:
             self.taken[layer] = chosen_tk.detach().to(torch.int16)
         with torch.no_grad():
@@ -139,34 +180,106 @@ class RoutedRow:
         return to_device(padded[self.own.index_t].astype(np.int64), self._owner.device)
 
 
+class _Sequences(NamedTuple):
+    """The row's tokens that a rank has, by their sequences.
+
+    places: int64 [n], where each is among the rank's t tokens. numbers: int64 [n], of their sequences in the
+    row. sizes: [S], tokens of each sequence, over all ranks.
+    """
+
+    places: Tensor
+    numbers: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, micro: MicroBatch, own: RankTokens, device: torch.device) -> _Sequences:
+        """Those of a row."""
+        places_T = own.inverse(len(micro.input_ids_T))
+        numbers_T = np.repeat(np.arange(len(micro.lengths)), micro.lengths)
+        (mine,) = np.nonzero(places_T >= 0)
+        sizes = np.array(micro.lengths, np.float64)
+        return cls(*(to_device(array, device) for array in (places_T[mine], numbers_T[mine], sizes)))
+
+    def terms(self, owner: PassRouting, logits_tE: Tensor, chosen_tk: Tensor) -> Tensor:
+        """[2]: this rank's parts of the load balance of all sequences, and of the squares of all tokens."""
+        logits_nE = logits_tE.float().index_select(0, self.places)
+        probs_nE, chosen_nk = owner.probs_of(logits_nE), chosen_tk.index_select(0, self.places)
+        experts = logits_nE.shape[1]
+        pairs_SE = probs_nE.new_zeros(len(self.sizes) * experts)
+        at = (self.numbers[:, None] * experts + chosen_nk).flatten()
+        pairs_SE = pairs_SE.index_add(0, at, torch.ones_like(at, dtype=pairs_SE.dtype))
+        # Other ranks have other tokens of these sequences.
+        pairs_SE = owner.total(pairs_SE).view(-1, experts)
+        sizes_S = self.sizes.to(probs_nE.dtype)
+        factors_SE = experts * pairs_SE / (chosen_nk.shape[1] * sizes_S**2)[:, None]
+        balance = (factors_SE.index_select(0, self.numbers) * probs_nE).sum()
+        return torch.stack([balance, logits_nE.logsumexp(-1).square().sum()])
+
+
+class _Adding(torch.autograd.Function):
+    """Weights as they are; their gradient arrives with that of a loss."""
+
+    @staticmethod
+    def forward(_ctx: torch.autograd.function.FunctionCtx, weights_tk: Tensor, _loss: Tensor) -> Tensor:
+        return weights_tk.view_as(weights_tk)
+
+    @staticmethod
+    def backward(_ctx: torch.autograd.function.FunctionCtx, gradient_tk: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient_tk, torch.ones((), device=gradient_tk.device)
+
+
+_with_gradient: Callable[[Tensor, Tensor], Tensor] = _Adding.apply
+
+
+def _alone(total: Tensor) -> Tensor:
+    return total
+
+
+class RouterFacts(NamedTuple):
+    """The routers of a model on a rank.
+
+    layers: of experts. experts: of each (count). device: where the rank computes. is_sigmoid: their scores
+    are sigmoids of their logits, not a softmax of them. total: sums a tensor over the ranks that have tokens
+    of the same sequences.
+    """
+
+    layers: ExpertLayers
+    experts: int
+    device: torch.device
+    is_sigmoid: bool
+    total: Callable[[Tensor], Tensor] = _alone
+
+
 class PassRouting:
     """The routing of all rows of one call: of a network that scores samples, or learns from them.
 
     Args:
-        layers: the model's layers of experts. experts: of each (count).
-        device: where the rank computes.
-        is_sigmoid: the routers' scores are sigmoids of their logits, not a softmax of them.
+        facts: of the model's routers.
         replay: whose experts count; None = the trainer's own.
         records: keep what the tokens went through, for `routed`.
+        losses: of routers, where the pass learns.
     """
 
     def __init__(
         self,
-        layers: ExpertLayers,
-        experts: int,
-        device: torch.device,
-        *,
-        is_sigmoid: bool,
+        facts: RouterFacts,
         replay: RouterReplay | None = None,
+        *,
         records: bool = False,
+        losses: RouterLosses = NO_LOSSES,
     ) -> None:
-        self.layers, self.device, self.replay, self.records = layers, device, replay, records
-        self._experts, self._is_sigmoid = experts, is_sigmoid
-        size = (len(layers.numbers), _FIXED + experts)
-        self.sums = torch.zeros(size, dtype=torch.float64, device=device)
+        self.layers, self._experts, self.device, self._is_sigmoid, self.total = facts
+        self.replay, self.records, self.losses = replay, records, losses
+        size = (len(self.layers.numbers), _FIXED + self._experts)
+        self.sums = torch.zeros(size, dtype=torch.float64, device=self.device)
         self._rows: list[RoutedRow] = []
 
-    def row(self, micro: MicroBatch, own: OwnTokens) -> RoutedRow:
+    @property
+    def has_losses(self) -> bool:
+        """Whether any is on."""
+        return any(self.losses)
+
+    def row(self, micro: MicroBatch, own: RankTokens) -> RoutedRow:
         """What the routers ask while a row goes through them."""
         routed = RoutedRow(self, micro, own)
         if self.records and len(micro.predictor_N):
@@ -195,9 +308,11 @@ class PassRouting:
                 f"{expected[0]} layers: engine and trainer must have one model."
             )
 
-    def routed(self) -> Routed:
-        """What the tokens of all rows went through, on this rank."""
-        return Routed(self.layers, [part for routed in self._rows for part in _parts(routed)])
+    def routed(self) -> RoutedReport | None:
+        """What the tokens of all rows went through, on this rank; None = it is not kept."""
+        if not self.records:
+            return None
+        return RoutedReport(self.layers, [part for routed in self._rows for part in _parts(routed)])
 
 
 def _parts(routed: RoutedRow) -> Iterator[RoutedPart]:
@@ -214,36 +329,49 @@ def _parts(routed: RoutedRow) -> Iterator[RoutedPart]:
         yield RoutedPart(member, positions, layers, taken_tLk[places[positions]])
 
 
-def put_together(ranks: Sequence[Routed | None], samples: Sequence[Sample]) -> tuple[RoutedArray, ...] | None:
-    """The experts of each sample's tokens, [T, L, k], from what all ranks report; None = nothing."""
-    reports = [routed for routed in ranks if routed is not None]
-    if not reports:
-        return None
+def put_together(reports: Sequence[RoutedReport], samples: Sequence[Sample]) -> tuple[RoutedArray, ...]:
+    """The experts of each sample's tokens, [T, L, k], from what the ranks report (at least one)."""
     whole = [reports[0].layers.unknown(len(sample)) for sample in samples]
-    for part in (part for routed in reports for part in routed.parts):
+    for part in (part for report in reports for part in report.parts):
         whole[part.sample][np.ix_(part.positions, np.array(part.layers))] = part.experts
     return tuple(whole)
 
 
-def routing_metrics(ranks: Sequence[Float64Array | None]) -> Mapping[str, float]:
-    """The metrics of a step, from the sums of all ranks.
+def check_routed(samples: Sequence[Sample], replay: RouterReplay | None) -> None:
+    """Check that there is something to replay.
+
+    Raises:
+        UserError: the engine's experts are to be replayed, and no sample has any.
+    """
+    if replay == "R3" and samples and not any(ROUTED_EXPERTS in sample.extras for sample in samples):
+        raise UserError(
+            "router_replay = R3 needs the experts that the engine took, and these episodes have none: they "
+            "were played without return_routed_experts; leave router_replay out."
+        )
+
+
+def routing_metrics(reported: Sequence[Float64Array], num_sequences: int) -> Mapping[str, float]:
+    """The metrics of a step over so many sequences, from the sums of the ranks (at least one).
 
     moe_router_mismatch: of the tokens whose experts the engine reported, and over all layers, the share that
     the trainer's router would send to others. moe_load_imbalance: tokens of the busiest expert, relative to
     the mean of its layer; mean over layers. moe_router_entropy: of a router's probabilities, mean over tokens
-    and layers (nats).
+    and layers (nats). With losses of routers: moe_aux_loss, the load balance, and moe_z_loss, without their
+    coefficients, as means over layers.
     """
-    reported = [sums for sums in ranks if sums is not None]
-    if not reported:
-        return {}
     sums = np.sum(reported, axis=0)
     loads = sums[:, _FIXED:]
     tokens_L, known = sums[:, _TOKENS], float(sums[:, _KNOWN].sum())
     if not tokens_L.all():
         return {}
     mismatch = {"moe_router_mismatch": float(sums[:, _OTHER].sum()) / known} if known else {}
+    losses = {
+        "moe_aux_loss": float(sums[:, _BALANCE].mean()) / num_sequences,
+        "moe_z_loss": float((sums[:, _SQUARES] / tokens_L).mean()),
+    }
     return {
         **mismatch,
+        **(losses if sums[:, _BALANCE].any() else {}),
         "moe_load_imbalance": float((loads.max(-1) / loads.mean(-1)).mean()),
         "moe_router_entropy": float((sums[:, _ENTROPY] / tokens_L).mean()),
     }

@@ -181,16 +181,14 @@ def weights_of(folder):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    "settings",
     [
-        ({"router_replay": "R3"}, "router_replay is for a mixture of experts, and a model of type `qwen3`"),
-        ({"return_routed_experts": True}, "return_routed_experts is for a mixture of experts"),
-        (
-            {"router_replay": "R3", "trainer": "megatron"},
-            "router_replay is for a mixture of experts, and a model of type `qwen3`",
-        ),
+        {"router_replay": "R3"},
+        {"return_routed_experts": True},
+        {"moe_aux_loss_coeff": 0.1},
+        {"router_replay": "R3", "trainer": "megatron"},
     ],
 )
-def test_a_dense_model_is_refused(tmp_path, settings, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_a_dense_model_is_refused(tmp_path, settings):
+    with pytest.raises(UserError, match="are for a mixture of experts, and a model of type `qwen3` is none"):
         train("Talkative", tmp_path, "x", **SETTINGS, **settings)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from agentrl.types import REPLAYED_EXPERTS, ROUTED_EXPERTS, Extra, RoutedArray, Sample, TrainBatch
 from tests.engine.routes import routers_in
@@ -95,3 +96,38 @@ def replayed(samples: Sequence[Sample], rows: Sequence[RoutedArray]) -> tuple[Sa
         replace(sample, extras={**sample.extras, REPLAYED_EXPERTS: Extra.dense(own, fill=-1)})
         for sample, own in zip(samples, rows, strict=True)
     )
+
+
+def router_losses(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The load balance, summed over layers, as a mean over sequences; and the squares, as one over tokens.
+
+    By transformers' own function for routers of a softmax, sequence by sequence and layer by layer. It counts
+    a token k times, Megatron once.
+    """
+    balance, squares, tokens, sequences = [], [], 0, 0
+    for sample in samples:
+        if not sample.loss_mask.any():
+            continue
+        end = int(np.flatnonzero(sample.loss_mask)[-1])
+        seen: list[tuple[torch.nn.Module, torch.Tensor, torch.Tensor]] = []
+        handles = [
+            router.register_forward_hook(
+                lambda module, _inputs, outputs, seen=seen: seen.append((module, outputs[0], outputs[2]))
+            )
+            for router in routers_in(model)
+        ]
+        model(torch.from_numpy(sample.token_ids[None, :end].astype(np.int64)), use_cache=False)
+        for handle in handles:
+            handle.remove()
+        sequences, tokens = sequences + 1, tokens + end
+        for router, logits_tE, chosen_tk in seen:
+            experts, k = logits_tE.shape[1], chosen_tk.shape[1]
+            squares.append(logits_tE.double().exp().sum(-1).log().square().sum())
+            if not hasattr(router, "e_score_correction_bias"):
+                balance.append(load_balancing_loss_func((logits_tE,), experts, k) / k)
+                continue
+            scores = logits_tE.double().sigmoid()
+            shares = [(chosen_tk == expert).sum() / chosen_tk.numel() for expert in range(experts)]
+            means = (scores / scores.sum(-1, keepdim=True)).mean(0)
+            balance.append(experts * sum(share * mean for share, mean in zip(shares, means, strict=True)))
+    return torch.stack(balance).double().sum() / sequences, torch.stack(squares).sum() / tokens

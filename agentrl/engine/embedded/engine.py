@@ -118,7 +118,8 @@ class EmbeddedEngine:
     least recently used first; their tokens are then computed again.
 
     max_slots: requests decoded at once. max_context_len: tokens of a slot, prompt and completion.
-    vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache.
+    vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache. expert_layers:
+    those whose experts it returns; None = none.
     """
 
     def __init__(
@@ -134,13 +135,16 @@ class EmbeddedEngine:
         model_limit = parameters.max_position_embeddings
         self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
         self.max_slots, self.vocab_size = max_slots, parameters.vocab_size
-        layers = _expert_layers_of(parameters)
-        routed = None if layers is None else RoutedSlots(layers, max_slots, self.max_context_len)
-        self._slots = Slots(max_slots, self.max_context_len, routed)
+        self.expert_layers = _expert_layers_of(parameters)
+        self._slots = _slots_of(max_slots, self.max_context_len, self.expert_layers)
         decoder = _decoder_of(parameters, self._slots, max_slots, self.max_context_len)
         self._stepper = Stepper(self._slots, decoder, parameters, decode, deterministic=deterministic)
         self._intake = _Intake(
-            self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids), layers
+            self.vocab_size,
+            self.max_context_len,
+            decode is not None,
+            tuple(eos_token_ids),
+            self.expert_layers,
         )
         self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
         self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
@@ -213,11 +217,6 @@ class EmbeddedEngine:
             eos_token_ids=eos_of(model),
             deterministic=deterministic,
         )
-
-    @property
-    def layers(self) -> ExpertLayers | None:
-        """Those whose experts it returns; None = the model has none that are known."""
-        return self._intake.layers
 
     @property
     def version(self) -> int:
@@ -334,6 +333,11 @@ def _expert_layers_of(parameters: Parameters | ModelParameters) -> ExpertLayers 
     """The layers whose experts can be returned."""
     routers = parameters.routers if isinstance(parameters, ModelParameters) else None
     return None if routers is None else routers.layers
+
+
+def _slots_of(max_slots: int, context_len: int, layers: ExpertLayers | None) -> Slots:
+    routed = None if layers is None else RoutedSlots(layers, max_slots, context_len)
+    return Slots(max_slots, context_len, routed)
 
 
 def _decoder_of(

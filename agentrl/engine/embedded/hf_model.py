@@ -179,6 +179,8 @@ class ModelDecoder:
         """Swap two slots."""
         del length
         self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+        if self._routed is not None:
+            self._routed.exchange(a, b)
 
     def forward(self, parameters: Weights, batch: Batch) -> Tensor:
         """Cache the batch's tokens; returns float32 logits [P, vocabulary] of the picked ones."""
@@ -247,8 +249,10 @@ class _Choices:
         self._passes[layer].append(own_tk)
         return own_tk
 
-    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor) -> None:
-        """Nothing is done with them."""
+    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor, weights_tk: Tensor) -> Tensor:
+        """The router's own."""
+        del layer, logits_tE, chosen_tk
+        return weights_tk
 
     def rows(self, num_rows: int) -> list[RoutedArray]:
         """Of each row, the experts of its tokens, [tokens, layers, k]."""

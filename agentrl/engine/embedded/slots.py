@@ -176,9 +176,9 @@ class RoutedSlots:
         """Whether a request has asked."""
         return self._rows is not None
 
-    def begin(self, slot: int, cached: int, *, is_asked: bool) -> None:
+    def begin(self, slot: int, cached: int, sampling: Sampling) -> None:
         """A request begins in a slot, of which the first `cached` tokens are not computed again."""
-        if is_asked and self._rows is None:
+        if sampling.return_routed_experts is not None and self._rows is None:
             num_slots, context_len = self._shape
             rows = self.layers.unknown(num_slots * context_len)
             self._rows = rows.reshape(num_slots, context_len, *rows.shape[1:])
@@ -192,10 +192,15 @@ class RoutedSlots:
             is_missing = ~is_known(place)
             place[is_missing] = rows[is_missing]
 
-    def of(self, slot: int, first: int, end: int) -> RoutedArray:
-        """Those of the columns from `first` to `end`."""
-        assert self._rows is not None, "a request that asks has begun"
-        return self._rows[slot, first:end].copy()
+    def parts(self, slot: int, request: Request, end: int) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
+        """The extras of what a request has sampled, up to column `end`, and of its prompt, if it asks."""
+        before = request.sampling.routed_before()
+        if before is None or self._rows is None:
+            return {}, {}
+        first, start = request.sampling.routed_experts_start_len, len(request.prompt)
+        rows = self._rows[slot, first:end].copy()
+        rows[: len(before)] = before[: len(rows)]
+        return routed_parts(rows, start - first, end - start)
 
     def exchange(self, a: int, b: int) -> None:
         """Swap two slots."""
@@ -235,7 +240,7 @@ class Slots:
         slot = self._claim(request.session)
         sampling, start = request.sampling, len(request.prompt)
         ids, size = request.ids, len(request.ids)
-        shared, salt = self._shared_prefix(slot, ids), hash(request.asker.salt)
+        shared, salt = _shared(self.ids[slot, : self.cached[slot]], ids), hash(request.asker.salt)
         is_known = self.salts[slot] == salt and (is_own or shared >= _MIN_SHARED)
         self.cached[slot] = shared if is_known else 0
         self.salts[slot] = salt
@@ -250,12 +255,7 @@ class Slots:
         self.num_tokens[slot], self.start[slot] = size, start
         self.prompts[slot] = hash(request.prompt.tobytes())
         self.limit[slot] = start + sampling.max_new_tokens
-        rules = self._rules
-        rules.temperature[slot] = sampling.temperature
-        rules.top_p[slot] = sampling.top_p
-        rules.top_k[slot] = sampling.top_k
-        rules.seeds[slot] = request.seed
-        rules.keeps[slot] = sampling.keeps_ids
+        _set_rules(self._rules, slot, request)
         self._set_stops(slot, request.stop_token_ids)
         if sampling.stop:
             self.searching.add(slot)
@@ -264,8 +264,7 @@ class Slots:
         request.slot = slot
         request.cached_tokens = min(int(self.cached[slot]), start)
         if self.routed is not None:
-            is_asked = sampling.return_routed_experts is not None
-            self.routed.begin(slot, int(self.cached[slot]), is_asked=is_asked)
+            self.routed.begin(slot, int(self.cached[slot]), sampling)
 
     def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
         """The sampling rules of these slots, for the next token of each."""
@@ -306,7 +305,8 @@ class Slots:
         """The tokens that the slot's request has sampled so far."""
         sampled = slice(int(self.start[slot]), int(self.num_tokens[slot]))
         request = self.request(slot)
-        extras, of_prompt = self._routed_parts(slot, request)
+        routed, end = self.routed, int(self.num_tokens[slot])
+        extras, of_prompt = ({}, {}) if routed is None else routed.parts(slot, request, end)
         if request.sampling.keeps_ids:
             extras = {**extras, KEPT_IDS: Extra.of_lists(request.kept_ids)}
         return Completion(
@@ -321,17 +321,6 @@ class Slots:
             request.seconds,
             of_prompt,
         )
-
-    def _routed_parts(self, slot: int, request: Request) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
-        """The experts of what was sampled, and of the end of the prompt, where they are asked for."""
-        before = request.sampling.routed_before()
-        if before is None or self.routed is None:
-            return {}, {}
-        first, end = request.sampling.routed_experts_start_len, int(self.num_tokens[slot])
-        rows = self.routed.of(slot, first, end)
-        rows[: len(before)] = before[: len(rows)]
-        start = int(self.start[slot])
-        return routed_parts(rows, start - first, end - start)
 
     def scored(self, slot: int) -> Request:
         """The request of a slot with all its logprobs; they are copied from the slot."""
@@ -400,8 +389,6 @@ class Slots:
             moved.slot = other
         if active in self.searching:
             self.searching = (self.searching - {active}) | {other}
-        if self.routed is not None:
-            self.routed.exchange(active, other)
         self.sessions.exchange(active, other)
 
     def _claim(self, session: str) -> int:
@@ -414,12 +401,6 @@ class Slots:
         self.requests[slot] = None
         self.searching.discard(slot)
 
-    def _shared_prefix(self, slot: int, prompt: IntArray) -> int:
-        # The last token is always computed: the next one is sampled from its logits.
-        most = min(int(self.cached[slot]), len(prompt) - 1)
-        differs = np.flatnonzero(self.ids[slot, :most] != prompt[:most])
-        return int(differs[0]) if len(differs) else most
-
     def _set_stops(self, slot: int, token_ids: Sequence[int]) -> None:
         width = self._stops.shape[1]
         if len(token_ids) > width:
@@ -427,6 +408,24 @@ class Slots:
             self._stops = np.pad(self._stops, more, constant_values=_NO_TOKEN)
         self._stops[slot] = _NO_TOKEN
         self._stops[slot, : len(token_ids)] = token_ids
+
+
+def _shared(cached: npt.NDArray[np.int64], prompt: IntArray) -> int:
+    """How many of the cached tokens a prompt begins with."""
+    # The last token is always computed: the next one is sampled from its logits.
+    most = min(len(cached), len(prompt) - 1)
+    differs = np.flatnonzero(cached[:most] != prompt[:most])
+    return int(differs[0]) if len(differs) else most
+
+
+def _set_rules(rules: Rules, slot: int, request: Request) -> None:
+    """The rules of a slot, for all tokens of a request."""
+    sampling = request.sampling
+    rules.temperature[slot] = sampling.temperature
+    rules.top_p[slot] = sampling.top_p
+    rules.top_k[slot] = sampling.top_k
+    rules.seeds[slot] = request.seed
+    rules.keeps[slot] = sampling.keeps_ids
 
 
 def _no_rules(num_slots: int) -> Rules:

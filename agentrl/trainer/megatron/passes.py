@@ -22,7 +22,14 @@ from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
-from agentrl.trainer.routing import OwnTokens, PassRouting, RouterReplay
+from agentrl.trainer.routing import (
+    NO_LOSSES,
+    PassRouting,
+    RankTokens,
+    RouterFacts,
+    RouterLosses,
+    RouterReplay,
+)
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""
@@ -91,19 +98,20 @@ class Passes:
         self._run(rows, collect, routing, forward_only=True)
         return outputs_by_row
 
-    def routing(self, replay: RouterReplay | None = None, *, records: bool = False) -> PassRouting | None:
+    def routing(
+        self,
+        replay: RouterReplay | None = None,
+        *,
+        records: bool = False,
+        losses: RouterLosses = NO_LOSSES,
+    ) -> PassRouting | None:
         """What routers ask in a pass, see `PassRouting`; None = the model has no experts."""
         shape = self.network.shape
         if not shape.num_experts:
             return None
-        return PassRouting(
-            shape.expert_layers,
-            shape.num_experts,
-            compute_device(),
-            is_sigmoid=self.network.config.moe_router_score_function == "sigmoid",
-            replay=replay,
-            records=records,
-        )
+        is_sigmoid = self.network.config.moe_router_score_function == "sigmoid"
+        facts = RouterFacts(shape.expert_layers, shape.num_experts, compute_device(), is_sigmoid, _total)
+        return PassRouting(facts, replay, records=records, losses=losses)
 
     def tensors(self) -> Iterator[Tensor]:
         """Its parameters."""
@@ -161,13 +169,13 @@ class Passes:
         # Virtual stages need one shape for all rows (see `transformer_config`).
         return cut._replace(min_tokens=max(cut.padded_length(row) for row in rows))
 
-    def _own_tokens(self, row: RowShard) -> OwnTokens:
+    def _own_tokens(self, row: RowShard) -> RankTokens:
         """The tokens of a row that this rank has between the matrices."""
         index_t = row.index_t
         if self.network.config.sequence_parallel:
             ranks = parallel_state.get_tensor_model_parallel_world_size()
             index_t = np.split(index_t, ranks)[parallel_state.get_tensor_model_parallel_rank()]
-        return OwnTokens(index_t)
+        return RankTokens(index_t)
 
     def _step(
         self, loss: RowLoss, routing: PassRouting | None
@@ -191,6 +199,14 @@ class Passes:
             return states, row_loss
 
         return step
+
+
+def _total(own: Tensor) -> Tensor:
+    """The sum over the ranks that have tokens of the same rows."""
+    group = parallel_state.get_tensor_and_context_parallel_group()
+    if group.size() > 1:
+        dist.all_reduce(own, group=group)
+    return own
 
 
 def _sum_gradients(stages: list[nn.Module], _num_tokens: Tensor | None = None, **kwargs: object) -> None:

@@ -22,7 +22,14 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
 from agentrl.trainer.attention import SHORTEST, Attend, Beginnings, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
-from agentrl.trainer.routing import OwnTokens, PassRouting, RouterReplay
+from agentrl.trainer.routing import (
+    NO_LOSSES,
+    PassRouting,
+    RankTokens,
+    RouterFacts,
+    RouterLosses,
+    RouterReplay,
+)
 from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.types import NO_VERSION, Author, BoolArray, RolloutId, Sample
 from agentrl.weights.hf.routing import Routers
@@ -104,23 +111,21 @@ class TorchNetwork:
 
     @contextmanager
     def routed(
-        self, replay: RouterReplay | None = None, *, records: bool = False
+        self,
+        replay: RouterReplay | None = None,
+        *,
+        records: bool = False,
+        losses: RouterLosses = NO_LOSSES,
     ) -> Iterator[PassRouting | None]:
         """Have the routers ask, for each row that goes through the network. Backward passes belong to it.
 
-        replay, records: see `PassRouting`, which is None where its routers are not seen.
+        replay, records, losses: see `PassRouting`, which is None where its routers are not seen.
         """
         if (routers := self.routers) is None:
             yield None
             return
-        self._routing = PassRouting(
-            routers.layers,
-            routers.experts,
-            self.model.device,
-            is_sigmoid=routers.is_sigmoid,
-            replay=replay,
-            records=records,
-        )
+        facts = RouterFacts(routers.layers, routers.experts, self.model.device, routers.is_sigmoid)
+        self._routing = PassRouting(facts, replay, records=records, losses=losses)
         try:
             yield self._routing
         finally:
@@ -221,15 +226,15 @@ class TorchNetwork:
         return torch.allclose(states_TD, expected_TD, rtol=0, atol=_TOLERANCE * max(scale, 1.0))
 
 
-def _own_tokens(row: MicroBatch, part: Beginnings | Fold | None) -> OwnTokens:
+def _own_tokens(row: MicroBatch, part: Beginnings | Fold | None) -> RankTokens:
     if part is None:
-        return OwnTokens(np.arange(len(row.input_ids_T)))
+        return RankTokens(np.arange(len(row.input_ids_T)))
     if isinstance(part, Beginnings):
         places_T, firsts = part.on_host
-        return OwnTokens(firsts, places_T)
+        return RankTokens(firsts, places_T)
     index_t = np.full(part.count * part.longest, -1)
     index_t[slice(None) if part.real_cells is None else part.real_cells] = np.arange(part.start, part.stop)
-    return OwnTokens(index_t)
+    return RankTokens(index_t)
 
 
 def attends_everywhere(model: PreTrainedModel) -> bool:

@@ -26,7 +26,7 @@ from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM, TORCH_FILE, Unsharded, 
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.offload import CpuAdamW, CpuShard, NetworkMemory, own_part
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
-from agentrl.trainer.routing import Float64Array
+from agentrl.trainer.routing import NO_LOSSES, Float64Array, RouterLosses
 from agentrl.trainer.saved import StateWriter, done_of
 from agentrl.trainer.summary import FOLDERS, SavedTrainer
 from agentrl.trainer.torch.forward import TorchNetwork
@@ -253,7 +253,9 @@ class Learner:
         masks = [sample.loss_mask for sample in batch.samples]
         total: Tensor | None = None
         names: list[str] = []
-        with self.network.attending(), self.network.routed(self._config.router_replay) as routing:
+        losses = NO_LOSSES if self.network.routers is None else RouterLosses.of(self._config, masks)
+        routed = self.network.routed(self._config.router_replay, losses=losses)
+        with self.network.attending(), routed as routing:
             for row in self.network.rows(batch.samples, masks, self._config.max_tokens_per_gpu):
                 outputs = self._forward(self.network, row)
                 loss, metrics = self._loss(outputs, inputs.of(row, outputs))

@@ -23,9 +23,8 @@ from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
-from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
+from agentrl.trainer.plan import Done, Learning, RankScores, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
-from agentrl.trainer.routing import Routed
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.trainer.torch.compact import compact
 from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
@@ -87,7 +86,6 @@ class TorchWorker(Recorder, DeviceStore):
             base = _scoring(TorchNetwork(model, acting=without, ranks=ranks))
         network = _scoring(TorchNetwork(model, routes=True, ranks=ranks))
         _check_routers(network, policy.config)
-        self._routed: Routed | None = None
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
@@ -133,9 +131,7 @@ class TorchWorker(Recorder, DeviceStore):
             )
         return " ".join(filter(None, parts)) or None
 
-    def score(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
-    ) -> dict[int, FloatArray]:
+    def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
 
         Returns:
@@ -146,13 +142,7 @@ class TorchWorker(Recorder, DeviceStore):
         replay = config.router_replay if role == "old" else None
         with self._memory[role].onloaded(), network.routed(replay, records=replay == "R2") as routing:
             scores = _scores(network, samples, role, config, statistics=statistics)
-            if role == "old":
-                self._routed = routing.routed() if routing is not None and routing.records else None
-        return scores
-
-    def routed(self) -> Routed | None:
-        """The experts of this rank's tokens in the last scoring of the role `old`; None = not kept."""
-        return self._routed
+            return RankScores(scores, None if routing is None else routing.routed())
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -306,10 +296,10 @@ def _networks_of(
 
 
 def _check_routers(network: TorchNetwork, config: TrainerConfig) -> None:
-    if config.router_replay and network.routers is None:
+    if (config.router_replay or config.has_router_losses) and network.routers is None:
         raise ModelLoadError(
-            "router_replay needs a mixture of experts whose routers are known, and "
-            f"{type(network.model).__name__} is none; leave it out."
+            "router_replay, moe_aux_loss_coeff and moe_z_loss_coeff need a mixture of experts whose routers "
+            f"are known, and {type(network.model).__name__} is none; leave them out."
         )
 
 

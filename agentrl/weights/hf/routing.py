@@ -33,8 +33,9 @@ class RoutingPass(Protocol):
     def chosen(self, layer: int, own_tk: Tensor) -> Tensor:
         """The experts that count, int64 [t, k], in place of the router's own."""
 
-    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor) -> None:
-        """A router's logits, and the experts that counted."""
+    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor, weights_tk: Tensor) -> Tensor:
+        """The weights of the experts' outputs: those of the router, from its logits and the experts that
+        counted, whose backward pass may do more."""
 
 
 class ExpertSizes(NamedTuple):
@@ -139,13 +140,14 @@ class Routers:
                 active.enter_context(_Choice(self.passed, layer, self.experts, self.layers.k))
                 self._active.append(active)
 
-        def leave(module: nn.Module, _inputs: object, outputs: object) -> None:
+        def leave(module: nn.Module, _inputs: object, outputs: object) -> object:
             if not self._active or module is not router:
-                return
+                return None
             self._active.pop().close()
             if self.passed is not None and isinstance(outputs, tuple) and len(outputs) == 3:
-                logits_tE, _, chosen_tk = outputs
-                self.passed.scored(layer, logits_tE, chosen_tk)
+                logits_tE, weights_tk, chosen_tk = outputs
+                return logits_tE, self.passed.scored(layer, logits_tE, chosen_tk, weights_tk), chosen_tk
+            return None
 
         router.register_forward_pre_hook(enter)
         router.register_forward_hook(leave, always_call=True)

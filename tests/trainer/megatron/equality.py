@@ -15,20 +15,22 @@ from torch import Tensor
 
 from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
-from agentrl.trainer.routing import Routed, RouterReplay
+from agentrl.trainer.routing import NO_LOSSES, RoutedReport, RouterLosses, RouterReplay
 from agentrl.types import KEPT_IDS, ROUTED_EXPERTS, Extra, RolloutId, Sample
 from agentrl.weights.hf.routing import expert_sizes
 from tests.trainer.megatron.models import SIZES, VOCAB, checkpoint_of, model_of
-from tests.trainer.routes import made_to_choose, routed
+from tests.trainer.routes import made_to_choose, routed, router_losses
 from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
 ENTROPY = 0.1
+AUX, Z = 3.0, 0.05
 
 
 class Part(NamedTuple):
@@ -42,7 +44,7 @@ class Part(NamedTuple):
     gradients: list[tuple[str, np.ndarray]]
     loss: float
     queries: dict[str, int]
-    routed: Routed | None = None
+    routed: RoutedReport | None = None
     routing: np.ndarray | None = None
 
 
@@ -102,12 +104,12 @@ def part_of(
     _rank: int,
     kind: str,
     bf16: bool = False,
-    engines: Literal["replayed", "compared"] | None = None,
+    engines: Literal["replayed", "compared", "balanced"] | None = None,
 ) -> Part:
     """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies.
 
     engines: whether routers choose what the samples say, or are only compared with that; None = they say
-    nothing.
+    nothing. balanced: nothing, and the losses of the routers are on.
     """
     from agentrl.trainer.megatron.device import queries
     from agentrl.trainer.megatron.model.network import Network
@@ -117,7 +119,7 @@ def part_of(
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
     network.load(checkpoint_of(model).__getitem__)
-    mine = share_of(layout, samples() if engines is None else routed_samples(kind))
+    mine = share_of(layout, routed_samples(kind) if engines in ("replayed", "compared") else samples())
     passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
     replay: RouterReplay | None = "R3" if engines == "replayed" else None
 
@@ -128,7 +130,11 @@ def part_of(
 
     recording = passes.routing(replay, records=True)
     outputs_by_row = passes.forward(mine, recording)
-    routing = passes.routing(replay)
+    losses = NO_LOSSES
+    if engines == "balanced":
+        on = TrainerConfig(moe_aux_loss_coeff=AUX, moe_z_loss_coeff=Z)
+        losses = RouterLosses.of(on, [sample.loss_mask for sample in samples()])
+    routing = passes.routing(replay, losses=losses)
     reports = passes.learn(mine, loss, routing)
     return Part(
         place=place(),
@@ -193,8 +199,9 @@ class Reference(NamedTuple):
 
 
 @lru_cache
-def oracle(kind: str, replays: bool = False) -> Reference:
-    """replays: the routers choose what the samples of `routed_samples` say."""
+def oracle(kind: str, replays: bool = False, balances: bool = False) -> Reference:
+    """replays: the routers choose what the samples of `routed_samples` say. balances: their own losses are
+    added to the gradient."""
     model = model_of(kind)
     experts = [sample.extras[ROUTED_EXPERTS].values for sample in routed_samples(kind)] if replays else []
     logps, entropies, total = {}, {}, torch.zeros(())
@@ -217,6 +224,9 @@ def oracle(kind: str, replays: bool = False) -> Reference:
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
+    if balances:
+        balance, squares = router_losses(model, samples())
+        (AUX * balance + Z * squares).backward()
     gradients = checkpoint_of(model, {name: parameter.grad for name, parameter in model.named_parameters()})
     return Reference(logps, entropies, gradients, total.item())
 

@@ -71,7 +71,10 @@ def check(
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
     parts = ranks.run(part_of, layout, kind, False, engines)
-    result, expected = put_together(kind, layout, parts), oracle(kind, engines == "replayed")
+    result, expected = (
+        put_together(kind, layout, parts),
+        oracle(kind, engines == "replayed", engines == "balanced"),
+    )
     assert result.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
     for number, logp_N in expected.logps.items():
         np.testing.assert_allclose(result.logps[number], logp_N, atol=tolerance)

@@ -64,11 +64,13 @@ class TopKRouter(nn.Module):
         experts_tk = self._chosen(scores_tE.detach())
         if row is not None:
             experts_tk = row.chosen(layer, experts_tk)
-            row.scored(layer, logits_tE, experts_tk)
         weights_tk = scores_tE.gather(1, experts_tk)
         if self._normalizes:
             weights_tk = weights_tk / (weights_tk.sum(-1, keepdim=True) + 1e-20)
-        return Routed(experts_tk, weights_tk * self._scale)
+        weights_tk = weights_tk * self._scale
+        if row is not None:
+            weights_tk = row.scored(layer, logits_tE, experts_tk, weights_tk)
+        return Routed(experts_tk, weights_tk)
 
     def _chosen(self, scores_tE: Tensor) -> Tensor:
         """[t, k]: the best experts; of the best groups of experts, by the two best of each."""
