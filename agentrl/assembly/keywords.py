@@ -257,6 +257,8 @@ class TrainSettings(TypedDict, total=False):
     max_tokens_per_gpu: int
     bf16: bool
     router_replay: Literal["R2", "R3"] | None
+    moe_aux_loss_coeff: float
+    moe_z_loss_coeff: float
     gradient_checkpointing: bool
     only_train_params_name_list: Sequence[Name]
     freeze_params_name_list: Sequence[Name]

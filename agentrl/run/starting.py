@@ -76,8 +76,7 @@ async def built(
         starting = engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
         engines = await unless_a_rank_ends(trainers, starting)
     renderer = build_renderer(source, dialect, config.rendering)
-    layers = expert_layers_of(config, source.config)
-    world = World(make_env, scorer, renderer, play_episode=play, expert_layers=layers)
+    world = World(make_env, scorer, renderer, {}, play, expert_layers_of(config, source.config))
     progress, engine = Progress(replace(source, seed=None)), engines[0]
     held_out = HeldOut.of(data, config, world, engines[1] or engine, graded)
     run = TrainingRun(

@@ -99,7 +99,7 @@ class RankTrainer:
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
-        if "old" in roles:
+        if self._plan.config.router_replay and "old" in roles:
             check_routed(samples, self._plan.config.router_replay)
         with working(SCORE):
             scored = {
@@ -129,7 +129,8 @@ class RankTrainer:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
-        check_routed(batch.samples, self._plan.config.router_replay)
+        if self._plan.config.router_replay:
+            check_routed(batch.samples, self._plan.config.router_replay)
         with working(TRAIN):
             ranks = await called(self.ranks, Worker.update, _with_replayed(batch))
         return _report(ranks, batch)

@@ -109,6 +109,7 @@ class RoutedRow:
         self.taken: dict[int, Tensor] = {}
         self._owner = owner
         self._seen: set[int] = set()
+        self._summed: set[int] = set()
         is_real = len(micro.predictor_N) > 0
         self._engines = self._of(micro.routed_T) if is_real else None
         replayed_T = micro.replayed_T if owner.replay == "R2" else None
@@ -140,14 +141,15 @@ class RoutedRow:
 
         logits: of the router. chosen: the experts that counted.
         """
-        is_new = layer not in self._seen
-        if is_new:
+        if layer not in self._seen:
             self._seen.add(layer)
             self._count(layer, logits_tE, chosen_tk)
         if self._sequences is None or not torch.is_grad_enabled():
             return weights_tk
         terms = self._sequences.terms(self._owner, logits_tE, chosen_tk)
-        if is_new:
+        # Where a layer is recomputed, its first pass may have been without a gradient.
+        if layer not in self._summed:
+            self._summed.add(layer)
             self._owner.sums[layer, _BALANCE : _SQUARES + 1] += terms.detach().double()
         aux, z = self._owner.losses
         return _with_gradient(weights_tk, aux * terms[0] + z * terms[1])

@@ -15,8 +15,8 @@ from agentrl.errors import UserError
 from agentrl.types import ROUTED_EXPERTS
 from agentrl.weights.hf.export import save_model
 from tests.engine.routes import routes_of
-from tests.flow.runs import TINY, journal_of, metrics_of, train
-from tests.flow.test_families import SIZES, tokens
+from tests.flow.runs import TINY, WARM, journal_of, metrics_of, train
+from tests.flow.test_families import EXPERTS_ON_TWO, SIZES, tokens
 
 __all__ = ["tokens"]
 
@@ -123,6 +123,31 @@ def test_replay_takes_away_the_difference_that_other_experts_make(unsure, tmp_pa
     assert replayed[DIFF] < 0.75 * plain[DIFF]
     # Tokens behind other experts are those that are far off.
     assert replayed[K3] < 0.3 * plain[K3]
+
+
+@pytest.mark.full
+def test_two_ranks_that_share_experts_learn_with_and_without_replay(unsure, tmp_path, capsys):
+    """Megatron against an engine in bfloat16: more reward than at first, and a smaller difference with R3."""
+    settings = {
+        **WARM,
+        **EXPERTS_ON_TWO,
+        "hf_checkpoint": str(unsure),
+        "num_rollout": 8,
+        "engine_dtype": "bfloat16",
+        "return_routed_experts": True,
+        "use_rollout_logprobs": False,
+        "use_tis": True,
+    }
+    means = {}
+    for replay in (None, "R3"):
+        run = train("Bandit", tmp_path, f"{replay}", **settings, router_replay=replay)
+        rows = rows_of(run.folder)
+        assert rows[-1]["rollout/raw_reward"] > rows[0]["rollout/raw_reward"] + 0.1
+        means[replay] = {key: np.mean([row[key] for row in rows]) for key in (MISMATCH, DIFF, K3)}
+    with capsys.disabled():
+        print("\nEP2, engine in bfloat16:", means)
+    assert means["R3"][K3] < 0.5 * means[None][K3]
+    assert means["R3"][DIFF] < means[None][DIFF]
 
 
 def test_a_run_with_the_trainers_own_routing_trains_another_way(unsure, tmp_path):

@@ -119,7 +119,7 @@ class EmbeddedEngine:
 
     max_slots: requests decoded at once. max_context_len: tokens of a slot, prompt and completion.
     vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache. expert_layers:
-    those whose experts it returns; None = none.
+    see `Sampling.return_routed_experts`.
     """
 
     def __init__(
@@ -139,13 +139,7 @@ class EmbeddedEngine:
         self._slots = _slots_of(max_slots, self.max_context_len, self.expert_layers)
         decoder = _decoder_of(parameters, self._slots, max_slots, self.max_context_len)
         self._stepper = Stepper(self._slots, decoder, parameters, decode, deterministic=deterministic)
-        self._intake = _Intake(
-            self.vocab_size,
-            self.max_context_len,
-            decode is not None,
-            tuple(eos_token_ids),
-            self.expert_layers,
-        )
+        self._intake = _Intake(self, decode is not None, tuple(eos_token_ids))
         self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
         self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
         self._closed = self._paused = False
@@ -355,16 +349,11 @@ def _stage_of(parameters: Parameters | ModelParameters) -> Stage:
 
 
 class _Intake(NamedTuple):
-    """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need.
+    """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need."""
 
-    layers: those whose experts it returns.
-    """
-
-    vocab_size: int
-    max_context_len: int
+    engine: EmbeddedEngine
     can_decode: bool
     eos_token_ids: tuple[int, ...]
-    layers: ExpertLayers | None = None
 
     def sampled(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
         """A request to sample a continuation.
@@ -377,14 +366,14 @@ class _Intake(NamedTuple):
         num_begun = 0 if sampling.continues is None else len(sampling.continues.token_ids)
         if sampling.max_new_tokens <= num_begun:
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
+        if len(prompt) + sampling.max_new_tokens > self.engine.max_context_len:
             raise RequestTooLargeError(
                 f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
-                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+                f"max_context_len = {self.engine.max_context_len}; raise max_context_len or ask for fewer tokens."
             )
         if sampling.stop and not self.can_decode:
             raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
-        if sampling.return_routed_experts not in (None, self.layers):
+        if sampling.return_routed_experts not in (None, self.engine.expert_layers):
             raise EngineError(
                 "return_routed_experts asks for layers of experts that this engine's model does not have; "
                 "leave it out."
@@ -408,9 +397,9 @@ class _Intake(NamedTuple):
         prompt = self._prompt(token_ids)
         if not 0 <= start <= len(prompt):
             raise EngineError(f"a prompt of {len(prompt)} tokens cannot be scored from {start} on.")
-        if len(prompt) > self.max_context_len:
+        if len(prompt) > self.engine.max_context_len:
             raise RequestTooLargeError(
-                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.max_context_len}; raise "
+                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.engine.max_context_len}; raise "
                 "max_context_len."
             )
         return Request(prompt, Sampling(0), session, 0, (), _answer(), score_from=start)
@@ -419,10 +408,10 @@ class _Intake(NamedTuple):
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if not len(prompt):
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
+        if prompt.min() < 0 or prompt.max() >= self.engine.vocab_size:
             raise EngineError(
                 f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the vocabulary is 0 to "
-                f"{self.vocab_size - 1}; encode it with the model's own tokenizer."
+                f"{self.engine.vocab_size - 1}; encode it with the model's own tokenizer."
             )
         return prompt
 

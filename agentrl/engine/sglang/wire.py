@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, Valida
 from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.http.requests import LONG_BYTES, json_of
-from agentrl.types import RequestTimes
+from agentrl.types import ROUTED_EXPERTS, RequestTimes
 from agentrl.types.seams import Sampling
 
 ROUTING_KEY = "x-smg-routing-key"
@@ -312,10 +312,16 @@ def generate_body(
         request["return_kept_ids"] = True
         if reports_prefix(sampling.top_k):
             request["top_logprobs_num"] = sampling.top_k
-    if sampling.return_routed_experts is not None:
-        request["return_routed_experts"] = True
-        request["routed_experts_start_len"] = sampling.routed_experts_start_len
-    return _REQUEST.dump_json(request)
+    return _REQUEST.dump_json(request | _asked_experts(sampling))
+
+
+def _asked_experts(sampling: Sampling) -> dict[str, object]:
+    if sampling.return_routed_experts is None:
+        return {}
+    return {
+        f"return_{ROUTED_EXPERTS}": True,
+        f"{ROUTED_EXPERTS}_start_len": sampling.routed_experts_start_len,
+    }
 
 
 def abort_body(rid: str) -> bytes:

@@ -138,8 +138,7 @@ class TorchWorker(Recorder, DeviceStore):
             those of this rank's samples.
         """
         network, config = self._networks[role], self._config
-        # Of all networks the policy alone is seen by its routers, and R2 keeps what it took.
-        replay = config.router_replay if role == "old" else None
+        replay = config.router_replay
         with self._memory[role].onloaded(), network.routed(replay, records=replay == "R2") as routing:
             scores = _scores(network, samples, role, config, statistics=statistics)
             return RankScores(scores, None if routing is None else routing.routed())

@@ -130,11 +130,9 @@ def part_of(
 
     recording = passes.routing(replay, records=True)
     outputs_by_row = passes.forward(mine, recording)
-    losses = NO_LOSSES
-    if engines == "balanced":
-        on = TrainerConfig(moe_aux_loss_coeff=AUX, moe_z_loss_coeff=Z)
-        losses = RouterLosses.of(on, [sample.loss_mask for sample in samples()])
-    routing = passes.routing(replay, losses=losses)
+    on = TrainerConfig(moe_aux_loss_coeff=AUX, moe_z_loss_coeff=Z)
+    losses = RouterLosses.of(on, [sample.loss_mask for sample in samples()])
+    routing = passes.routing(replay, losses=losses if engines == "balanced" else NO_LOSSES)
     reports = passes.learn(mine, loss, routing)
     return Part(
         place=place(),

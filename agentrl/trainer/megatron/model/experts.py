@@ -127,12 +127,12 @@ class MoE(nn.Module):
     """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run.
 
     layer: its place among the layers of experts, over all stages. row: what may choose the experts of the
-    tokens that go through it next, see `tell_experts`.
+    tokens that go through it next, see `number_experts`.
     """
 
-    def __init__(self, config: TransformerConfig, layer: int, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
         super().__init__()
-        self._layer = layer
+        self.layer = 0
         self.row: RoutedRow | None = None
         self._experts = config.num_moe_experts
         self._tensor_ranks = config.expert_tensor_parallel_size
@@ -151,7 +151,7 @@ class MoE(nn.Module):
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
         tokens_tH = hidden_states.flatten(0, 1)
-        routed = self.router(tokens_tH, self.row, self._layer)
+        routed = self.router(tokens_tH, self.row, self.layer)
         output = self._routed(tokens_tH, routed).view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]

@@ -305,8 +305,15 @@ def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dr
     return residual.to(output.dtype) + output
 
 
-def tell_experts(layer: nn.Module, _states: object, options: Mapping[str, object]) -> None:
-    """Tell a layer's experts which row comes; before each forward pass, recomputed ones included."""
+def number_experts(layer: nn.Module, shape: Shape, number: int) -> None:
+    """Have a layer's experts know which layer they are, and before each pass which row comes."""
+    if isinstance(layer.mlp, MoE):
+        layer.mlp.layer = shape.expert_layers.numbers.index(number)
+        layer.register_forward_pre_hook(_tell_experts, with_kwargs=True)
+
+
+def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, object]) -> None:
+    """Tell a layer's experts which row comes, also where the layer is recomputed after other rows."""
     params = options["packed_seq_params"]
     assert isinstance(params, PackedSeqParams)
     if isinstance(layer.mlp, MoE):
@@ -319,9 +326,8 @@ def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     attention = ModuleSpec(module=Attention, params={"family": family})
     if latent is not None:
         attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
-    mlp: type | ModuleSpec = NormedMLP if family.sandwich else GatedMLP
-    if shape.experts_by_layer[number]:
-        mlp = ModuleSpec(module=MoE, params={"layer": shape.expert_layers.numbers.index(number)})
+    dense = NormedMLP if family.sandwich else GatedMLP
+    mlp = MoE if shape.experts_by_layer[number] else dense
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

@@ -21,7 +21,7 @@ from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.hooks import make_model
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.feed_forward import RMSNorm
-from agentrl.trainer.megatron.model.layers import layer_spec, tell_experts
+from agentrl.trainer.megatron.model.layers import layer_spec, number_experts
 from agentrl.trainer.megatron.model.shape import Shape, overridden
 from agentrl.trainer.megatron.model.vocabulary import head_shard
 
@@ -147,8 +147,8 @@ class Network:
             position_embedding_type="none",
             vp_stage=number,
         )
-        for layer in stage.decoder.layers:
-            layer.register_forward_pre_hook(tell_experts, with_kwargs=True)
+        for place, layer in zip(numbers, stage.decoder.layers, strict=True):
+            number_experts(layer, self.shape, place)
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
             embed = partial(_without_pad, stage.embedding.forward, pad=self.shape.pad, ranks=ranks)
