@@ -369,7 +369,8 @@ class _Intake(NamedTuple):
         if len(prompt) + sampling.max_new_tokens > self.engine.max_context_len:
             raise RequestTooLargeError(
                 f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
-                f"max_context_len = {self.engine.max_context_len}; raise max_context_len or ask for fewer tokens."
+                f"max_context_len = {self.engine.max_context_len}; raise max_context_len or ask for fewer "
+                "tokens."
             )
         if sampling.stop and not self.can_decode:
             raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
@@ -399,8 +400,8 @@ class _Intake(NamedTuple):
             raise EngineError(f"a prompt of {len(prompt)} tokens cannot be scored from {start} on.")
         if len(prompt) > self.engine.max_context_len:
             raise RequestTooLargeError(
-                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.engine.max_context_len}; raise "
-                "max_context_len."
+                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.engine.max_context_len}; "
+                "raise max_context_len."
             )
         return Request(prompt, Sampling(0), session, 0, (), _answer(), score_from=start)
 
