@@ -89,7 +89,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
             "a second call gave the same batch other advantages; an estimator must not draw random numbers "
             "or keep state"
         )
-    reversed_scores = scores.map(lambda arrays: arrays[::-1])
+    reversed_scores = scores.at(range(len(samples))[::-1])
     reversed_batch = _EstimatorBatch.of(groups[::-1], samples[::-1], reversed_scores)
     reordered = [arrays[::-1] for arrays in _by_sample(reversed_batch.tokens, reversed_batch(estimator))]
     if not _are_close(first, reordered):

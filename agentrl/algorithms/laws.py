@@ -196,6 +196,9 @@ def _check_lengths(turn: _Turn) -> None:
     for name, extra in completion.extras.items():
         if len(extra) != counts[0]:
             _refuse(turn, "lengths", f"{counts[0]} tokens have {len(extra)} values of the extra `{name}`")
+    for name, extra in completion.prompt_extras.items():
+        if extra.offsets is not None:
+            _refuse(turn, "lengths", f"the extra `{name}` of its prompt is ragged")
     if turn.starts and not len(turn.tokens.world_ids):
         _refuse(turn, "start", "its trajectory does not begin with a token of the world")
 

@@ -18,6 +18,7 @@ from agentrl.types import (
     Trajectory,
     TurnTokens,
     joined_extras,
+    with_prompts,
 )
 
 
@@ -101,9 +102,6 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
     versions[sampled] = np.concatenate([completion.versions for completion in completions])
     temperatures[sampled] = np.repeat([completion.temperature for completion in completions], lengths)
     ids = [part for turn in tokens for part in (turn.world_ids, turn.completion.token_ids)]
-    runs: list[tuple[int, Mapping[str, Extra]]] = []
-    for turn in tokens:
-        runs += [(len(turn.world_ids), {}), (len(turn.completion.token_ids), turn.completion.extras)]
     privileged = tokens[0].privileged_ids
     return Sample(
         token_ids=np.concatenate(ids).astype(np.int32, copy=False),
@@ -114,9 +112,22 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
         turns=_turns(tokens, first_turn),
         temperatures=temperatures,
         rollout_id=RolloutId(episode_id, trajectory.agent),
-        extras=joined_extras(runs),
+        extras=_extras(tokens),
         privileged_ids=None if privileged is None else np.array(privileged, dtype=np.int32),
     )
+
+
+def _extras(tokens: Sequence[TurnTokens]) -> dict[str, Extra]:
+    runs: list[tuple[int, Mapping[str, Extra]]] = []
+    prompts: list[tuple[int, Mapping[str, Extra]]] = []
+    length = 0
+    for turn in tokens:
+        completion, num_world = turn.completion, len(turn.world_ids)
+        runs += [(num_world, {}), (len(completion.token_ids), completion.extras)]
+        prompts.append((length + num_world, completion.prompt_extras))
+        length += num_world + len(completion.token_ids)
+    joined = joined_extras(runs)
+    return with_prompts(joined, prompts, length) if any(extras for _, extras in prompts) else joined
 
 
 def _turns(tokens: Sequence[TurnTokens], first: int) -> IntArray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, islice
 from typing import NamedTuple, TypeVar
 
@@ -155,8 +154,7 @@ class RolloutBatch:
                 tuple(own_weights[i] * all_samples[i].loss_mask for i in indices),
                 *(None if arrays is None else _at(arrays, indices) for arrays in optional),
             )
-            own_scores = scores.map(partial(_at, indices=indices))
-            batch = TrainBatch(samples, own_scores, credit, self.tokens.version, coefficients)
+            batch = TrainBatch(samples, scores.at(indices), credit, self.tokens.version, coefficients)
             steps.append(OptimizerStep(trained, batch, tuple(indices)))
         return steps
 

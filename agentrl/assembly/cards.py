@@ -105,15 +105,20 @@ class Card(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """How large the policy's servers are. max_in_flight: requests at once (count). card: as `shared_card`."""
+    """What the policy's servers follow from. max_in_flight: requests at once (count). card: as `shared_card`.
+
+    returns_experts: whether they return those of each token.
+    """
 
     max_in_flight: int
     card: Card | None = None
+    returns_experts: bool = False
 
     @property
     def arguments(self) -> Mapping[str, int | float]:
-        """Those of the servers that follow from the card."""
-        return {} if self.card is None else self.card.arguments
+        """Those of the servers."""
+        own = {"enable_return_routed_experts": True} if self.returns_experts else {}
+        return own if self.card is None else {**own, **self.card.arguments}
 
     @property
     def lines(self) -> Iterator[str]:
@@ -128,7 +133,8 @@ def serving_of(config: RunConfig, policy: PreTrainedConfig, env: BaseEnv) -> Ser
         ConfigError: a server and a rank do not fit on the GPU that they share.
     """
     in_flight = most_in_flight(config, num_agents=len(env.possible_agents))
-    return Serving(in_flight, shared_card(config, policy, env.limits.max_tokens, in_flight))
+    card = shared_card(config, policy, env.limits.max_tokens, in_flight)
+    return Serving(in_flight, card, config.returns_experts)
 
 
 def shared_gpus(config: RunConfig) -> Collection[str]:

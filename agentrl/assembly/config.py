@@ -84,6 +84,11 @@ class RunConfig(Section):
         return cuts.are_replayed(self.rollout, self.engine)
 
     @property
+    def returns_experts(self) -> bool:
+        """Whether the engine returns the experts of tokens, derived where it was left out."""
+        return cuts.returns_experts(self.rollout, self.trainer)
+
+    @property
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
         own = _inactive_data(self) | _inactive_layout(self) | _inactive_recordings(self)
@@ -214,6 +219,11 @@ class RunConfig(Section):
         if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
             raise ValueError(EVERY_VERSION)
         cuts.check(self.rollout, self.engine)
+        if not self.rollout.debug_rollout_only:
+            has_own_pass = self.algorithm.rescores(is_async=self.rollout.is_async)
+            cuts.check_routing(self.rollout, self.trainer, has_own_pass=has_own_pass)
+        if self.returns_experts:
+            cuts.check_experts(self.engine)
         return self
 
     @model_validator(mode="after")
@@ -357,7 +367,7 @@ SFT_SETTINGS = frozenset(
     {
         *(*RunSection.model_fields, *ModelSection.model_fields),
         *(*SftSection.model_fields, *(RenderingConfig.model_fields.keys() - StopChoice.model_fields)),
-        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION, OF_ITERATIONS}),
+        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION, *OF_ITERATIONS}),
         *(ClusterConfig.model_fields.keys() - _OF_PLAYING),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),

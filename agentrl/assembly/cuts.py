@@ -1,9 +1,10 @@
-"""Whether the trainer learns which tokens top-p and top-k kept: of the rollouts and the engine together."""
+"""What the trainer learns of the engine's sampling: which tokens it kept, and which experts they took."""
 
 from __future__ import annotations
 
 from agentrl.engine.config import MAX_TOP_LOGPROBS, EngineConfig
 from agentrl.rollout.config import RolloutConfig
+from agentrl.trainer.config import TrainerConfig
 
 
 def are_replayed(rollout: RolloutConfig, engine: EngineConfig) -> bool:
@@ -40,4 +41,54 @@ def check(rollout: RolloutConfig, engine: EngineConfig) -> None:
             "replay_sampling_mask needs to know which tokens are kept, and SGLang reports at most the "
             f"{MAX_TOP_LOGPROBS} likeliest; set rollout_top_k to 1 to {MAX_TOP_LOGPROBS}, or switch "
             "replay_sampling_mask off."
+        )
+
+
+def returns_experts(rollout: RolloutConfig, trainer: TrainerConfig) -> bool:
+    """Whether `return_routed_experts` acts, derived where it was left out."""
+    if rollout.replay is not None:
+        return False
+    chosen = rollout.return_routed_experts
+    is_trained = not rollout.debug_rollout_only
+    return is_trained and trainer.router_replay == "R3" if chosen is None else chosen
+
+
+def check_routing(rollout: RolloutConfig, trainer: TrainerConfig, *, has_own_pass: bool) -> None:
+    """Check that there is something to replay.
+
+    has_own_pass: whether the trainer computes the logprobs of the policy before the first update.
+
+    Raises:
+        ValueError: router_replay takes experts that nobody records.
+    """
+    if trainer.router_replay == "R3" and rollout.return_routed_experts is False:
+        raise ValueError(
+            "router_replay = R3 replays the experts that the engine took, and return_routed_experts = false "
+            "has it keep them to itself; drop one."
+        )
+    if trainer.router_replay == "R2" and not has_own_pass:
+        raise ValueError(
+            "router_replay = R2 replays the pass in which the trainer computes logprobs before an update, "
+            "and this run has none; set use_rollout_logprobs = false, or router_replay = R3."
+        )
+
+
+def check_experts(engine: EngineConfig) -> None:
+    """Check that the servers know the experts of all tokens.
+
+    Raises:
+        ValueError: they pass on what they have computed of a prompt, and its experts are not passed on.
+    """
+    if engine.engine != "sglang":
+        return
+    if kinds := {group.worker_type for group in engine.groups} - {"regular"}:
+        raise ValueError(
+            f"a server that only runs {min(kinds)} does not know the experts of whole requests "
+            "(return_routed_experts); have regular ones."
+        )
+    names = {name.replace("-", "_") for group in engine.groups for name in engine.arguments_of(group)}
+    if stores := names & {"enable_hierarchical_cache", "enable_hicache"}:
+        raise ValueError(
+            f"{min(stores)} brings back what was computed of a prompt without its experts "
+            "(return_routed_experts); leave it out."
         )

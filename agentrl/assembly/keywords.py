@@ -95,6 +95,7 @@ class TrainSettings(TypedDict, total=False):
     rollout_top_p: float
     rollout_top_k: int
     replay_sampling_mask: bool | None
+    return_routed_experts: bool | None
     rollout_max_response_len: int | None
     rollout_max_context_len: int | None
     max_turns: int | None
@@ -256,6 +257,9 @@ class TrainSettings(TypedDict, total=False):
     clip_grad: float
     max_tokens_per_gpu: int
     bf16: bool
+    router_replay: Literal["R2", "R3"] | None
+    moe_aux_loss_coeff: float
+    moe_z_loss_coeff: float
     gradient_checkpointing: bool
     only_train_params_name_list: Sequence[Name]
     freeze_params_name_list: Sequence[Name]
@@ -357,6 +361,8 @@ class TrainSettings(TypedDict, total=False):
     calculate_per_token_loss: object
     grpo_std_normalization: object
     disable_grpo_std_normalization: object
+    use_rollout_routing_replay: object
+    use_routing_replay: object
     eval_config: object
     record_memory_history: object
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import FP32, MemoryNeed, check_machine
 from agentrl.assembly.sections import ModelSection
 from agentrl.envs import BaseEnv
@@ -17,9 +18,29 @@ from agentrl.envs.base import corpus_of
 from agentrl.envs.dialect import Dialect, Tags, closing, opening
 from agentrl.errors import ConfigError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
+from agentrl.types import ExpertLayers
 from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights, write_untrained
+from agentrl.weights.hf.routing import expert_sizes
 from agentrl.weights.hf.source import ModelSource, open_source
 from agentrl.weights.hf.tensors import num_parameters
+
+
+def expert_layers_of(config: RunConfig, model: PreTrainedConfig) -> ExpertLayers | None:
+    """The layers whose experts the engine returns; None = it returns none.
+
+    Raises:
+        ConfigError: the model has none, and they are to be returned or replayed.
+    """
+    sizes = expert_sizes(model)
+    trainer = config.trainer
+    is_meant = trainer.router_replay or config.returns_experts or trainer.has_router_losses
+    if sizes is None and is_meant:
+        raise ConfigError(
+            "router_replay, return_routed_experts, moe_aux_loss_coeff and moe_z_loss_coeff are for a mixture "
+            f"of experts, and a model of type `{model.model_type}` is none; leave them out."
+        )
+    return sizes.layers if sizes is not None and config.returns_experts else None
+
 
 _SMALL_MODEL = 20_000_000
 

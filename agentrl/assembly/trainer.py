@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from agentrl.assembly import hooks
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
-from agentrl.assembly.model import threads_for
+from agentrl.assembly.model import expert_layers_of, threads_for
 from agentrl.assembly.places import LocalPlaces, ProcessPlaces
 from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
@@ -25,7 +25,7 @@ from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
-from agentrl.trainer.megatron.model.shape import check_layout, learning_of, shape_of
+from agentrl.trainer.megatron.model.shape import check_layout, check_replay, learning_of, shape_of
 from agentrl.trainer.plan import Learning, Plan
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.snapshots import Ranks
@@ -275,6 +275,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
         ModelLoadError: Megatron does not train such a model.
     """
     is_here = config.cluster.cluster == "local"
+    expert_layers_of(config, source.config)
     if config.trainer.trainer != "megatron":
         if config.trainer.lora_rank:
             require("training adapters", "peft")
@@ -295,6 +296,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     shape = shape_of(source.config)
     check_layout(shape, config.layout)
     learning_of(shape, config.trainer)
+    check_replay(config.trainer, config.layout)
     layout = config.layout
     hooks.CUSTOM_MEGATRON_INIT_PATH.maybe(layout.custom_megatron_init_path)
     hooks.CUSTOM_MODEL_PROVIDER_PATH.maybe(layout.custom_model_provider_path)

@@ -261,6 +261,8 @@ def _part(completion: Completion, start: int, end: int) -> Completion:
         finish=completion.finish if is_whole else Finish.STOP,
         matched=completion.matched if is_whole else None,
         extras={name: extra.take(range(start, end)) for name, extra in completion.extras.items()},
+        # They are of what stands before its first token.
+        prompt_extras={} if start else completion.prompt_extras,
     )
 
 

@@ -173,6 +173,7 @@ def _turn_bytes(turn: Turn) -> int:
     num_chars = sum(len(message.text) for message in (*turn.observation, turn.action))
     if turn.tokens is None:
         return num_chars
-    sampled, extras = turn.tokens.completion, turn.tokens.completion.extras.values()
+    sampled = turn.tokens.completion
+    extras = (*sampled.extras.values(), *sampled.prompt_extras.values())
     arrays = (turn.tokens.world_ids, sampled.token_ids, sampled.logprobs, sampled.versions)
     return num_chars + sum(array.nbytes for array in arrays) + sum(extra.values.nbytes for extra in extras)

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.runtime.activity import requesting
 from agentrl.runtime.clocks import SharedDeadline
-from agentrl.types import JSON, Completion, Finish, Message, Observation, Restart, TurnTokens
+from agentrl.types import JSON, Completion, ExpertLayers, Finish, Message, Observation, Restart, TurnTokens
 from agentrl.types.seams import (
     Act,
     Agent,
@@ -42,7 +42,8 @@ from agentrl.types.seams import (
 class SamplingSettings:
     """How an agent samples.
 
-    max_response_len: of one turn, in tokens; None = the episode's limit. return_kept_ids: see `Sampling`.
+    max_response_len: of one turn, in tokens; None = the episode's limit. return_kept_ids,
+    return_routed_experts: see `Sampling`.
     """
 
     temperature: float = 1.0
@@ -50,6 +51,7 @@ class SamplingSettings:
     top_k: int = 0
     max_response_len: int | None = None
     return_kept_ids: bool = False
+    return_routed_experts: ExpertLayers | None = None
 
 
 class _Turn(NamedTuple):
@@ -146,6 +148,10 @@ class TokenAgent:
             return Act(Message("assistant"), tokens, restart)
         prompt_crc32 = zlib.crc32(array("i", conversation.prefix))
         sampling = self.sampling(len(conversation.prefix), tools, session)
+        if sampling.return_routed_experts is not None:
+            # Earlier turns have all but the experts of the token that was sampled last.
+            start = max(len(conversation.prefix) - len(world) - 1, 0)
+            sampling = replace(sampling, routed_experts_start_len=start)
         completion = await self._sampled(turn, sampling, session.id)
         sampled: list[int] = completion.token_ids.tolist()
         message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
@@ -206,6 +212,7 @@ class TokenAgent:
             stop_token_ids=stops.token_ids,
             seed=session.seed,
             return_kept_ids=self._settings.return_kept_ids,
+            return_routed_experts=self._settings.return_routed_experts,
         )
 
     async def sample(

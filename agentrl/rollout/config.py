@@ -23,7 +23,7 @@ _IDLE_GROUPS, _MIN_IDLE_ROLLOUTS = 640, 20
 _OF_PLAYING = (
     *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"),
     *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len"),
-    "replay_sampling_mask",
+    *("replay_sampling_mask", "return_routed_experts"),
     *("shuffle_rewards", "max_episode_retries", "group_timeout_s"),
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
@@ -101,6 +101,10 @@ class SamplingSection(Section):
     """Whether the engine returns the token ids that rollout_top_p and rollout_top_k kept, and the logprobs of
     engine and trainer are renormalised over them, so that the gradient is that of the sampled policy; SGLang
     needs rollout_top_k of at most 128. Left out, on where something is cut and the engine can."""
+    return_routed_experts: bool | None = None
+    """Whether the engine of a mixture of experts returns those that each token went through: router_replay =
+    R3 replays them, and without it the run says how many tokens the trainer would send to others. Left out,
+    on with router_replay = R3."""
     rollout_max_response_len: Count | None = None
     """Most tokens in one turn of the model (tokens); left out, the episode's own limit holds."""
     rollout_max_context_len: Count | None = None

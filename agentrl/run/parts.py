@@ -48,7 +48,7 @@ from agentrl.run.monitor import Monitor
 from agentrl.run.stages import Stopwatch
 from agentrl.runtime.activity import STARTS_ENGINE, Activities, working
 from agentrl.runtime.clocks import Waits
-from agentrl.types import Limits, Task
+from agentrl.types import ExpertLayers, Limits, Task
 from agentrl.types.seams import Engine, Policy, Renderer, Trainer
 from agentrl.view.console import RunConsole
 from agentrl.weights.hf.fresh import draw_in_subprocess, draw_weights
@@ -92,6 +92,7 @@ class World:
     """The environment, its scoring, and the renderer of its messages as the model's tokens.
 
     opponents: for the agents that are not trained. play_episode: plays an episode, as `agentrl.play` does.
+    expert_layers: whose experts the engine returns; None = it returns none.
     """
 
     make_env: EnvFactory
@@ -99,6 +100,7 @@ class World:
     renderer: Renderer
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
     play_episode: PlayEpisode = play
+    expert_layers: ExpertLayers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,11 @@ def player_of(
         agent_factory(
             engine,
             world.renderer,
-            replace(sampling_of(rollout, temperature), return_kept_ids=config.replays_sampling_mask),
+            replace(
+                sampling_of(rollout, temperature),
+                return_kept_ids=config.replays_sampling_mask,
+                return_routed_experts=world.expert_layers,
+            ),
         )
         for temperature in (rollout.rollout_temperature, 0.0)
     )

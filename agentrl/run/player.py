@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from agentrl.assembly.env import run_env_factory
 from agentrl.assembly.fleet import ServedAdapters, fleet_policy
+from agentrl.assembly.model import expert_layers_of
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.engine.sglang import SGLangPolicy
@@ -42,7 +43,8 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
     scorer, play = await scoring_of(config, make_env, None, addresses)
     source = open_source(setup.directory)
     renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
-    world = World(make_env, scorer, renderer, play_episode=play)
+    layers = expert_layers_of(config, source.config)
+    world = World(make_env, scorer, renderer, play_episode=play, expert_layers=layers)
     # Each player has opponents of its own.
     opponent_setup = OpponentSetup(config.rendering, setup.folder / f"opponents-{os.getpid()}")
     async with (

@@ -20,6 +20,7 @@ from agentrl.assembly.cards import shared_gpus
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import run_env_factory
+from agentrl.assembly.model import expert_layers_of
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
@@ -75,7 +76,7 @@ async def built(
         starting = engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
         engines = await unless_a_rank_ends(trainers, starting)
     renderer = build_renderer(source, dialect, config.rendering)
-    world = World(make_env, scorer, renderer, play_episode=play)
+    world = World(make_env, scorer, renderer, {}, play, expert_layers_of(config, source.config))
     progress, engine = Progress(replace(source, seed=None)), engines[0]
     held_out = HeldOut.of(data, config, world, engines[1] or engine, own)
     run = TrainingRun(

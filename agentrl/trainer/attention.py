@@ -56,11 +56,12 @@ class Beginnings(NamedTuple):
     """What sequences of a row begin with, once. U: the tokens that remain of its T.
 
     places: int64 [T], where each token of the row is among those. firsts: int64 [U], where these are in the
-    row, each for the first time.
+    row, each for the first time. on_host: both, in the CPU's memory.
     """
 
     places: Tensor
     firsts: Tensor
+    on_host: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
     @classmethod
     def of(
@@ -79,7 +80,8 @@ class Beginnings(NamedTuple):
         if len(known) > _MOST_SHARED * len(places):
             return None
         _, firsts = np.unique(places, return_index=True)
-        return cls(to_device(np.array(places), device), to_device(firsts, device))
+        places_T = np.array(places)
+        return cls(to_device(places_T, device), to_device(firsts, device), (places_T, firsts))
 
 
 class Sides(NamedTuple):
@@ -251,7 +253,8 @@ def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, sca
 class Fold:
     """Neighbouring sequences as a batch: tokens start to stop of the row become [count, longest].
 
-    fold: the index in the run of each cell of the batch; unfold: the cells that are not padding. Both are
+    fold: the index in the run of each cell of the batch; unfold: the cells that are not padding, real_cells:
+    the same in the CPU's memory. All are
     None where the sequences are of one length. A sequence is padded at its end with its own last token,
     where causal attention hides it from all other tokens.
     """
@@ -262,6 +265,7 @@ class Fold:
     longest: int
     fold: Tensor | None
     unfold: Tensor | None
+    real_cells: npt.NDArray[np.int64] | None = None
 
 
 def folds_of(lengths: Sequence[int], device: torch.device, *, shortest: float = SHORTEST) -> tuple[Fold, ...]:
@@ -299,6 +303,7 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
         longest,
         to_device(fold.reshape(-1), device),
         to_device(unfold, device),
+        unfold,
     )
 
 

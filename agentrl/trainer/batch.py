@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
-from agentrl.types import KEPT_IDS, BoolArray, Extra, ExtraSpec, Sample, joined_extras
+from agentrl.types import (
+    KEPT_IDS,
+    REPLAYED_EXPERTS,
+    ROUTED_EXPERTS,
+    BoolArray,
+    Extra,
+    ExtraSpec,
+    RoutedArray,
+    Sample,
+    joined_extras,
+)
 
 
 # Packing of ragged samples into rows, which go through the model together.
@@ -45,6 +55,7 @@ def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]
 
 
 Int64Array = npt.NDArray[np.int64]
+_EXPERTS = (ROUTED_EXPERTS, REPLAYED_EXPERTS)
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -56,6 +67,8 @@ class MicroBatch:
     input_ids_T, position_ids_T: the members' tokens end to end, positions from 0 in each.
     predictor_N: the index into T of the state that predicts a token: that of the token before.
     kept_N: the token ids that it was sampled from (`KEPT_IDS`); None where all are of the whole vocabulary.
+    routed_T, replayed_T: int16 [T, layers, k], the experts of each token (`ROUTED_EXPERTS`,
+    `REPLAYED_EXPERTS`), -1 = unknown; None where all are.
     """
 
     members: tuple[int, ...]
@@ -67,6 +80,8 @@ class MicroBatch:
     targets_N: Int64Array
     temperature_N: npt.NDArray[np.float64]
     kept_N: Extra | None = None
+    routed_T: RoutedArray | None = None
+    replayed_T: RoutedArray | None = None
 
     def gather(self, arrays: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
         """The values at this row's predicted tokens, [N]. arrays: one per sample of the batch."""
@@ -80,16 +95,19 @@ class MicroBatch:
     def extras(self, samples: Sequence[Sample]) -> dict[str, Extra]:
         """The extras of the batch at this row's predicted tokens, by name; padded where a sample has none.
 
+        Experts of tokens are left out: they are for the layers of a network.
+
         Raises:
             ValueError: extras of one name differ in their declaration.
         """
+        specs = {name: spec for name, spec in specs_of(samples).items() if name not in _EXPERTS}
         extras_by_member = [
-            (len(at), {name: extra.take(at) for name, extra in samples[m].extras.items()})
+            (len(at), {name: extra.take(at) for name, extra in samples[m].extras.items() if name in specs})
             for m, at in zip(self.members, self.positions, strict=True)
         ]
         # Every micro-batch has the same names: a loss must return the same metrics for each.
         size = sum(n for n, _ in extras_by_member)
-        empty = {name: spec.empty(size) for name, spec in specs_of(samples).items()}
+        empty = {name: spec.empty(size) for name, spec in specs.items()}
         return {**empty, **joined_extras(extras_by_member)}
 
 
@@ -223,7 +241,19 @@ def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tu
             [samples[member].temperatures[p] for member, p in zip(members, at, strict=True)], dtype=np.float64
         ),
         kept_N=_kept_ids([samples[member] for member in members], at),
+        routed_T=_experts([samples[member] for member in members], lengths, ROUTED_EXPERTS),
+        replayed_T=_experts([samples[member] for member in members], lengths, REPLAYED_EXPERTS),
     )
+
+
+def _experts(samples: Sequence[Sample], lengths: Sequence[int], name: str) -> RoutedArray | None:
+    """Those of the first tokens of each sample, one after the other."""
+    parts: list[tuple[int, dict[str, Extra]]] = []
+    for sample, length in zip(samples, lengths, strict=True):
+        extra = sample.extras.get(name)
+        parts.append((length, {} if extra is None else {name: extra.take(range(length))}))
+    joined = joined_extras(parts).get(name)
+    return None if joined is None else joined.values.astype(np.int16, copy=False)
 
 
 def _kept_ids(samples: Sequence[Sample], positions: Sequence[Int64Array]) -> Extra | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from agentrl.config import IN_COMMAS, Changes, Needs, Section
+from agentrl.config import IN_COMMAS, Changes, Needs, Section, Spelling
 from agentrl.errors import ConfigError
+from agentrl.types import JSON
 
 COLOCATION = ("colocate", "offload_train", "offload_rollout")
 """The settings of engine and trainer that take turns."""
-OF_ITERATIONS = "reset_optimizer_states"
-"""A setting of RL's iterations."""
+OF_ITERATIONS = ("reset_optimizer_states", "router_replay")
+"""Settings of RL's iterations."""
 EVERY_VERSION = (
     "an engine that frees its weights (offload_rollout, colocate) needs new ones after every iteration: drop "
     "update_weights_interval, or offload_rollout = false."
@@ -46,6 +47,19 @@ class RanksConfig(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+
+def _replays_engines(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    if on:
+        return {"router_replay": "R3"}
+    return {"router_replay": None} if before.get("router_replay") == "R3" else {}
+
+
+def _replays_own(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    chosen = before.get("router_replay")
+    if on:
+        return {"router_replay": chosen or "R2"}
+    return {"router_replay": None} if chosen == "R2" else {}
 
 
 def _compiled(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -111,6 +125,17 @@ class TrainerConfig(Section):
     publishes bfloat16, the torch trainer fp32. Left out, a run decides when it begins: true where ranks get
     GPUs (trainer = megatron, or device = cuda), false on the CPU; its config.toml has what acted."""
 
+    router_replay: Literal["R2", "R3"] | None = None
+    """Whose experts count when the policy of a mixture of experts is trained: R3, those that the engine took
+    (rollout routing replay), also where logprobs are computed before the first update; R2, those of that
+    computation; left out, those that the trainer's routers choose. The weights of their outputs are always
+    the trainer's."""
+    moe_aux_loss_coeff: Rate = 0.0
+    """Weight of a loss that balances the experts of a mixture, as Megatron's seq_aux_loss: of each sequence
+    and layer, 1 where all experts get as much; a sum over layers, a mean over sequences. 0 = off."""
+    moe_z_loss_coeff: Rate = 0.0
+    """Weight of a loss that keeps the logits of routers small: the square of their logsumexp; a sum over
+    layers, a mean over tokens. 0 = off."""
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""
@@ -138,6 +163,11 @@ class TrainerConfig(Section):
     """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
     the CPU it returns unused memory); left out, as colocate."""
 
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        "use_rollout_routing_replay": Spelling("Same as router_replay = R3.", _replays_engines),
+        "use_routing_replay": Spelling("Same as router_replay = R2, unless that is R3.", _replays_own),
+    }
+
     def of_critic(
         self, lr: float | None, lr_warmup_iters: int | None, weight_decay: float | None
     ) -> TrainerConfig:
@@ -149,6 +179,11 @@ class TrainerConfig(Section):
     def lora_scale(self) -> float:
         """What the product of an adapter's matrices is multiplied by; 0 = there are none."""
         return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
+
+    @property
+    def has_router_losses(self) -> bool:
+        """Whether a loss of routers is added to that of the algorithm."""
+        return self.moe_aux_loss_coeff > 0 or self.moe_z_loss_coeff > 0
 
     @property
     def published_dtype(self) -> str:

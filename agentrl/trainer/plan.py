@@ -20,6 +20,7 @@ from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.routing import Float64Array, RoutedReport, routing_metrics
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
@@ -52,13 +53,24 @@ class StepSums(NamedTuple):
     sums: loss and metrics, summed over this rank's tokens; empty where another rank reports them.
     step: grad_norm, lr, skipped_steps, which are the same on all ranks. logprobs: those of the loss tokens
     before the update, by sample, on the reporting ranks; only where the batch has them taken `in_step`.
-    is_left_out: see `ProximalInStep`.
+    is_left_out: see `ProximalInStep`. routing: of this rank's tokens and layers, see `routing_metrics`.
     """
 
     sums: Mapping[str, float]
     step: Mapping[str, float]
     logprobs: Mapping[int, FloatArray]
     is_left_out: bool = False
+    routing: Float64Array | None = None
+
+
+class RankScores(NamedTuple):
+    """What a rank reports of scored samples.
+
+    values: see `Worker.score`. routed: the experts of this rank's tokens; None = they are not kept.
+    """
+
+    values: dict[int, FloatArray]
+    routed: RoutedReport | None = None
 
 
 class Worker(Protocol):
@@ -73,9 +85,7 @@ class Worker(Protocol):
     def kernels(self) -> str | None:
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
 
-    def score(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
-    ) -> dict[int, FloatArray]:
+    def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens under `scored_tokens`, by sample; on the reporting ranks.
 
         statistics: [3, tokens] instead: logprobs, entropies and sums of squared probabilities.
@@ -206,6 +216,10 @@ def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, floa
         for name, total in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + total
     means = {name: total / batch.num_loss_tokens for name, total in sums.items() if name != "loss"}
+    routing = [rank.routing for rank in ranks if rank.routing is not None]
+    if routing:
+        num_sequences = sum(bool(sample.loss_mask.any()) for sample in batch.samples)
+        means |= routing_metrics(routing, num_sequences)
     return {**means, "loss": sums["loss"], **ranks[0].step}
 
 

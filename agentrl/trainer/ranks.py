@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +17,19 @@ from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.plan import Plan, StepSums, Worker, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
+from agentrl.trainer.routing import check_routed, put_together
 from agentrl.trainer.snapshots import BUCKET_BYTES, Publisher, Ranks, called
-from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
+from agentrl.types import (
+    REPLAYED_EXPERTS,
+    UNKNOWN_EXPERT,
+    Extra,
+    FloatArray,
+    RoutedArray,
+    Sample,
+    ScoreRole,
+    Scores,
+    TrainBatch,
+)
 from agentrl.types.seams import (
     PublishReport,
     StepReport,
@@ -81,22 +93,25 @@ class RankTrainer:
 
         Raises:
             ValueError: the plan has no network in that role, or a sample was sampled greedily.
+            UserError: experts are to be replayed that the samples do not have.
             TrainerError: a rank failed.
         """
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
+        if self._plan.config.router_replay and "old" in roles:
+            check_routed(samples, self._plan.config.router_replay)
         with working(SCORE):
             scored = {
                 role: await _scored(self.ranks, samples, role, statistics and role == "old") for role in roles
             }
         engine = tuple(sample.logprobs for sample in samples)
-        proximal, *statistics_of_old = scored.get("old", [engine])
+        (proximal, *statistics_of_old), routed = scored.get("old", ([engine], None))
         entropy, squares = statistics_of_old or (None, None)
         ref, teacher, values = (
-            scored[role][0] if role in scored else None for role in ("ref", "teacher", "values")
+            scored[role][0][0] if role in scored else None for role in ("ref", "teacher", "values")
         )
-        return Scores(proximal, ref, teacher, values, entropy, squares)
+        return Scores(proximal, ref, teacher, values, entropy, squares, routed=routed)
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
@@ -114,8 +129,10 @@ class RankTrainer:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
+        if self._plan.config.router_replay:
+            check_routed(batch.samples, self._plan.config.router_replay)
         with working(TRAIN):
-            ranks = await called(self.ranks, Worker.update, batch)
+            ranks = await called(self.ranks, Worker.update, _with_replayed(batch))
         return _report(ranks, batch)
 
     async def move_reference(self, share: float) -> None:
@@ -233,6 +250,18 @@ class RankTrainer:
         await self.ranks.run(self.ranks.close)
 
 
+def _with_replayed(batch: TrainBatch) -> TrainBatch:
+    """The batch whose samples have the experts that its scores say."""
+    routed = batch.scores.routed
+    if routed is None:
+        return batch
+    samples = tuple(
+        replace(sample, extras={**sample.extras, REPLAYED_EXPERTS: Extra.dense(rows, fill=UNKNOWN_EXPERT)})
+        for sample, rows in zip(batch.samples, routed, strict=True)
+    )
+    return replace(batch, samples=samples, scores=replace(batch.scores, routed=None))
+
+
 def _save(plan: Plan, publisher: Publisher, directory: Path) -> None:
     like = Path(plan.models["old"])
     if not publisher.adapters:
@@ -296,12 +325,17 @@ def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) 
 
 async def _scored(
     ranks: Ranks, samples: Sequence[Sample], role: ScoreRole, statistics: bool
-) -> list[tuple[FloatArray, ...]]:
-    """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
+) -> tuple[list[tuple[FloatArray, ...]], tuple[RoutedArray, ...] | None]:
+    """Logprobs or values of the role; with `statistics` also entropies and sums of squares.
+
+    And the experts that the tokens went through, where they are kept.
+    """
     replies = await called(ranks, Worker.score, samples, role, statistics)
     num_fields = 1 + _NUM_STATISTICS * statistics
     scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
     for reply in replies:
-        for index, values in reply.items():
+        for index, values in reply.values.items():
             scored[index][:, scored_tokens(samples[index], role)] = values
-    return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+    routed = [reply.routed for reply in replies if reply.routed is not None]
+    fields = [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+    return fields, put_together(routed, samples) if routed else None

@@ -58,7 +58,8 @@ class Completion:
     matched: the stop string, or the stop token id, that ended it.
     cached_tokens: prompt tokens from the prefix cache (count).
     temperature: of the sampling; 0 = greedy.
-    extras: more arrays of T tokens by name, see `Extra`.
+    extras: more arrays of T tokens by name, see `Extra`. prompt_extras: the same of the last tokens of the
+    prompt, of as many as no pass had computed before (`ROUTED_EXPERTS`).
     seconds: what the engine took.
 
     Raises:
@@ -74,6 +75,7 @@ class Completion:
     temperature: float = 1.0
     extras: Mapping[str, Extra] = field(default_factory=dict)
     seconds: RequestTimes = UNTIMED
+    prompt_extras: Mapping[str, Extra] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shapes = {self.token_ids.shape, self.logprobs.shape, self.versions.shape}

@@ -1,7 +1,7 @@
 """Extra arrays that an engine returns and a loss uses: declared once, passed on unchanged in between.
 
     kept = Extra.of_lists(ids)    # the token ids that top-p kept, a different number for each token
-    Completion(..., extras={"routed_experts": Extra.dense(experts_TLK), KEPT_IDS: kept})
+    Completion(..., extras={"entropies": Extra.dense(entropies_T), KEPT_IDS: kept})
 
 An `Extra` contains its declaration: dtype, shape of one token's value, fill value, and whether it is ragged.
 That suffices to join it over turns, to fill it where the policy sampled nothing, to split it into

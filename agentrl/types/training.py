@@ -12,6 +12,7 @@ import numpy.typing as npt
 from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray, freeze
 from agentrl.types.episode import RolloutId
 from agentrl.types.extras import Extra
+from agentrl.types.routing import RoutedArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +96,8 @@ class Scores:
     entropy: of the proximal policy where it predicts the token (nats). sum_pi_squared: the sum of the squares
     of its probabilities there. None: not computed.
     ends: the critic's estimate of what would have followed a rollout that was cut off; others are left out.
+    routed: the experts that tokens went through under the proximal policy, int16 [T, layers, k]
+    (`REPLAYED_EXPERTS`).
 
     Raises:
         ValueError: their shapes differ.
@@ -107,18 +110,25 @@ class Scores:
     entropy: tuple[FloatArray, ...] | None = None
     sum_pi_squared: tuple[FloatArray, ...] | None = None
     ends: Mapping[RolloutId, float] = field(default_factory=dict)
+    routed: tuple[RoutedArray, ...] | None = None
 
     @property
     def optional(self) -> tuple[tuple[FloatArray, ...] | None, ...]:
         """The arrays but `proximal`, in their order."""
         return self.ref, self.teacher, self.values, self.entropy, self.sum_pi_squared
 
-    def map(self, function: Callable[[tuple[FloatArray, ...]], tuple[FloatArray, ...]]) -> Scores:
-        """The result of a function on the arrays of each field that was computed."""
+    def at(self, indices: Sequence[int]) -> Scores:
+        """The scores of some samples, by index, in that order."""
+
+        def chosen(arrays: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
+            return tuple(arrays[i] for i in indices)
+
         ref, teacher, values, entropy, squares = (
-            None if arrays is None else function(arrays) for arrays in self.optional
+            None if arrays is None else chosen(arrays) for arrays in self.optional
         )
-        return Scores(function(self.proximal), ref, teacher, values, entropy, squares, self.ends)
+        routed = None if self.routed is None else tuple(self.routed[i] for i in indices)
+        proximal = chosen(self.proximal)
+        return Scores(proximal, ref, teacher, values, entropy, squares, self.ends, routed)
 
     def __post_init__(self) -> None:
         for other in self.optional:

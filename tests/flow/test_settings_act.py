@@ -111,6 +111,11 @@ CHANGES = {
     "rollout_top_p": Change(0.9),
     "rollout_top_k": Change(5),
     "replay_sampling_mask": Change(False, {"rollout_top_p": 0.9}),
+    # Refused for a dense model: tests/flow/test_routing.py shows runs of a mixture of experts.
+    "return_routed_experts": Change(True),
+    "router_replay": Change("R3"),
+    "moe_aux_loss_coeff": Change(0.1),
+    "moe_z_loss_coeff": Change(0.1),
     "rollout_max_response_len": Change(4),
     "rollout_max_context_len": Change(32),
     "max_turns": Change(1),

@@ -70,6 +70,9 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(30),
     "bf16": Change(True),
+    # Refused for a dense model.
+    "moe_aux_loss_coeff": Change(0.1),
+    "moe_z_loss_coeff": Change(0.1),
     "only_train_params_name_list": Change(["mlp"]),
     "freeze_params_name_list": Change(["embed_tokens"]),
     "lora_rank": Change(2),

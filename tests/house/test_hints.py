@@ -32,12 +32,19 @@ VALUES = set().union(*CHOICES.values())
 # Of pip, of Ray and of SGLang.
 OTHER_FLAGS = {
     *("--force-reinstall", "--no-deps", "--temp-dir", "--object-store-memory", "--node-ip-address"),
-    *("--custom-weight-loader", "--weight-version"),
+    *("--custom-weight-loader", "--weight-version", "--enable-return-routed-experts"),
 }
-# Keys of tables, arguments of SGLang, attributes of environments, Python's, and settings of the kernel.
+# Keys of tables, arguments of SGLang and Megatron, attributes of environments, Python's, the kernel's.
 OTHER_NAMES = {
     *(*ServerGroup.model_fields, *ServedModel.model_fields, "remote_rm"),
-    *("mem_fraction_static", "context_length", "dp_size", "chance_score", "step_loss_mask"),
+    *(
+        "mem_fraction_static",
+        "recompute_modules",
+        "context_length",
+        "dp_size",
+        "chance_score",
+        "step_loss_mask",
+    ),
     *("unprivileged_userns_clone", "apparmor_restrict_unprivileged_userns"),
 }
 OF_PACKAGES = ("--sglang-", "--router-", "--megatron-")

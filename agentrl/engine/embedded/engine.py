@@ -20,11 +20,11 @@ from agentrl.engine.embedded.hf_model import ModelDecoder, ModelParameters, Stag
 from agentrl.engine.embedded.parameters import EMBEDDING, HEAD, Parameters
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sink import EmbeddedSink, Stage, StagedParameters
-from agentrl.engine.embedded.slots import NOBODY, Asker, Request, Slots
+from agentrl.engine.embedded.slots import NOBODY, Asker, Request, RoutedSlots, Slots
 from agentrl.engine.embedded.step import Stepper
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.runtime.collector import freed_bytes
-from agentrl.types import Completion, FloatArray, IntArray
+from agentrl.types import Completion, ExpertLayers, FloatArray, IntArray
 from agentrl.types.seams import MemoryTag, Sampling
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.loading import open_directory
@@ -118,7 +118,8 @@ class EmbeddedEngine:
     least recently used first; their tokens are then computed again.
 
     max_slots: requests decoded at once. max_context_len: tokens of a slot, prompt and completion.
-    vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache.
+    vocab_size: tokens of the vocabulary. scheduler: the requests. memory: weights and cache. expert_layers:
+    see `Sampling.return_routed_experts`.
     """
 
     def __init__(
@@ -134,12 +135,11 @@ class EmbeddedEngine:
         model_limit = parameters.max_position_embeddings
         self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
         self.max_slots, self.vocab_size = max_slots, parameters.vocab_size
-        self._slots = Slots(max_slots, self.max_context_len)
-        decoder = _decoder_of(parameters, max_slots, self.max_context_len)
+        self.expert_layers = _expert_layers_of(parameters)
+        self._slots = _slots_of(max_slots, self.max_context_len, self.expert_layers)
+        decoder = _decoder_of(parameters, self._slots, max_slots, self.max_context_len)
         self._stepper = Stepper(self._slots, decoder, parameters, decode, deterministic=deterministic)
-        self._intake = _Intake(
-            self.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
-        )
+        self._intake = _Intake(self, decode is not None, tuple(eos_token_ids))
         self.scheduler = Scheduler(self._slots, self._stepper, lambda: self._paused or self.memory.is_missing)
         self.watched = self.scheduler.watched
         self.memory = EngineMemory(self._slots, decoder, self._stepper, self.scheduler)
@@ -324,9 +324,22 @@ def _parameters_of(model: PreTrainedModel, *, copies: bool) -> Parameters | Mode
     return Parameters.load(architecture, dict(named_weights(model)), model.dtype)
 
 
-def _decoder_of(parameters: Parameters | ModelParameters, max_slots: int, context_len: int) -> ForwardPass:
+def _expert_layers_of(parameters: Parameters | ModelParameters) -> ExpertLayers | None:
+    """The layers whose experts can be returned."""
+    routers = parameters.routers if isinstance(parameters, ModelParameters) else None
+    return None if routers is None else routers.layers
+
+
+def _slots_of(max_slots: int, context_len: int, layers: ExpertLayers | None) -> Slots:
+    routed = None if layers is None else RoutedSlots(layers, max_slots, context_len)
+    return Slots(max_slots, context_len, routed)
+
+
+def _decoder_of(
+    parameters: Parameters | ModelParameters, slots: Slots, max_slots: int, context_len: int
+) -> ForwardPass:
     if isinstance(parameters, ModelParameters):
-        return ModelDecoder(max_slots, context_len)
+        return ModelDecoder(max_slots, context_len, slots.routed)
     return Decoder(parameters.architecture, max_slots, context_len, parameters.dtype)
 
 
@@ -339,8 +352,7 @@ def _stage_of(parameters: Parameters | ModelParameters) -> Stage:
 class _Intake(NamedTuple):
     """What an engine takes. can_decode: whether it has the text of tokens, which stop strings need."""
 
-    vocab_size: int
-    max_context_len: int
+    engine: EmbeddedEngine
     can_decode: bool
     eos_token_ids: tuple[int, ...]
 
@@ -355,13 +367,24 @@ class _Intake(NamedTuple):
         num_begun = 0 if sampling.continues is None else len(sampling.continues.token_ids)
         if sampling.max_new_tokens <= num_begun:
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
+        if len(prompt) + sampling.max_new_tokens > self.engine.max_context_len:
             raise RequestTooLargeError(
                 f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
-                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+                f"max_context_len = {self.engine.max_context_len}; raise max_context_len or ask for fewer "
+                "tokens."
             )
         if sampling.stop and not self.can_decode:
             raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
+        if sampling.return_routed_experts not in (None, self.engine.expert_layers):
+            raise EngineError(
+                "return_routed_experts asks for layers of experts that this engine's model does not have; "
+                "leave it out."
+            )
+        if not 0 <= sampling.routed_experts_start_len <= len(prompt):
+            raise EngineError(
+                f"a prompt of {len(prompt)} tokens has no experts from "
+                f"{sampling.routed_experts_start_len} on."
+            )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stops = (*sampling.stop_token_ids, *self.eos_token_ids)
         return Request(prompt, sampling, session, seed % 2**64, stops, _answer())
@@ -376,10 +399,10 @@ class _Intake(NamedTuple):
         prompt = self._prompt(token_ids)
         if not 0 <= start <= len(prompt):
             raise EngineError(f"a prompt of {len(prompt)} tokens cannot be scored from {start} on.")
-        if len(prompt) > self.max_context_len:
+        if len(prompt) > self.engine.max_context_len:
             raise RequestTooLargeError(
-                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.max_context_len}; raise "
-                "max_context_len."
+                f"a prompt of {len(prompt)} tokens exceeds max_context_len = {self.engine.max_context_len}; "
+                "raise max_context_len."
             )
         return Request(prompt, Sampling(0), session, 0, (), _answer(), score_from=start)
 
@@ -387,10 +410,10 @@ class _Intake(NamedTuple):
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if not len(prompt):
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
+        if prompt.min() < 0 or prompt.max() >= self.engine.vocab_size:
             raise EngineError(
                 f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the vocabulary is 0 to "
-                f"{self.vocab_size - 1}; encode it with the model's own tokenizer."
+                f"{self.engine.vocab_size - 1}; encode it with the model's own tokenizer."
             )
         return prompt
 

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -24,18 +25,28 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from agentrl.engine.embedded.architecture import context_of
 from agentrl.engine.embedded.decoder import Batch, Weights
+from agentrl.engine.embedded.slots import RoutedSlots
+from agentrl.types import RoutedArray
 from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import named_weights, views
+from agentrl.weights.hf.routing import Routers
 from agentrl.weights.hf.source import long_ropes
 from agentrl.weights.quiet import quiet_transformers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelParameters:
-    """All weights, in memory of their own: training the source model does not change them."""
+    """All weights, in memory of their own: training the source model does not change them.
+
+    routers: of its layers of experts, where it has some that are known.
+    """
 
     model: PreTrainedModel
+    routers: Routers | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "routers", Routers.of(self.model))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,6 +142,7 @@ class _Shared:
 class _Work(NamedTuple):
     """New tokens of a slot. first, end: those of them whose logits may be asked for, in the flat batch."""
 
+    number: int
     slot: _Slot
     ids: list[int]
     first: int
@@ -138,10 +150,14 @@ class _Work(NamedTuple):
 
 
 class ModelDecoder:
-    """The cache of every slot, and the forward pass that extends it; see `Decoder`."""
+    """The cache of every slot, and the forward pass that extends it; see `Decoder`.
 
-    def __init__(self, num_slots: int, context_len: int) -> None:
+    routed: where the experts of its tokens go.
+    """
+
+    def __init__(self, num_slots: int, context_len: int, routed: RoutedSlots | None = None) -> None:
         self.scratch = context_len
+        self._routed = routed
         self._num_slots = num_slots
         self.allocate()
 
@@ -163,6 +179,8 @@ class ModelDecoder:
         """Swap two slots."""
         del length
         self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+        if self._routed is not None:
+            self._routed.exchange(a, b)
 
     def forward(self, parameters: Weights, batch: Batch) -> Tensor:
         """Cache the batch's tokens; returns float32 logits [P, vocabulary] of the picked ones."""
@@ -170,10 +188,25 @@ class ModelDecoder:
         logits = torch.zeros(batch.tokens.size, parameters.vocab_size)
         for group in self._groups(parameters.model, batch):
             keep = max(work.end - work.first for work in group)
-            extended_RKV = _extended(parameters.model, group, keep)
+            with self._recorded(parameters.routers, group):
+                extended_RKV = _extended(parameters.model, group, keep)
             for work, row_KV in zip(group, extended_RKV, strict=True):
                 logits[work.first : work.end] = row_KV[keep - (work.end - work.first) :]
         return logits[torch.from_numpy(batch.pick)]
+
+    @contextmanager
+    def _recorded(self, routers: Routers | None, group: Sequence[_Work]) -> Iterator[None]:
+        """Keep the experts of the tokens that a block computes."""
+        if routers is None or self._routed is None or not self._routed.is_on:
+            yield
+            return
+        choices = routers.passed = _Choices(len(routers.layers.numbers))
+        try:
+            yield
+        finally:
+            routers.passed = None
+        for work, rows in zip(group, choices.rows(len(group)), strict=True):
+            self._routed.put(work.number, len(work.slot.ids) - len(rows), rows)
 
     def _groups(self, model: PreTrainedModel, batch: Batch) -> Iterator[Sequence[_Work]]:
         """Rows that go through the model together: those with equally many new tokens."""
@@ -202,7 +235,32 @@ class ModelDecoder:
                 continue
             end = row * width + len(ids)
             self._slots[slot].cut(int(batch.columns[row, 0]))
-            yield _Work(self._slots[slot], ids, int(picked[0]) if len(picked) else end - 1, end)
+            yield _Work(slot, self._slots[slot], ids, int(picked[0]) if len(picked) else end - 1, end)
+
+
+class _Choices:
+    """What routers choose, pass after pass. A pass has the tokens of its rows, one after the other."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._passes: list[list[Tensor]] = [[] for _ in range(num_layers)]
+
+    def chosen(self, layer: int, own_tk: Tensor) -> Tensor:
+        """The router's own."""
+        self._passes[layer].append(own_tk)
+        return own_tk
+
+    def scored(self, layer: int, logits_tE: Tensor, chosen_tk: Tensor, weights_tk: Tensor) -> Tensor:
+        """The router's own."""
+        del layer, logits_tE, chosen_tk
+        return weights_tk
+
+    def rows(self, num_rows: int) -> list[RoutedArray]:
+        """Of each row, the experts of its tokens, [tokens, layers, k]."""
+        layers = [
+            torch.cat([chosen_tk.unflatten(0, (num_rows, -1)) for chosen_tk in passes], 1)
+            for passes in self._passes
+        ]
+        return [*torch.stack(layers, 2).to(torch.int16).numpy()]
 
 
 _ANY = -1

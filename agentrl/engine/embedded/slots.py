@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,13 +20,18 @@ import numpy.typing as npt
 from agentrl.engine.embedded.sampler import Rules
 from agentrl.types import (
     KEPT_IDS,
+    UNKNOWN_EXPERT,
     Completion,
+    ExpertLayers,
     Extra,
     Finish,
     FloatArray,
     IntArray,
     NumberArray,
     RequestTimes,
+    RoutedArray,
+    is_known,
+    routed_parts,
 )
 from agentrl.types.seams import Sampling
 
@@ -154,10 +159,63 @@ class SlotSessions:
             self._idle[evicted] = active
 
 
-class Slots:
-    """The state of all slots. Arrays have one row per slot. sessions: whose slots they are."""
+class RoutedSlots:
+    """The experts of the cached tokens of each slot, by their columns, from the first request on that asks.
 
-    def __init__(self, num_slots: int, context_len: int) -> None:
+    layers: those of the model. A token keeps the experts of the first pass that it was an input of, also
+    where new weights compute it again.
+    """
+
+    def __init__(self, layers: ExpertLayers, num_slots: int, context_len: int) -> None:
+        self.layers = layers
+        self._shape = (num_slots, context_len)
+        self._rows: RoutedArray | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a request has asked."""
+        return self._rows is not None
+
+    def begin(self, slot: int, cached: int, sampling: Sampling) -> None:
+        """A request begins in a slot, of which the first `cached` tokens are not computed again."""
+        if sampling.return_routed_experts is not None and self._rows is None:
+            num_slots, context_len = self._shape
+            rows = self.layers.unknown(num_slots * context_len)
+            self._rows = rows.reshape(num_slots, context_len, *rows.shape[1:])
+        if self._rows is not None:
+            self._rows[slot, cached:] = UNKNOWN_EXPERT
+
+    def put(self, slot: int, first: int, rows: RoutedArray) -> None:
+        """The experts of tokens from column `first` on, [tokens, layers, k]."""
+        if self._rows is not None:
+            place = self._rows[slot, first : first + len(rows)]
+            is_missing = ~is_known(place)
+            place[is_missing] = rows[is_missing]
+
+    def parts(self, slot: int, request: Request, end: int) -> tuple[Mapping[str, Extra], Mapping[str, Extra]]:
+        """The extras of what a request has sampled, up to column `end`, and of its prompt, if it asks."""
+        before = request.sampling.routed_before()
+        if before is None or self._rows is None:
+            return {}, {}
+        first, start = request.sampling.routed_experts_start_len, len(request.prompt)
+        rows = self._rows[slot, first:end].copy()
+        rows[: len(before)] = before[: len(rows)]
+        return routed_parts(rows, start - first, end - start)
+
+    def exchange(self, a: int, b: int) -> None:
+        """Swap two slots."""
+        if self._rows is not None:
+            self._rows[[a, b]] = self._rows[[b, a]]
+
+
+class Slots:
+    """The state of all slots. Arrays have one row per slot. sessions: whose slots they are.
+
+    routed: the experts of their tokens; None = the model has none that are known.
+    """
+
+    def __init__(self, num_slots: int, context_len: int, routed: RoutedSlots | None = None) -> None:
+        self.routed = routed
         self.ids = np.zeros((num_slots, context_len), np.int64)
         self.logprobs: FloatArray = np.zeros((num_slots, context_len), np.float32)
         self.versions: IntArray = np.zeros((num_slots, context_len), np.int32)
@@ -182,7 +240,7 @@ class Slots:
         slot = self._claim(request.session)
         sampling, start = request.sampling, len(request.prompt)
         ids, size = request.ids, len(request.ids)
-        shared, salt = self._shared_prefix(slot, ids), hash(request.asker.salt)
+        shared, salt = _shared(self.ids[slot, : self.cached[slot]], ids), hash(request.asker.salt)
         is_known = self.salts[slot] == salt and (is_own or shared >= _MIN_SHARED)
         self.cached[slot] = shared if is_known else 0
         self.salts[slot] = salt
@@ -197,12 +255,7 @@ class Slots:
         self.num_tokens[slot], self.start[slot] = size, start
         self.prompts[slot] = hash(request.prompt.tobytes())
         self.limit[slot] = start + sampling.max_new_tokens
-        rules = self._rules
-        rules.temperature[slot] = sampling.temperature
-        rules.top_p[slot] = sampling.top_p
-        rules.top_k[slot] = sampling.top_k
-        rules.seeds[slot] = request.seed
-        rules.keeps[slot] = sampling.keeps_ids
+        _set_rules(self._rules, slot, request)
         self._set_stops(slot, request.stop_token_ids)
         if sampling.stop:
             self.searching.add(slot)
@@ -210,6 +263,8 @@ class Slots:
         self.active[slot] = True
         request.slot = slot
         request.cached_tokens = min(int(self.cached[slot]), start)
+        if self.routed is not None:
+            self.routed.begin(slot, int(self.cached[slot]), sampling)
 
     def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
         """The sampling rules of these slots, for the next token of each."""
@@ -250,6 +305,10 @@ class Slots:
         """The tokens that the slot's request has sampled so far."""
         sampled = slice(int(self.start[slot]), int(self.num_tokens[slot]))
         request = self.request(slot)
+        routed, end = self.routed, int(self.num_tokens[slot])
+        extras, of_prompt = ({}, {}) if routed is None else routed.parts(slot, request, end)
+        if request.sampling.keeps_ids:
+            extras = {**extras, KEPT_IDS: Extra.of_lists(request.kept_ids)}
         return Completion(
             self.ids[slot, sampled].astype(np.int32),
             self.logprobs[slot, sampled].copy(),
@@ -258,8 +317,9 @@ class Slots:
             matched,
             request.cached_tokens,
             request.sampling.temperature,
-            {KEPT_IDS: Extra.of_lists(request.kept_ids)} if request.sampling.keeps_ids else {},
+            extras,
             request.seconds,
+            of_prompt,
         )
 
     def scored(self, slot: int) -> Request:
@@ -341,12 +401,6 @@ class Slots:
         self.requests[slot] = None
         self.searching.discard(slot)
 
-    def _shared_prefix(self, slot: int, prompt: IntArray) -> int:
-        # The last token is always computed: the next one is sampled from its logits.
-        most = min(int(self.cached[slot]), len(prompt) - 1)
-        differs = np.flatnonzero(self.ids[slot, :most] != prompt[:most])
-        return int(differs[0]) if len(differs) else most
-
     def _set_stops(self, slot: int, token_ids: Sequence[int]) -> None:
         width = self._stops.shape[1]
         if len(token_ids) > width:
@@ -354,6 +408,24 @@ class Slots:
             self._stops = np.pad(self._stops, more, constant_values=_NO_TOKEN)
         self._stops[slot] = _NO_TOKEN
         self._stops[slot, : len(token_ids)] = token_ids
+
+
+def _shared(cached: npt.NDArray[np.int64], prompt: IntArray) -> int:
+    """How many of the cached tokens a prompt begins with."""
+    # The last token is always computed: the next one is sampled from its logits.
+    most = min(len(cached), len(prompt) - 1)
+    differs = np.flatnonzero(cached[:most] != prompt[:most])
+    return int(differs[0]) if len(differs) else most
+
+
+def _set_rules(rules: Rules, slot: int, request: Request) -> None:
+    """The rules of a slot, for all tokens of a request."""
+    sampling = request.sampling
+    rules.temperature[slot] = sampling.temperature
+    rules.top_p[slot] = sampling.top_p
+    rules.top_k[slot] = sampling.top_k
+    rules.seeds[slot] = request.seed
+    rules.keeps[slot] = sampling.keeps_ids
 
 
 def _no_rules(num_slots: int) -> Rules:

@@ -99,7 +99,7 @@ class EngineApp:
         self._codec = codec
         self._name = name
         self._checks = checks or RequestChecks()
-        self._limits = RequestLimits(engine.vocab_size, engine.max_context_len)
+        self._limits = RequestLimits(engine.vocab_size, engine.max_context_len, engine.expert_layers)
         default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
         self._bodies = BodyReader(default_bytes if max_body_bytes is None else max_body_bytes)
         self._probe: asyncio.Task[str | None] | None = None

@@ -5,8 +5,20 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from agentrl.engine.served.requests import CompletionRequest, TextCodec
-from agentrl.types import JSON, KEPT_IDS, Completion, Finish, FloatArray, RequestTimes
+from agentrl.engine.sglang.routed import encoded
+from agentrl.types import (
+    JSON,
+    KEPT_IDS,
+    ROUTED_EXPERTS,
+    Completion,
+    ExpertLayers,
+    Finish,
+    FloatArray,
+    RequestTimes,
+)
 
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -50,6 +62,8 @@ def reply(
         meta["output_token_logprobs_length"] = len(ids)
     if (kept := completion.extras.get(KEPT_IDS)) is not None:
         meta["output_kept_ids"] = [kept_ids.tolist() for kept_ids in kept.lists()]
+    if (layers := request.sampling.return_routed_experts) is not None and ended:
+        meta["routed_experts"] = _routed(completion, layers)
     versions: list[int] = completion.versions.tolist()
     if set(versions) - {version}:
         meta["output_token_versions"] = [str(token_version) for token_version in versions]
@@ -63,6 +77,16 @@ def _input_logprobs(request: CompletionRequest, answer: Answer) -> list[JSON]:
     values: list[float | None] = [None, *answer.scores.tolist()]
     ids = request.prompt_ids[request.score_from :]
     return [[logprob, token, None] for logprob, token in zip(values, ids, strict=True)]
+
+
+def _routed(completion: Completion, layers: ExpertLayers) -> JSON:
+    """As SGLang has them; None where the request ended before it had a slot."""
+    parts = [part.get(ROUTED_EXPERTS) for part in (completion.prompt_extras, completion.extras)]
+    arrays = [part.values.astype(np.int16, copy=False) for part in parts if part is not None]
+    if not arrays:
+        return None
+    # The token that was sampled last has not been an input.
+    return encoded(np.concatenate(arrays)[:-1], layers.numbers, layers.num_layers)
 
 
 def _times(seconds: RequestTimes) -> dict[str, JSON]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.engine.sglang.wire import UNSET_VERSION
-from agentrl.types import JSON
+from agentrl.types import JSON, ExpertLayers
 from agentrl.types.seams import MemoryTag, Sampling
 
 MAX_COMPLETIONS = 1024
@@ -78,10 +78,14 @@ class TextCodec(NamedTuple):
 
 
 class RequestLimits(NamedTuple):
-    """What the model takes. max_context_len: of prompt and completion together (tokens)."""
+    """What the model takes. max_context_len: of prompt and completion together (tokens).
+
+    layers: those whose experts can be returned; None = there are none.
+    """
 
     vocab_size: int
     max_context_len: int
+    layers: ExpertLayers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,8 @@ class _Generate(_Body):
     return_logprob: bool | _Each[bool] | None = None
     logprob_start_len: _Int32 | _Each[_Int32] | None = None
     return_kept_ids: bool | _Each[bool] | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: _Int32 = 0
     stream: bool = False
 
 
@@ -235,6 +241,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: RequestLimits) ->
     salts = _each("extra_key", parsed.extra_key or "", len(prompts))
     logprobs = _each("return_logprob", parsed.return_logprob or False, len(prompts))
     keeps = _each("return_kept_ids", parsed.return_kept_ids or False, len(prompts))
+    layers = _layers(parsed, limits, prompts)
     starts = _each("logprob_start_len", _start(parsed), len(prompts))
     scores_from = [_score_from(start, prompt) for start, prompt in zip(starts, prompts, strict=True)]
     completions = [
@@ -242,7 +249,12 @@ async def read_generate(body: bytes, codec: TextCodec, limits: RequestLimits) ->
             rids[number * n + copy],
             salts[number],
             prompt,
-            replace(_sampling(rule, copy, limits), return_kept_ids=keeps[number]),
+            replace(
+                _sampling(rule, copy, limits),
+                return_kept_ids=keeps[number],
+                return_routed_experts=layers,
+                routed_experts_start_len=parsed.routed_experts_start_len,
+            ),
             logprobs[number],
             rule.skip_special_tokens is False,
             bool(rule.no_stop_trim),
@@ -252,6 +264,19 @@ async def read_generate(body: bytes, codec: TextCodec, limits: RequestLimits) ->
         for copy in range(n)
     ]
     return CompletionBatch(tuple(completions), single and n == 1, parsed.stream)
+
+
+def _layers(
+    parsed: _Generate, limits: RequestLimits, prompts: Sequence[tuple[int, ...]]
+) -> ExpertLayers | None:
+    """The layers whose experts are asked for."""
+    if not parsed.return_routed_experts:
+        return None
+    if limits.layers is None:
+        raise RefusedError("This model has no experts to return; leave `return_routed_experts` out.")
+    if not 0 <= parsed.routed_experts_start_len <= min(map(len, prompts)):
+        raise RefusedError("`routed_experts_start_len` is a place in the prompt, from 0 to its length.")
+    return limits.layers
 
 
 def read_version(weight_version: str | None, current: int) -> int:

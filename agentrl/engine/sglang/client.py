@@ -172,7 +172,7 @@ class Sender:
         try:
             body = wire.generate_body(pending.rid, ids, draft.rest, salt, adapter)
             async with pending.in_flight(self._connection.url):
-                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest))
+                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest, len(ids)))
             may_run = False
         except UntouchedError:
             may_run = False
@@ -305,7 +305,7 @@ class SGLangPolicy:
         if self.vocab_size is not None and sampling.top_k > self.vocab_size:
             # No server can report more of the likeliest tokens.
             sampling = replace(sampling, top_k=self.vocab_size)
-        draft = Draft(sampling, self.decode)
+        draft = Draft(sampling, self.decode, len(prompt_ids))
         pending = self._pending.begin(session, draft, deadline, is_resent=self.resend_lost)
         if self._poller is not None:
             self._poller.start()

@@ -21,6 +21,7 @@ import numpy as np
 
 from agentrl.engine.config import MAX_TOP_LOGPROBS
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.routed import RoutedDraft
 from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.runtime.clocks import clocks_stopped
@@ -97,11 +98,13 @@ class Draft:
     its encoding has, or in two parts; this class corrects all of these. decode: the text of tokens; without
     it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
-    version: of the latest part. cached_tokens: of the prompt, in the first reply. seconds: of all parts.
+    num_prompt: tokens of the prompt (count). version: of the latest part. cached_tokens: of the prompt, in
+    the first reply. seconds: of all parts.
     """
 
-    def __init__(self, sampling: Sampling, decode: Decode | None) -> None:
-        self._sampling, self._decode = sampling, decode
+    def __init__(self, sampling: Sampling, decode: Decode | None, num_prompt: int = 0) -> None:
+        self._sampling, self._decode, self._num_prompt = sampling, decode, num_prompt
+        self._routed = RoutedDraft(sampling, num_prompt)
         self._text = ""
         self._logprobs: list[float] = []
         self._versions: list[int] = []
@@ -127,10 +130,11 @@ class Draft:
     def rest(self) -> Sampling:
         """The sampling parameters of the missing tokens."""
         if not self.ids:
-            return self._sampling
+            return replace(self._sampling, routed_experts_start_len=self._routed.start)
         seed = self._sampling.seed
         return replace(
             self._sampling,
+            routed_experts_start_len=self._routed.start,
             max_new_tokens=self._sampling.max_new_tokens - len(self.ids),
             seed=None if seed is None else seed + _SEED_STEP * len(self.ids),
         )
@@ -139,7 +143,7 @@ class Draft:
         """Append the tokens of a reply. version: that the request asked for; None = the reply says it.
 
         Raises:
-            ConfigError: the server does not report the kept ids that were asked for.
+            ConfigError: the server does not report the kept ids, or experts, that were asked for.
             EngineError: tokens and logprobs do not match, or the stop string is not one of the request.
             RequestTooLargeError: the server's capacity ended the request before its limit.
         """
@@ -164,6 +168,7 @@ class Draft:
             kept, logprobs = kept_tokens(meta, self._sampling)
             self._kept += kept
         self._logprobs += logprobs
+        self._routed.add(meta, self._num_prompt + len(self.ids))
         self._versions += [number_of[version] for version in versions]
         self.version = number_of[latest]
         self.seconds += meta.times
@@ -178,6 +183,9 @@ class Draft:
         stop_match = self._first_stop()
         if stop_match is not None and (finish is not Finish.STOP or stop_match[0] < size):
             finish, (size, matched) = Finish.STOP, stop_match
+        extras, of_prompt = self._routed.parts(size)
+        if self._sampling.keeps_ids:
+            extras = {**extras, KEPT_IDS: Extra.of_lists(self._kept[:size])}
         return Completion(
             np.asarray(self.ids[:size], np.int32),
             np.asarray(self._logprobs[:size], np.float32),
@@ -186,8 +194,9 @@ class Draft:
             matched,
             self.cached_tokens or 0,
             self._sampling.temperature,
-            {KEPT_IDS: Extra.of_lists(self._kept[:size])} if self._sampling.keeps_ids else {},
+            extras,
             self.seconds,
+            of_prompt,
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:

@@ -12,6 +12,7 @@
 Where a request asks for the ids that top_k and top_p kept, the body also has "return_kept_ids", which
 `agentrl serve` answers with meta_info.output_kept_ids, [[59, 254], ..], and logprobs renormalised over them;
 and "top_logprobs_num", which SGLang answers with meta_info.output_top_logprobs, [[[-3.9, 59, null], ..], ..].
+Experts are asked for with "return_routed_experts" and "routed_experts_start_len", see `routed`.
 
 As observed on SGLang 0.5.15. Its logprobs are after temperature, before top-p and top-k; at temperature 0
 they are those of temperature 1. (With SGLANG_RETURN_ORIGINAL_LOGPROB set they are before temperature: do not
@@ -30,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, Valida
 from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.http.requests import LONG_BYTES, json_of
-from agentrl.types import RequestTimes
+from agentrl.types import ROUTED_EXPERTS, RequestTimes
 from agentrl.types.seams import Sampling
 
 ROUTING_KEY = "x-smg-routing-key"
@@ -41,6 +42,8 @@ UNSET_VERSION = "default"
 
 _SEEDS = 2**63
 _META_BYTES, _BYTES_OF_TOKEN, _BYTES_OF_LIKELY = 1 << 20, 256, 64
+# Four, in base64.
+_BYTES_OF_EXPERT = 6
 _META_VALUES, _VALUES_OF_TOKEN, _VALUES_OF_LIKELY = 10_000, 16, 8
 _ALL = 1 << 40
 _MAX_MESSAGE_CHARS = 300
@@ -71,7 +74,8 @@ class MetaInfo(WireModel):
 
     output_token_versions: the version of each token, where they differ. SGLang does not report them,
     `agentrl serve` does. output_kept_ids: from `agentrl serve`, see above. output_top_logprobs: from SGLang,
-    the likeliest tokens in each one's place, in order; null stands for a logprob of -inf.
+    the likeliest tokens in each one's place, in order; null stands for a logprob of -inf. routed_experts: see
+    `routed`.
 
     e2e_latency, queue_time: in seconds. forward_entry_time, prefill_finished_time, request_finished_ts: when
     the prompt began to be computed, when its first token was there, and the end (seconds since the epoch).
@@ -87,6 +91,7 @@ class MetaInfo(WireModel):
     output_token_versions: Annotated[list[str] | None, FailFast()] = None
     output_kept_ids: Annotated[list[Annotated[list[int], FailFast()]] | None, FailFast()] = None
     output_top_logprobs: Annotated[list[Annotated[list[_Entry] | None, FailFast()]] | None, FailFast()] = None
+    routed_experts: str | None = None
     e2e_latency: float | None = None
     queue_time: float | None = None
     forward_entry_time: float | None = None
@@ -187,16 +192,19 @@ class ReplyBounds(NamedTuple):
     max_values: int
 
 
-def bounds_of(sampling: Sampling) -> ReplyBounds:
+def bounds_of(sampling: Sampling, num_prompt: int = 0) -> ReplyBounds:
     """Those of the reply to a request: in proportion to the tokens, and the likeliest ones, that it asks for.
 
-    Where top_p alone says how many ids are kept, a token may have as many as the vocabulary.
+    Where top_p alone says how many ids are kept, a token may have as many as the vocabulary. num_prompt:
+    tokens of the prompt, whose experts may be asked for, too (count).
     """
     if sampling.keeps_ids and not reports_prefix(sampling.top_k):
         return ReplyBounds(_ALL, _ALL)
     tokens, likely = sampling.max_new_tokens, sampling.top_k if sampling.keeps_ids else 0
+    layers, routed = sampling.return_routed_experts, num_prompt + tokens - sampling.routed_experts_start_len
+    bytes_routed = 0 if layers is None else routed * layers.num_layers * layers.k * _BYTES_OF_EXPERT
     return ReplyBounds(
-        _META_BYTES + tokens * (_BYTES_OF_TOKEN + likely * _BYTES_OF_LIKELY),
+        _META_BYTES + tokens * (_BYTES_OF_TOKEN + likely * _BYTES_OF_LIKELY) + bytes_routed,
         _META_VALUES + tokens * (_VALUES_OF_TOKEN + likely * _VALUES_OF_LIKELY),
     )
 
@@ -304,7 +312,16 @@ def generate_body(
         request["return_kept_ids"] = True
         if reports_prefix(sampling.top_k):
             request["top_logprobs_num"] = sampling.top_k
-    return _REQUEST.dump_json(request)
+    return _REQUEST.dump_json(request | _asked_experts(sampling))
+
+
+def _asked_experts(sampling: Sampling) -> dict[str, object]:
+    if sampling.return_routed_experts is None:
+        return {}
+    return {
+        f"return_{ROUTED_EXPERTS}": True,
+        f"{ROUTED_EXPERTS}_start_len": sampling.routed_experts_start_len,
+    }
 
 
 def abort_body(rid: str) -> bytes:

@@ -28,6 +28,7 @@ from agentrl.trainer.megatron.state import (
     step_matrices,
 )
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
+from agentrl.trainer.routing import PassRouting, RouterLosses
 from agentrl.types import TrainBatch
 
 
@@ -134,6 +135,8 @@ class MegatronLearner:
     def __init__(self, network: Network, outputs: OutputFunction, learning: Learning) -> None:
         self._loss, self._bf16 = learning.loss, learning.config.bf16
         self._is_on_cpu = learning.config.optimizer_cpu_offload
+        self._config = learning.config
+        self._routing: PassRouting | None = None
         self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
@@ -144,10 +147,17 @@ class MegatronLearner:
         if batch.resets_optimizer:
             self.optimizer.reset()
         inputs = StepInputs(batch, bf16=self._bf16)
+        # A critic's routers are its own.
+        if not self.passes.network.shape.critic:
+            losses = RouterLosses.of(self._config, [sample.loss_mask for sample in batch.samples])
+            self._routing = self.passes.routing(self._config.router_replay, losses=losses)
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
         logprobs = inputs.logprobs() if is_reporting_rank() else {}
-        return StepSums(sums, step, logprobs, is_left_out)
+        routing, self._routing = self._routing, None
+        # Every rank has layers and tokens of its own.
+        of_routers = None if routing is None else routing.sums.cpu().numpy()
+        return StepSums(sums, step, logprobs, is_left_out, of_routers)
 
     def backward(self, rows: Sequence[MicroBatch], inputs: StepInputs) -> Mapping[str, float]:
         """Accumulate the gradient of the batch; sums of loss and metrics on the reporting ranks."""
@@ -156,7 +166,7 @@ class MegatronLearner:
             output = self._loss(outputs, inputs.of(row, outputs))
             return LossOutput(output.sum, {"loss": output.sum.detach(), **output.metrics})
 
-        reports = self.passes.learn(rows, loss)
+        reports = self.passes.learn(rows, loss, self._routing)
         return _summed(reports) if is_reporting_rank() else {}
 
     def optimizer_tensors(self) -> Iterator[Tensor]:

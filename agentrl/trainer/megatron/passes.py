@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -21,6 +22,14 @@ from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
+from agentrl.trainer.routing import (
+    NO_LOSSES,
+    PassRouting,
+    RankTokens,
+    RouterFacts,
+    RouterLosses,
+    RouterReplay,
+)
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""
@@ -60,10 +69,12 @@ class Passes:
             silent = [stage.no_sync for stage in self.stages]
             config.no_sync_func = silent if len(silent) > 1 else silent[0]
 
-    def learn(self, rows: Sequence[MicroBatch], loss: RowLoss) -> list[Mapping[str, Tensor]]:
+    def learn(
+        self, rows: Sequence[MicroBatch], loss: RowLoss, routing: PassRouting | None = None
+    ) -> list[Mapping[str, Tensor]]:
         """Accumulate the gradient of the sum of all losses in the parameters' main_grad.
 
-        All ranks call it, each replica with its own rows (at least one).
+        All ranks call it, each replica with its own rows (at least one). routing: see `routing`.
 
         Returns:
             on the last stage the metrics of its rows (the same on all tensor and context ranks), elsewhere
@@ -71,10 +82,12 @@ class Passes:
         """
         for stage in self.stages:
             stage.zero_grad_buffer()
-        return self._run(rows, loss, forward_only=False)
+        return self._run(rows, loss, routing, forward_only=False)
 
     @torch.no_grad()
-    def forward(self, rows: Sequence[MicroBatch]) -> list[tuple[MicroBatch, TokenOutputs]]:
+    def forward(
+        self, rows: Sequence[MicroBatch], routing: PassRouting | None = None
+    ) -> list[tuple[MicroBatch, TokenOutputs]]:
         """The outputs at the predicted tokens; on the last stage, elsewhere nothing."""
         outputs_by_row: list[tuple[MicroBatch, TokenOutputs]] = []
 
@@ -82,8 +95,23 @@ class Passes:
             outputs_by_row.append((row, outputs))
             return LossOutput(outputs.logp_N.sum(), {})
 
-        self._run(rows, collect, forward_only=True)
+        self._run(rows, collect, routing, forward_only=True)
         return outputs_by_row
+
+    def routing(
+        self,
+        replay: RouterReplay | None = None,
+        *,
+        records: bool = False,
+        losses: RouterLosses = NO_LOSSES,
+    ) -> PassRouting | None:
+        """What routers ask in a pass, see `PassRouting`; None = the model has no experts."""
+        shape = self.network.shape
+        if not shape.num_experts:
+            return None
+        is_sigmoid = self.network.config.moe_router_score_function == "sigmoid"
+        facts = RouterFacts(shape.expert_layers, shape.num_experts, compute_device(), is_sigmoid, _total)
+        return PassRouting(facts, replay, records=records, losses=losses)
 
     def tensors(self) -> Iterator[Tensor]:
         """Its parameters."""
@@ -97,14 +125,19 @@ class Passes:
                 yield buffer.grad_data
 
     def _run(
-        self, rows: Sequence[MicroBatch], loss: RowLoss, *, forward_only: bool
+        self,
+        rows: Sequence[MicroBatch],
+        loss: RowLoss,
+        routing: PassRouting | None,
+        *,
+        forward_only: bool,
     ) -> list[Mapping[str, Tensor]]:
         rows = self._in_step(rows)
         cut = self._cut(rows)
         shards = [shard_of(row, cut) for row in rows]
         iterators = [iter(shards) for _ in self.stages]
         metrics: list[Mapping[str, Tensor]] = get_forward_backward_func()(
-            forward_step_func=self._step(loss),
+            forward_step_func=self._step(loss, routing),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.stages if len(self.stages) > 1 else self.stages[0],
             num_microbatches=len(shards),
@@ -136,16 +169,27 @@ class Passes:
         # Virtual stages need one shape for all rows (see `transformer_config`).
         return cut._replace(min_tokens=max(cut.padded_length(row) for row in rows))
 
-    def _step(self, loss: RowLoss) -> Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]]:
+    def _own_tokens(self, row: RowShard) -> RankTokens:
+        """The tokens of a row that this rank has between the matrices."""
+        index_t = row.index_t
+        if self.network.config.sequence_parallel:
+            ranks = parallel_state.get_tensor_model_parallel_world_size()
+            index_t = np.split(index_t, ranks)[parallel_state.get_tensor_model_parallel_rank()]
+        return RankTokens(index_t)
+
+    def _step(
+        self, loss: RowLoss, routing: PassRouting | None
+    ) -> Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]]:
         def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(shards)
             positions_t = on_device(row.position_ids_t)
             ends = Ends.of(row.lengths, compute_device())
+            routed = None if routing is None else routing.row(row.micro_batch, self._own_tokens(row))
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 positions_t[None],
                 None,
-                packed_seq_params=PackedRow(ends, self._rotation.of(positions_t)).params(),
+                packed_seq_params=PackedRow(ends, self._rotation.of(positions_t), routed).params(),
             )
 
             def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
@@ -155,6 +199,14 @@ class Passes:
             return states, row_loss
 
         return step
+
+
+def _total(own: Tensor) -> Tensor:
+    """The sum over the ranks that have tokens of the same rows."""
+    group = parallel_state.get_tensor_and_context_parallel_group()
+    if group.size() > 1:
+        dist.all_reduce(own, group=group)
+    return own
 
 
 def _sum_gradients(stages: list[nn.Module], _num_tokens: Tensor | None = None, **kwargs: object) -> None:

@@ -37,7 +37,7 @@ from agentrl.trainer.megatron.parallel import joined
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.offload import NetworkMemory, free_bytes, offloaded_bytes
-from agentrl.trainer.plan import Done, StepSums, reported, scored_tokens
+from agentrl.trainer.plan import Done, RankScores, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import StateWriter, done_of, is_own
 from agentrl.trainer.summary import FOLDERS, SavedTrainer
@@ -86,9 +86,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
         return kernels_in_words(compute_device(), self._dtype)
 
-    def score(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
-    ) -> dict[int, FloatArray]:
+    def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
 
         Returns:
@@ -97,12 +95,15 @@ class MegatronWorker(Recorder, DeviceStore):
         rows = self._rows(samples, [scored_tokens(sample, role) for sample in samples])
         with self._memory[role].onloaded():
             self._hooks.before_score(role, self._passes[role].network.stages)
-            outputs_by_row = self._passes[role].forward(rows)
+            # Of all networks the routers of the policy alone are seen, and R2 keeps what they took.
+            replay = self._plan.config.router_replay
+            routing = self._passes[role].routing(replay, records=replay == "R2") if role == "old" else None
+            outputs_by_row = self._passes[role].forward(rows, routing)
         scores: dict[int, FloatArray] = {}
         for row, outputs in outputs_by_row if is_reporting_rank() else []:
             parts = row.split(reported(outputs, statistics=statistics))
             scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
-        return scores
+        return RankScores(scores, None if routing is None else routing.routed())
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step over the batch, of every network that learns in this step."""

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,8 +22,17 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
 from agentrl.trainer.attention import SHORTEST, Attend, Beginnings, Ends, Fold, Sides, fastest, folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.routing import (
+    NO_LOSSES,
+    PassRouting,
+    RankTokens,
+    RouterFacts,
+    RouterLosses,
+    RouterReplay,
+)
 from agentrl.trainer.torch.sharding import ShardedRanks
 from agentrl.types import NO_VERSION, Author, BoolArray, RolloutId, Sample
+from agentrl.weights.hf.routing import Routers
 from agentrl.weights.hf.source import long_ropes
 
 _NAME = "agentrl_segments"
@@ -55,6 +66,7 @@ class TorchNetwork:
     Args:
         model: a causal language model in fp32 or better; it is put into evaluation mode.
         acting: what its passes are in; e.g. its adapters do not act.
+        routes: whether its routers are seen, and may replay what others chose (`routed`).
         ranks: those that share it, where there are several; this one then keeps a shard of it.
 
     Raises:
@@ -67,6 +79,7 @@ class TorchNetwork:
         model: PreTrainedModel,
         *,
         acting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        routes: bool = False,
         ranks: ShardedRanks | None = None,
     ) -> None:
         if model.dtype not in (torch.float32, torch.float64):
@@ -76,6 +89,8 @@ class TorchNetwork:
         self.model = model.eval()
         self.acting = acting
         self._ranks = ranks
+        self.routers = Routers.of(model) if routes else None
+        self._routing: PassRouting | None = None
         self._whole = None if ranks is None else ranks.shard(model)
         row = _probe_row(model)
         with acting(), torch.no_grad():
@@ -93,6 +108,28 @@ class TorchNetwork:
         attention = segment_attention(self.model) if self.is_packed else nullcontext()
         with self.acting(), attention:
             yield
+
+    @contextmanager
+    def routed(
+        self,
+        replay: RouterReplay | None = None,
+        *,
+        records: bool = False,
+        losses: RouterLosses = NO_LOSSES,
+    ) -> Iterator[PassRouting | None]:
+        """Have the routers ask, for each row that goes through the network. Backward passes belong to it.
+
+        replay, records, losses: see `PassRouting`, which is None where its routers are not seen.
+        """
+        if (routers := self.routers) is None:
+            yield None
+            return
+        facts = RouterFacts(routers.layers, routers.experts, self.model.device, routers.is_sigmoid)
+        self._routing = PassRouting(facts, replay, records=records, losses=losses)
+        try:
+            yield self._routing
+        finally:
+            self._routing = routers.passed = None
 
     def computed(self, function: Callable[[], T]) -> T:
         """What a function of the weights gives; ranks that share them gather them for it, layer by layer.
@@ -124,9 +161,10 @@ class TorchNetwork:
         ids_T = to_device(row.input_ids_T, device)
         if self.is_packed:
             positions_T = to_device(row.position_ids_T, device)
-            shared = Beginnings.of(row.input_ids_T, row.lengths, device)
+            shared = Beginnings.of(self._alike(row), row.lengths, device)
             if shared is not None:
                 ids_T, positions_T = ids_T[shared.firsts], positions_T[shared.firsts]
+            self._route(row, shared)
             packed_TD: Tensor = model.base_model(
                 input_ids=ids_T[None],
                 position_ids=positions_T[None],
@@ -134,7 +172,7 @@ class TorchNetwork:
                 packing=Packing(Ends.of(row.lengths, device), shared),
             ).last_hidden_state[0]
             return packed_TD if shared is None else packed_TD.index_select(0, shared.places)
-        return torch.cat([self._folded(ids_T, fold) for fold in self._folds(row.lengths)])
+        return torch.cat([self._folded(row, ids_T, fold) for fold in self._folds(row.lengths)])
 
     def predicting_states(self, row: MicroBatch) -> Tensor:
         """[N, width]: those that predict the row's tokens, each the state of the token before."""
@@ -145,7 +183,26 @@ class TorchNetwork:
         shortest = 1.0 if long_ropes(self.model.config) else SHORTEST
         return folds_of(lengths, self.model.device, shortest=shortest)
 
-    def _folded(self, ids_T: Tensor, fold: Fold) -> Tensor:
+    def _alike(self, row: MicroBatch) -> npt.NDArray[np.int64]:
+        """A number for each token, [T], equal where tokens after the same ones have the same states."""
+        rows = [row.input_ids_T]
+        if self._routing is not None:
+            rows += [
+                experts.astype(np.int64) for experts in (row.routed_T, row.replayed_T) if experts is not None
+            ]
+        if len(rows) == 1:
+            return row.input_ids_T
+        known: dict[bytes, int] = {}
+        keys = [b"".join(each.tobytes() for each in of_token) for of_token in zip(*rows, strict=True)]
+        return np.array([known.setdefault(key, len(known)) for key in keys])
+
+    def _route(self, row: MicroBatch, part: Beginnings | Fold | None) -> None:
+        """Have the routers ask for the tokens that come next. part: of the row; None = all of it."""
+        if self._routing is not None and self.routers is not None:
+            self.routers.passed = self._routing.row(row, _own_tokens(row, part))
+
+    def _folded(self, row: MicroBatch, ids_T: Tensor, fold: Fold) -> Tensor:
+        self._route(row, fold)
         ids = ids_T[fold.start : fold.stop]
         if fold.fold is not None:
             ids = ids.index_select(0, fold.fold)
@@ -167,6 +224,17 @@ class TorchNetwork:
             return False
         scale = float(expected_TD.abs().max())
         return torch.allclose(states_TD, expected_TD, rtol=0, atol=_TOLERANCE * max(scale, 1.0))
+
+
+def _own_tokens(row: MicroBatch, part: Beginnings | Fold | None) -> RankTokens:
+    if part is None:
+        return RankTokens(np.arange(len(row.input_ids_T)))
+    if isinstance(part, Beginnings):
+        places_T, firsts = part.on_host
+        return RankTokens(firsts, places_T)
+    index_t = np.full(part.count * part.longest, -1)
+    index_t[slice(None) if part.real_cells is None else part.real_cells] = np.arange(part.start, part.stop)
+    return RankTokens(index_t)
 
 
 def attends_everywhere(model: PreTrainedModel) -> bool:

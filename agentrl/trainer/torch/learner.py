@@ -26,6 +26,7 @@ from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM, TORCH_FILE, Unsharded, 
 from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.offload import CpuAdamW, CpuShard, NetworkMemory, own_part
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
+from agentrl.trainer.routing import NO_LOSSES, Float64Array, RouterLosses
 from agentrl.trainer.saved import StateWriter, done_of
 from agentrl.trainer.summary import FOLDERS, SavedTrainer
 from agentrl.trainer.torch.forward import TorchNetwork
@@ -40,6 +41,7 @@ from agentrl.trainer.torch.sharding import (
 )
 from agentrl.types import ScoreRole, TrainBatch
 from agentrl.weights.checksum import checksum
+from agentrl.weights.hf.routing import Routers
 
 
 class Optimizer:
@@ -125,7 +127,7 @@ class Learner:
     def __init__(self, network: TorchNetwork, forward: Forward, learning: Learning) -> None:
         self.network = network
         if learning.config.gradient_checkpointing:
-            recompute_layers(network.model)
+            recompute_layers(network.model, network.routers)
         self._forward = forward
         self._loss = learning.loss
         self._config = learning.config
@@ -150,7 +152,7 @@ class Learner:
         if batch.resets_optimizer:
             self._optimizer.reset()
         inputs = StepInputs(batch, bf16=self._config.bf16)
-        sums = self._backward(batch, inputs)
+        sums, routing = self._backward(batch, inputs)
         grad_norm = self._clipped()
         is_left_out = is_without_gradient(batch, grad_norm)
         if math.isfinite(grad_norm) and not is_left_out:
@@ -160,7 +162,7 @@ class Learner:
         model.zero_grad()
         self.done = Done(steps + (not is_left_out), skipped)
         step = {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
-        return StepSums(sums, step, inputs.logprobs(), is_left_out)
+        return StepSums(sums, step, inputs.logprobs(), is_left_out, routing)
 
     def state(self) -> LearnerState:
         """What learns, and the optimizers, for `torch.save`; every rank calls it."""
@@ -244,12 +246,16 @@ class Learner:
         clip_grads_with_norm_(parameters, self._config.clip_grad, norm)
         return float(norm)
 
-    def _backward(self, batch: TrainBatch, inputs: StepInputs) -> Mapping[str, float]:
-        """Accumulate the gradient of the batch in the parameters; return loss and metrics as sums."""
+    def _backward(
+        self, batch: TrainBatch, inputs: StepInputs
+    ) -> tuple[Mapping[str, float], Float64Array | None]:
+        """Accumulate the gradient of the batch; return loss and metrics as sums, and the sums of routers."""
         masks = [sample.loss_mask for sample in batch.samples]
         total: Tensor | None = None
         names: list[str] = []
-        with self.network.attending():
+        losses = NO_LOSSES if self.network.routers is None else RouterLosses.of(self._config, masks)
+        routed = self.network.routed(self._config.router_replay, losses=losses)
+        with self.network.attending(), routed as routing:
             for row in self.network.rows(batch.samples, masks, self._config.max_tokens_per_gpu):
                 outputs = self._forward(self.network, row)
                 loss, metrics = self._loss(outputs, inputs.of(row, outputs))
@@ -258,17 +264,23 @@ class Learner:
                 sums = torch.stack([loss.detach(), *metrics.values()]).double()
                 total = sums if total is None else total + sums
         values = [] if total is None else total.tolist()
-        return dict(zip(names, values, strict=True))
+        return dict(zip(names, values, strict=True)), None if routing is None else routing.sums.cpu().numpy()
 
 
-def recompute_layers(model: PreTrainedModel) -> None:
-    """Have the backward pass compute each layer a second time; without a gradient nothing changes."""
+def recompute_layers(model: PreTrainedModel, routers: Routers | None = None) -> None:
+    """Have the backward pass compute each layer a second time; without a gradient nothing changes.
+
+    routers: of the model; the second time they choose as they did the first.
+    """
 
     def recomputed(forward: Callable[..., object], *args: object, **options: object) -> object:
         if not torch.is_grad_enabled():
             return forward(*args, **options)
+        again = partial(forward, **options)
+        if routers is not None:
+            again = partial(routers.run, routers.passed, again)
         # No layer draws random numbers: the network is in evaluation mode.
-        return checkpoint(partial(forward, **options), *args, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False)
 
     for layer in layers_of(model):
         layer.forward = partial(recomputed, layer.forward)

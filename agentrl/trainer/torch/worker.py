@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.config import TrainerConfig
@@ -22,7 +23,7 @@ from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
-from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
+from agentrl.trainer.plan import Done, Learning, RankScores, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.summary import SavedTrainer
 from agentrl.trainer.torch.compact import compact
@@ -83,7 +84,8 @@ class TorchWorker(Recorder, DeviceStore):
             self._published, self._adapters = adapters.merged_weights, adapters.adapter_weights
             without = partial(adapters.without_adapters, model)
             base = _scoring(TorchNetwork(model, acting=without, ranks=ranks))
-        network = _scoring(TorchNetwork(model, ranks=ranks))
+        network = _scoring(TorchNetwork(model, routes=True, ranks=ranks))
+        _check_routers(network, policy.config)
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
@@ -129,16 +131,17 @@ class TorchWorker(Recorder, DeviceStore):
             )
         return " ".join(filter(None, parts)) or None
 
-    def score(
-        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
-    ) -> dict[int, FloatArray]:
+    def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
 
         Returns:
             those of this rank's samples.
         """
-        with self._memory[role].onloaded():
-            return _scores(self._networks[role], samples, role, self._config, statistics=statistics)
+        network, config = self._networks[role], self._config
+        replay = config.router_replay
+        with self._memory[role].onloaded(), network.routed(replay, records=replay == "R2") as routing:
+            scores = _scores(network, samples, role, config, statistics=statistics)
+            return RankScores(scores, None if routing is None else routing.routed())
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -289,6 +292,14 @@ def _networks_of(
     if auxiliary.critic is not None:
         networks["values"] = auxiliary.critic.learner.network
     return networks
+
+
+def _check_routers(network: TorchNetwork, config: TrainerConfig) -> None:
+    if (config.router_replay or config.has_router_losses) and network.routers is None:
+        raise ModelLoadError(
+            "router_replay, moe_aux_loss_coeff and moe_z_loss_coeff need a mixture of experts whose routers "
+            f"are known, and {type(network.model).__name__} is none; leave them out."
+        )
 
 
 def _scoring(network: TorchNetwork) -> TorchNetwork:

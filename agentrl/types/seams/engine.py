@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from agentrl.types import KEPT_IDS, Completion, NumberArray
+from agentrl.types import KEPT_IDS, Completion, ExpertLayers, NumberArray, RoutedArray, known_rows
 from agentrl.types.seams.weights import WeightSink
 
 
@@ -21,6 +21,8 @@ class Sampling:
     stop: strings that end a turn. stop_token_ids: tokens that do. seed: None = any. continues: what a stopped
     request has sampled: the completion begins with it. return_kept_ids: where top_p or top_k cut, the
     completion has the extra `KEPT_IDS`, and its logprobs are of the distribution renormalised over these ids.
+    return_routed_experts: the completion has the extra `ROUTED_EXPERTS` of these layers, and so has the
+    prompt from position `routed_experts_start_len` on; None = not.
     """
 
     max_new_tokens: int
@@ -32,6 +34,8 @@ class Sampling:
     seed: int | None = None
     continues: Completion | None = None
     return_kept_ids: bool = False
+    return_routed_experts: ExpertLayers | None = None
+    routed_experts_start_len: int = 0
 
     @property
     def keeps_ids(self) -> bool:
@@ -49,6 +53,17 @@ class Sampling:
             return []
         kept = begun.extras.get(KEPT_IDS)
         return [np.zeros(0, np.int32)] * len(begun.token_ids) if kept is None else kept.lists()
+
+    def routed_before(self) -> RoutedArray | None:
+        """The experts that are known from `continues`, [rows, layers, k], from `routed_experts_start_len` on.
+
+        None = they are not asked for.
+        """
+        layers, begun = self.return_routed_experts, self.continues
+        if layers is None:
+            return None
+        rows = None if begun is None else known_rows(begun.prompt_extras, begun.extras)
+        return layers.unknown(0) if rows is None else rows
 
 
 class Policy(Protocol):

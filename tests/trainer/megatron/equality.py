@@ -5,8 +5,9 @@ The oracle runs each sample by itself through transformers and differentiates a 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,22 +15,28 @@ from torch import Tensor
 
 from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
-from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
+from agentrl.trainer.routing import NO_LOSSES, RoutedReport, RouterLosses, RouterReplay
+from agentrl.types import KEPT_IDS, ROUTED_EXPERTS, Extra, RolloutId, Sample
+from agentrl.weights.hf.routing import expert_sizes
 from tests.trainer.megatron.models import SIZES, VOCAB, checkpoint_of, model_of
+from tests.trainer.routes import made_to_choose, routed, router_losses
 from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
 ENTROPY = 0.1
+AUX, Z = 3.0, 0.05
 
 
 class Part(NamedTuple):
     """What one rank has. place: tensor, pipeline, data and context rank. experts: the rank of those
-    that share the experts, and of those that share each."""
+    that share the experts, and of those that share each. routed, routing: what its routers took, and the
+    sums of them."""
 
     place: tuple[int, int, int, int]
     experts: tuple[int, int]
@@ -37,6 +44,8 @@ class Part(NamedTuple):
     gradients: list[tuple[str, np.ndarray]]
     loss: float
     queries: dict[str, int]
+    routed: RoutedReport | None = None
+    routing: np.ndarray | None = None
 
 
 @lru_cache
@@ -64,6 +73,14 @@ def samples() -> tuple[Sample, ...]:
     return tuple(samples_)
 
 
+@lru_cache
+def routed_samples(kind: str) -> tuple[Sample, ...]:
+    """The same, with experts at random of most tokens."""
+    sizes = expert_sizes(model_of(kind).config)
+    assert sizes is not None
+    return routed(samples(), len(sizes.layers.numbers), sizes.experts, sizes.layers.k)
+
+
 def kept_ids(draw, ids, mask) -> list[np.ndarray]:
     """Of each predicted token, itself and up to VOCAB / 2 others; of one it alone; of one nothing was cut."""
     sizes = draw.integers(0, VOCAB // 2, len(ids))
@@ -82,8 +99,18 @@ def weights() -> list[np.ndarray]:
     return [draw.normal(size=len(sample)).astype(np.float32) for sample in samples()]
 
 
-def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -> Part:
-    """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies."""
+def part_of(
+    layout: MegatronConfig,
+    _rank: int,
+    kind: str,
+    bf16: bool = False,
+    engines: Literal["replayed", "compared", "balanced"] | None = None,
+) -> Part:
+    """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies.
+
+    engines: whether routers choose what the samples say, or are only compared with that; None = they say
+    nothing. balanced: nothing, and the losses of the routers are on.
+    """
     from agentrl.trainer.megatron.device import queries
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
@@ -92,16 +119,21 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=bf16)
     network.load(checkpoint_of(model).__getitem__)
-    mine = share_of(layout, samples())
+    mine = share_of(layout, routed_samples(kind) if engines in ("replayed", "compared") else samples())
     passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
+    replay: RouterReplay | None = "R3" if engines == "replayed" else None
 
     def loss(row, outputs):
         weight_N = torch.from_numpy(row.gather(weights())).to(outputs.logp_N.device)
         total = (weight_N * (ENTROPY * outputs.entropy_N - outputs.logp_N)).sum()
         return LossOutput(total, {"loss": total.detach()})
 
-    outputs_by_row = passes.forward(mine)
-    reports = passes.learn(mine, loss)
+    recording = passes.routing(replay, records=True)
+    outputs_by_row = passes.forward(mine, recording)
+    on = TrainerConfig(moe_aux_loss_coeff=AUX, moe_z_loss_coeff=Z)
+    losses = RouterLosses.of(on, [sample.loss_mask for sample in samples()])
+    routing = passes.routing(replay, losses=losses if engines == "balanced" else NO_LOSSES)
+    reports = passes.learn(mine, loss, routing)
     return Part(
         place=place(),
         experts=places_of_experts(),
@@ -112,6 +144,8 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
         gradients=gradients_in(network),
         loss=sum(float(metrics["loss"]) for metrics in reports),
         queries=dict(queries),
+        routed=None if recording is None else recording.routed(),
+        routing=None if routing is None else routing.sums.cpu().numpy(),
     )
 
 
@@ -163,12 +197,16 @@ class Reference(NamedTuple):
 
 
 @lru_cache
-def oracle(kind: str) -> Reference:
+def oracle(kind: str, replays: bool = False, balances: bool = False) -> Reference:
+    """replays: the routers choose what the samples of `routed_samples` say. balances: their own losses are
+    added to the gradient."""
     model = model_of(kind)
+    experts = [sample.extras[ROUTED_EXPERTS].values for sample in routed_samples(kind)] if replays else []
     logps, entropies, total = {}, {}, torch.zeros(())
     for number, (sample, weight) in enumerate(zip(samples(), weights(), strict=True)):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))
-        logits_TV = model(ids[None]).logits[0, :-1] / divisor(sample)[:-1]
+        with made_to_choose(model, experts[number]) if replays else nullcontext():
+            logits_TV = model(ids[None]).logits[0, :-1] / divisor(sample)[:-1]
         at = np.flatnonzero(sample.loss_mask)
         # One token at a time, the softmax of the ids that it was sampled from.
         extra, scored = sample.extras.get(KEPT_IDS), []
@@ -184,6 +222,9 @@ def oracle(kind: str) -> Reference:
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
+    if balances:
+        balance, squares = router_losses(model, samples())
+        (AUX * balance + Z * squares).backward()
     gradients = checkpoint_of(model, {name: parameter.grad for name, parameter in model.named_parameters()})
     return Reference(logps, entropies, gradients, total.item())
 

@@ -12,7 +12,7 @@ from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
 from tests.trainer.megatron.allocating import allocated, row
-from tests.trainer.megatron.equality import oracle, part_of, put_together
+from tests.trainer.megatron.equality import Part, oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
 from tests.trainer.megatron.models import CONFIGS, MIXTURES, model_of
 from tests.trainer.megatron.together import Ranks
@@ -66,11 +66,16 @@ RECOMPUTED = {
 }
 
 
-def check(ranks: Ranks, kind: str, *, tolerance: float = 1e-5, **sizes) -> None:
+def check(
+    ranks: Ranks, kind: str, *, tolerance: float = 1e-5, engines: str | None = None, **sizes
+) -> list[Part]:
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
-    result = put_together(kind, layout, ranks.run(part_of, layout, kind))
-    expected = oracle(kind)
+    parts = ranks.run(part_of, layout, kind, False, engines)
+    result, expected = (
+        put_together(kind, layout, parts),
+        oracle(kind, engines == "replayed", engines == "balanced"),
+    )
     assert result.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
     for number, logp_N in expected.logps.items():
         np.testing.assert_allclose(result.logps[number], logp_N, atol=tolerance)
@@ -80,6 +85,7 @@ def check(ranks: Ranks, kind: str, *, tolerance: float = 1e-5, **sizes) -> None:
         assert gradient.norm() > 1e-3, f"{name} is not in play"
         # A norm alone would hide shards that changed places.
         assert (result.gradients[name] - gradient).norm() <= tolerance * gradient.norm(), name
+    return parts
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

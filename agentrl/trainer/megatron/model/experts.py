@@ -23,6 +23,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
 from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated, mark_own_tokens
+from agentrl.trainer.routing import RoutedRow
 
 
 class Routed(NamedTuple):
@@ -53,8 +54,8 @@ class TopKRouter(nn.Module):
         self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
         self._in_fp32 = is_sigmoid or config.moe_router_dtype == "fp32"
 
-    def forward(self, tokens_tH: Tensor) -> Routed:
-        """The experts of each token."""
+    def forward(self, tokens_tH: Tensor, row: RoutedRow | None, layer: int) -> Routed:
+        """The experts of each token. row: what else may choose them. layer: among those of experts."""
         if self._in_fp32:
             logits_tE = linear(tokens_tH.float(), self.weight.float())
         else:
@@ -64,10 +65,15 @@ class TopKRouter(nn.Module):
         else:
             scores_tE = logits_tE.sigmoid()
         experts_tk = self._chosen(scores_tE.detach())
+        if row is not None:
+            experts_tk = row.chosen(layer, experts_tk)
         weights_tk = scores_tE.gather(1, experts_tk)
         if self._normalizes:
             weights_tk = weights_tk / (weights_tk.sum(-1, keepdim=True) + 1e-20)
-        return Routed(experts_tk, weights_tk * self._scale)
+        weights_tk = weights_tk * self._scale
+        if row is not None:
+            weights_tk = row.scored(layer, logits_tE, experts_tk, weights_tk)
+        return Routed(experts_tk, weights_tk)
 
     def _chosen(self, scores_tE: Tensor) -> Tensor:
         """[t, k]: the best experts; of the best groups of experts, see `_of_groups`."""
@@ -125,10 +131,16 @@ class Expert(nn.Module):
 
 
 class MoE(nn.Module):
-    """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run."""
+    """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run.
+
+    layer: its place among the layers of experts, over all stages. row: what may choose the experts of the
+    tokens that go through it next, see `number_experts`.
+    """
 
     def __init__(self, config: TransformerConfig, **_: object) -> None:
         super().__init__()
+        self.layer = 0
+        self.row: RoutedRow | None = None
         self._experts = config.num_moe_experts
         self._tensor_ranks = config.expert_tensor_parallel_size
         number = self._experts // config.expert_model_parallel_size
@@ -146,7 +158,7 @@ class MoE(nn.Module):
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, H] -> [t, 1, H], and no bias."""
         tokens_tH = hidden_states.flatten(0, 1)
-        routed = self.router(tokens_tH)
+        routed = self.router(tokens_tH, self.row, self.layer)
         output = self._routed(tokens_tH, routed).view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]

@@ -5,7 +5,7 @@ T: tokens of a packed row on this rank. H: heads, D: channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ from agentrl.trainer.megatron.model.feed_forward import (
 )
 from agentrl.trainer.megatron.model.rows import pieces_of
 from agentrl.trainer.megatron.model.shape import Latent, Rotary, Shape
+from agentrl.trainer.routing import RoutedRow
 
 
 class Rotation:
@@ -66,11 +67,12 @@ class PackedRow(NamedTuple):
     """The sequences of a row, for every layer.
 
     ends: of the unsharded row. rotation: of this rank's tokens, by their positions in their sequences, see
-    `Rotation.of`.
+    `Rotation.of`. routed: what may choose the experts of this rank's tokens.
     """
 
     ends: Ends
     rotation_t2R: Tensor
+    routed: RoutedRow | None = None
 
     def params(self) -> PackedSeqParams:
         """The form in which Megatron passes it to the layers."""
@@ -343,13 +345,29 @@ def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dr
     return residual.to(output.dtype) + output
 
 
-def layer_spec(shape: Shape, *, has_experts: bool) -> ModuleSpec:
-    """One layer of a model."""
+def number_experts(layer: nn.Module, shape: Shape, number: int) -> None:
+    """Have a layer's experts know which layer they are, and before each pass which row comes."""
+    if isinstance(layer.mlp, MoE):
+        layer.mlp.layer = shape.expert_layers.numbers.index(number)
+        layer.register_forward_pre_hook(_tell_experts, with_kwargs=True)
+
+
+def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, object]) -> None:
+    """Tell a layer's experts which row comes, also where the layer is recomputed after other rows."""
+    params = options["packed_seq_params"]
+    assert isinstance(params, PackedSeqParams)
+    if isinstance(layer.mlp, MoE):
+        layer.mlp.row = params.row.routed
+
+
+def layer_spec(shape: Shape, number: int) -> ModuleSpec:
+    """One layer of a model. number: over all stages."""
     family, latent = shape.family, shape.latent
     attention = ModuleSpec(module=Attention, params={"family": family})
     if latent is not None:
         attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
-    mlp = MoE if has_experts else NormedMLP if family.sandwich else GatedMLP
+    dense = NormedMLP if family.sandwich else GatedMLP
+    mlp = MoE if shape.experts_by_layer[number] else dense
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

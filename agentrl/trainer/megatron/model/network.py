@@ -21,7 +21,7 @@ from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.hooks import make_model
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.feed_forward import RMSNorm
-from agentrl.trainer.megatron.model.layers import layer_spec
+from agentrl.trainer.megatron.model.layers import layer_spec, number_experts
 from agentrl.trainer.megatron.model.shape import Shape, overridden
 from agentrl.trainer.megatron.model.vocabulary import head_shard
 
@@ -128,9 +128,9 @@ class Network:
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number)
         ranks = self.layout.pipeline_model_parallel_size * self.layout.num_virtual_stages_per_pipeline_rank
         begin = get_transformer_layer_offset(self.config, vp_stage=number)
-        experts = self.shape.experts_by_layer[begin:][: len(self.shape.experts_by_layer) // ranks]
+        numbers = range(begin, begin + len(self.shape.experts_by_layer) // ranks)
         spec = TransformerBlockSubmodules(
-            layer_specs=[layer_spec(self.shape, has_experts=each > 0) for each in experts],
+            layer_specs=[layer_spec(self.shape, number) for number in numbers],
             layer_norm=RMSNorm,
         )
         stage = make_model(
@@ -147,6 +147,8 @@ class Network:
             position_embedding_type="none",
             vp_stage=number,
         )
+        for place, layer in zip(numbers, stage.decoder.layers, strict=True):
+            number_experts(layer, self.shape, place)
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
             embed = partial(_without_pad, stage.embedding.forward, pad=self.shape.pad, ranks=ranks)

@@ -25,7 +25,7 @@ class RowShard:
 
     bounds: the starts of the sequences in the unsharded, padded row, and its end. chosen_n: the indices of
     the predicted tokens on this rank among the micro-batch's N. predictor_n: the indices of the tokens of
-    this rank that predict them.
+    this rank that predict them. index_t: of its own tokens in the micro-batch; -1 = padding.
     """
 
     micro_batch: MicroBatch
@@ -34,6 +34,7 @@ class RowShard:
     position_ids_t: Int64Array
     chosen_n: Int64Array
     predictor_n: Int64Array
+    index_t: Int64Array
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -76,8 +77,8 @@ def shard_of(micro: MicroBatch, cut: Cut) -> RowShard:
     starts = np.cumsum([0, *micro.lengths[:-1]])
     shift = np.repeat(bounds[: len(lengths)] - starts, micro.lengths)
     padded_index = np.arange(len(micro.input_ids_T)) + shift
-    ids = np.zeros(bounds[-1], np.int64)
-    ids[padded_index] = micro.input_ids_T
+    ids, index = np.zeros(bounds[-1], np.int64), np.full(bounds[-1], -1)
+    ids[padded_index], index[padded_index] = micro.input_ids_T, np.arange(len(micro.input_ids_T))
     sizes = np.diff(bounds)
     own = np.concatenate(
         [start + pieces_of(size, ranks, rank) for start, size in zip(bounds, sizes, strict=False)]
@@ -96,6 +97,7 @@ def shard_of(micro: MicroBatch, cut: Cut) -> RowShard:
         position_ids_t=positions[own],
         chosen_n=chosen,
         predictor_n=predictors[chosen],
+        index_t=index[own],
     )
 
 

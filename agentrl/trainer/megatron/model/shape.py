@@ -15,7 +15,8 @@ from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
-from agentrl.types import JSON
+from agentrl.types import JSON, ExpertLayers
+from agentrl.weights.hf.routing import experts_by_layer as experts_of
 from agentrl.weights.hf.source import EXPERTS
 
 OPEN: Mapping[str, type] = {
@@ -106,6 +107,13 @@ class Shape(NamedTuple):
         return int(self.sizes["ffn_hidden_size"])
 
     @property
+    def expert_layers(self) -> ExpertLayers:
+        """Its layers of experts."""
+        numbers = tuple(layer for layer, number in enumerate(self.experts_by_layer) if number)
+        k = int(self.sizes.get("moe_router_topk", 0))
+        return ExpertLayers(numbers, len(self.experts_by_layer), k)
+
+    @property
     def of_a_critic(self) -> Shape:
         """The shape of a critic with the same trunk."""
         return self._replace(tied=False, critic=True)
@@ -135,7 +143,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
     vocab = int(fields["vocab_size"])
     _check_supported(config.model_type, family, fields)
-    experts_by_layer = _experts_by_layer(family, config)
+    experts_by_layer = experts_of(config) if family.moe else (0,) * int(fields["num_hidden_layers"])
     return Shape(
         family=family,
         sizes={
@@ -158,18 +166,6 @@ def shape_of(config: PretrainedConfig) -> Shape:
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
     )
-
-
-def _experts_by_layer(family: Family, config: PretrainedConfig) -> tuple[int, ...]:
-    """The experts of each layer, by the fields that the families have for it."""
-    fields = config.to_dict()
-    layers = range(int(fields["num_hidden_layers"]))
-    if not family.moe:
-        return (0,) * len(layers)
-    first, every = int(fields.get("first_k_dense_replace") or 0), int(fields.get("decoder_sparse_step") or 1)
-    dense = {*range(first), *(fields.get("mlp_only_layers") or ())}
-    number = _first(config, *EXPERTS)
-    return tuple(0 if layer in dense or (layer + 1) % every else number for layer in layers)
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
@@ -238,6 +234,20 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         number = int(shape.sizes[size])
         if number % ranks:
             raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
+
+
+def check_replay(config: TrainerConfig, layout: MegatronConfig) -> None:
+    """Check that what is recomputed takes the experts that it took before.
+
+    Raises:
+        ConfigError: the experts of a layer are recomputed by themselves, after other rows.
+    """
+    modules = layout.megatron_config.get("recompute_modules")
+    if config.router_replay and isinstance(modules, list) and "mlp" in modules:
+        raise ConfigError(
+            "recompute_modules = mlp computes experts again without knowing of which row, and router_replay "
+            "needs that; leave mlp out, or set recompute_granularity = full."
+        )
 
 
 def learning_of(shape: Shape, config: TrainerConfig) -> frozenset[Placed]:
