@@ -93,7 +93,6 @@ class RankTrainer:
 
         Raises:
             ValueError: the plan has no network in that role, or a sample was sampled greedily.
-            UserError: experts are to be replayed that the samples do not have.
             TrainerError: a rank failed.
         """
         if missing := [role for role in roles if role not in self._plan.roles]:

@@ -137,10 +137,9 @@ class TorchWorker(Recorder, DeviceStore):
         Returns:
             those of this rank's samples.
         """
-        network, config = self._networks[role], self._config
-        replay = config.router_replay
+        network, replay = self._networks[role], self._config.router_replay
         with self._memory[role].onloaded(), network.routed(replay, records=replay == "R2") as routing:
-            scores = _scores(network, samples, role, config, statistics=statistics)
+            scores = _scores(network, samples, role, self._config, statistics=statistics)
             return RankScores(scores, None if routing is None else routing.routed())
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
