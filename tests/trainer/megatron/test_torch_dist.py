@@ -19,7 +19,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.torch_dist import to_hugging_face, to_torch_dist
 from agentrl.weights.hf.export import save_model
 from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
-from tests.trainer.megatron.models import checkpoint_of, model_of
+from tests.trainer.megatron.models import MIXTURES, checkpoint_of, model_of
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import tokenizer
 
@@ -31,7 +31,7 @@ NORMS = {
 }
 
 
-def megatrons_own(kind: str):
+def megatrons_own(kind: str, norms_apart: bool = False):
     """A GPTModel of Megatron's own layers, with the sizes of a tiny model."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -57,6 +57,9 @@ def megatrons_own(kind: str):
     spec = get_gpt_layer_local_spec(
         num_experts=shape.num_experts or None, qk_layernorm=qk_norm, normalization="RMSNorm"
     )
+    if norms_apart:
+        # As in the layers of TransformerEngine, which checkpoints are trained with.
+        del spec.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     return shape, GPTModel(
         config,
         spec,
@@ -69,11 +72,18 @@ def megatrons_own(kind: str):
 
 
 @torch.no_grad()
-def saved(layout: MegatronConfig, _rank: int, folder: str, kind: str, apart: bool = False) -> None:
+def saved(
+    layout: MegatronConfig,
+    _rank: int,
+    folder: str,
+    kind: str,
+    apart: bool = False,
+    norms_apart: bool = False,
+) -> None:
     """Runs in a rank: Megatron saves the model of a kind. apart: each layer has keys of its own."""
     from megatron.core import dist_checkpointing, parallel_state
 
-    shape, model = megatrons_own(kind)
+    shape, model = megatrons_own(kind, norms_apart)
     weights = checkpoint_of(model_of(kind))
     ranks, rank = layout.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
     placed = {each.megatron: each for each in shape.rules()}
@@ -92,7 +102,7 @@ def loaded(layout: MegatronConfig, _rank: int, folder: str, kind: str) -> dict[s
     """Runs in a rank: what Megatron reads of a checkpoint, by its own names."""
     from megatron.core import dist_checkpointing
 
-    _, model = megatrons_own(kind)
+    _, model = megatrons_own(kind, kind in MIXTURES)
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
     state = dist_checkpointing.load({"model": model.sharded_state_dict()}, folder)
@@ -134,7 +144,7 @@ def test_what_is_written_megatron_reads_bit_for_bit(tmp_path, kind):
     layout = MegatronConfig(actor_num_gpus_per_node=1)
     with Ranks(1) as together:
         (found,) = together.run(loaded, layout, str(tmp_path / "out" / "release"), kind)
-        together.run(saved, layout, str(tmp_path / "own"), kind)
+        together.run(saved, layout, str(tmp_path / "own"), kind, False, kind in MIXTURES)
     assert len(found) > 20
     own = TorchDist.open(tmp_path / "own")
     for name, tensor in found.items():

@@ -7,7 +7,7 @@ norm stands under the matrix after it, if that is one, in TransformerEngine's la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.trainer.megatron.model.shape import shape_of
+from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.export import write_tensors
@@ -31,6 +31,8 @@ from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
 _NORMS: Mapping[str, str] = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+}
+_LATENT_NORMS: Mapping[str, str] = {
     "self_attention.q_layernorm.weight": "self_attention.linear_q_up_proj.layer_norm_weight",
     "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
@@ -89,11 +91,9 @@ class MegatronTensors:
 
     def _key(self, placed: Placed) -> tuple[str, *tuple[int, ...]]:
         """The key of a parameter, and its rows there."""
-        keys = [
-            _key_of(placed, name, apart=apart)
-            for name in (_NORMS.get(placed.rule.megatron, placed.rule.megatron), placed.rule.megatron)
-            for apart in (False, True)
-        ]
+        # As TransformerEngine's layers have it, or by Megatron's own name.
+        names = (_stored_name(placed, self._shape), *_names_of(placed))
+        keys = [_key_of(placed, name, apart=apart) for name in names for apart in (False, True)]
         found = next((key for key in keys if key[0] in self.opened.specs), None)
         if found is None:
             raise ModelLoadError(f"{self.opened.folder} lacks {placed.megatron}; is it of another model?")
@@ -142,7 +142,7 @@ def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
     dims, experts = source.shape.dims(1), source.shape.experts_by_layer
     for placed in source.shape.rules():
         parameter = placed.rule.join([source.read(name) for name in placed.hf], dims)
-        key, *rows = _key_of(placed, _stored_name(placed, experts), apart=len(set(experts)) > 1)
+        key, *rows = _key_of(placed, _stored_name(placed, source.shape), apart=len(set(experts)) > 1)
         sizes = (len(experts), source.shape.num_experts)[2 - len(rows) if placed.expert is not None else 0 :]
         shape = (*sizes[: len(rows)], *parameter.shape)
         offset = (*rows, *(0 for _ in parameter.shape))
@@ -159,12 +159,23 @@ def _key_of(placed: Placed, name: str, *, apart: bool) -> tuple[str, *tuple[int,
     return (f"{_LAYERS}{layer}mlp.experts.experts.{name}", *rows, placed.expert)
 
 
-def _stored_name(placed: Placed, experts: Sequence[int]) -> str:
-    """The name below the layer; a norm before experts stands by itself."""
+def _stored_name(placed: Placed, shape: Shape) -> str:
+    """The name below the layer; a norm before experts stands by itself, and so do those of heads."""
     name = placed.rule.megatron
-    if name == "pre_mlp_layernorm.weight" and placed.layer is not None and experts[placed.layer]:
+    if (
+        name == "pre_mlp_layernorm.weight"
+        and placed.layer is not None
+        and shape.experts_by_layer[placed.layer]
+    ):
         return name
-    return _NORMS.get(name, name)
+    norms = {**_NORMS, **_LATENT_NORMS} if shape.family.is_latent else _NORMS
+    return norms.get(name, name)
+
+
+def _names_of(placed: Placed) -> tuple[str, str]:
+    """The other names below the layer that it may have."""
+    name = placed.rule.megatron
+    return _NORMS.get(name, name), name
 
 
 def _compare(target: Path, triples: Iterator[tuple[str, Tensor, Tensor]]) -> None:
