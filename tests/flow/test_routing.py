@@ -146,7 +146,8 @@ def test_two_ranks_that_share_experts_learn_with_and_without_replay(unsure, tmp_
         means[replay] = {key: np.mean([row[key] for row in rows]) for key in (MISMATCH, DIFF, K3)}
     with capsys.disabled():
         print("\nEP2, engine in bfloat16:", means)
-    assert means["R3"][K3] < 0.5 * means[None][K3]
+    # The two runs part with their first update.
+    assert means["R3"][K3] < 0.7 * means[None][K3]
     assert means["R3"][DIFF] < means[None][DIFF]
 
 
