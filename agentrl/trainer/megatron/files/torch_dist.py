@@ -37,6 +37,7 @@ _LATENT_NORMS: Mapping[str, str] = {
     "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
 _LAYERS = "decoder.layers."
+_EXPERTS = "mlp.experts.experts"
 _MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
@@ -129,13 +130,21 @@ def to_torch_dist(directory: Path, target: Path) -> int:
         OSError: the disk did not take it.
     """
     with CheckpointReader(directory) as source:
-        layers = len(source.shape.experts_by_layer)
-        empty = (f"{_LAYERS}{m}._extra_state/shard_{n}_{layers}" for m in _MATRICES for n in range(layers))
-        write_torch_dist(target, _pieces(source), empty)
+        write_torch_dist(target, _pieces(source), _empty(source.shape))
         written = MegatronTensors(target, directory)
         names = [spec.name for spec in written.manifest]
         _compare(target, ((name, source.read(name), written.read(name)) for name in names))
     return len(names)
+
+
+def _empty(shape: Shape) -> Iterator[str]:
+    """The keys that Megatron asks for beside its parameters: states of scales, which weights in fp8 have."""
+    layers, experts = len(shape.experts_by_layer), shape.num_experts
+    for n in range(layers):
+        yield from (f"{_LAYERS}{matrix}._extra_state/shard_{n}_{layers}" for matrix in _MATRICES)
+        for number in range(experts):
+            place = f"_extra_state/shard_{n}.{number}_{layers}.{experts}"
+            yield from (f"{_LAYERS}{_EXPERTS}.{matrix}.{place}" for matrix in ("linear_fc1", "linear_fc2"))
 
 
 def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
@@ -156,7 +165,7 @@ def _key_of(placed: Placed, name: str, *, apart: bool) -> tuple[str, *tuple[int,
     layer, rows = (f"{placed.layer}.", ()) if apart else ("", (placed.layer,))
     if placed.expert is None:
         return (f"{_LAYERS}{layer}{name}", *rows)
-    return (f"{_LAYERS}{layer}mlp.experts.experts.{name}", *rows, placed.expert)
+    return (f"{_LAYERS}{layer}{_EXPERTS}.{name}", *rows, placed.expert)
 
 
 def _stored_name(placed: Placed, shape: Shape) -> str:
