@@ -17,10 +17,11 @@ from tests.engine.routes import routers_in
 
 def weights_of(router: torch.nn.Module, logits_tE: torch.Tensor, chosen_tk: torch.Tensor) -> torch.Tensor:
     """What a router gives the experts of each token, from its logits."""
-    is_sigmoid = hasattr(router, "e_score_correction_bias")
+    kind = type(router).__name__
+    is_sigmoid = hasattr(router, "e_score_correction_bias") or kind.startswith("MiniMaxM2")
     scores_tE = logits_tE.float().sigmoid() if is_sigmoid else logits_tE.float().softmax(-1)
     weights = torch.stack([row[list(at)] for row, at in zip(scores_tE, chosen_tk.tolist(), strict=True)])
-    if getattr(router, "norm_topk_prob", True):
+    if getattr(router, "norm_topk_prob", not kind.startswith("DeepseekV2")):
         weights = weights / weights.sum(-1, keepdim=True)
     return weights * getattr(router, "routed_scaling_factor", 1.0)
 
@@ -123,10 +124,12 @@ def router_losses(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[to
         for router, logits_tE, chosen_tk in seen:
             experts, k = logits_tE.shape[1], chosen_tk.shape[1]
             squares.append(logits_tE.double().exp().sum(-1).log().square().sum())
-            if not hasattr(router, "e_score_correction_bias"):
+            is_sigmoid = hasattr(router, "e_score_correction_bias") or "MiniMaxM2" in type(router).__name__
+            if not (is_sigmoid or getattr(router, "num_group", None)):
                 balance.append(load_balancing_loss_func((logits_tE,), experts, k) / k)
                 continue
-            scores = logits_tE.double().sigmoid()
+            # transformers' function counts the best of all experts, not of some groups.
+            scores = logits_tE.double().sigmoid() if is_sigmoid else logits_tE.double().softmax(-1)
             shares = [(chosen_tk == expert).sum() / chosen_tk.numel() for expert in range(experts)]
             means = (scores / scores.sum(-1, keepdim=True)).mean(0)
             balance.append(experts * sum(share * mean for share, mean in zip(shares, means, strict=True)))

@@ -115,7 +115,7 @@ def updated(store, rank, ranks, kind, batch):
             {role: dict(each.sums) for role, each in done.items()},
             {role: dict(each.step) for role, each in done.items()},
             {name: tensor.clone() for name, tensor in worker._published(model)},
-            worker.score(batch.samples, "old"),
+            worker.score(batch.samples, "old").values,
         )
 
 

@@ -100,10 +100,10 @@ class Routers:
     passed: what happens to their choices from now on; None = they are left to themselves.
     """
 
-    def __init__(self, routers: Sequence[nn.Module], sizes: ExpertSizes) -> None:
+    def __init__(self, routers: Sequence[nn.Module], sizes: ExpertSizes, *, is_sigmoid: bool) -> None:
         self.passed: RoutingPass | None = None
         self.layers, self.experts = sizes
-        self.is_sigmoid = any(hasattr(router, _BIAS) for router in routers)
+        self.is_sigmoid = is_sigmoid
         self._active: list[ExitStack] = []
         for layer, router in enumerate(routers):
             self._attach(router, layer)
@@ -122,7 +122,9 @@ class Routers:
         expected = (sizes.experts, sizes.layers.k)
         if any((module.num_experts, module.top_k) != expected for _, module in found):
             return None
-        return cls([module for _, module in found], sizes)
+        # MiniMax-M2 has the bias beside its router.
+        is_sigmoid = any(hasattr(module, _BIAS) for module in model.modules())
+        return cls([module for _, module in found], sizes, is_sigmoid=is_sigmoid)
 
     def run(self, passed: RoutingPass | None, function: Callable[..., T], *args: object) -> T:
         """What a function of the layers gives, while the choices of routers are subject to `passed`."""
@@ -146,11 +148,21 @@ class Routers:
             self._active.pop().close()
             if self.passed is not None and isinstance(outputs, tuple) and len(outputs) == 3:
                 logits_tE, weights_tk, chosen_tk = outputs
+                weights_tk = _weights_of(router, logits_tE, chosen_tk, weights_tk)
                 return logits_tE, self.passed.scored(layer, logits_tE, chosen_tk, weights_tk), chosen_tk
             return None
 
         router.register_forward_pre_hook(enter)
         router.register_forward_hook(leave, always_call=True)
+
+
+def _weights_of(router: nn.Module, logits_tE: Tensor, chosen_tk: Tensor, weights_tk: Tensor) -> Tensor:
+    """Those of the scores: DeepSeek-V2 takes them where the scores of other groups have become 0."""
+    if getattr(router, "topk_method", None) != "group_limited_greedy":
+        return weights_tk
+    scale = router.routed_scaling_factor
+    assert isinstance(scale, float)
+    return logits_tE.softmax(-1, dtype=torch.float32).gather(1, chosen_tk) * scale
 
 
 def _is_router(module: nn.Module) -> bool:
