@@ -138,11 +138,11 @@ async def test_a_reward_that_blocks_stops_neither_the_loop_nor_its_deadline():
 
     ticking = asyncio.create_task(tick())
     began = time.perf_counter()
-    limits = Limits(reward_timeout_s=0.1)
+    limits = Limits(reward_timeout_s=0.5)
     marked = await Scorer([Reward(block)]).mark(episode(limits=limits))
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < FOREVER_S / 2
     assert len(ticks) > 3
-    assert marked.episode.failure == Failure("reward", "timeout", "`block` failed: took longer than 0.1 s")
+    assert marked.episode.failure == Failure("reward", "timeout", "`block` failed: took longer than 0.5 s")
     ticking.cancel()
     release.set()
 
