@@ -166,7 +166,6 @@ CHANGES = {
     "device": Change("cuda"),
     "optimizer": Change("muon"),
     # A choice that is refused on the CPU; tests/trainer/test_cpu_adamw.py shows what it does.
-    "optimizer_cpu_offload": Change(True, {"device": "cuda"}),
     "reset_optimizer_states": Change(True),
     "lr": Change(1e-2),
     "lr_warmup_iters": Change(2),
