@@ -22,15 +22,20 @@ from agentrl.run.colocation import Colocation
 from agentrl.run.metrics import rollout_metrics, skipped_metrics
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Group, ToolStats, Verdict
+from agentrl.weights.hf.export import save_model
 from tests.algorithms.episodes import TASK, episode, turn
 from tests.docs.blocks import ROOT
 from tests.flow.runs import SHAPE, metrics_of
 from tests.flow.sft import conversations, settings_of, sft
+from tests.flow.test_families import tokens
+from tests.flow.test_routing import mixture
 from tests.run.test_colocation import Calls, iterate
 
+__all__ = ["tokens"]
 GUIDE = ROOT / "docs" / "when-a-run-goes-wrong.md"
 METRIC = re.compile(r"`((?:rollout|train|perf|engine|eval)/[^`]+)`")
 PLACEHOLDER = re.compile(r"[A-Z]+")
+OF_CARDS = {"perf/actor_train_mfu"}
 SMALL = {
     **SHAPE,
     "inline": True,
@@ -77,6 +82,10 @@ OTHERS = {
     },
     "uncertain tokens, a baseline by role": {
         **{**TALKATIVE, "entropy_control": "top_entropy", "advantage_estimator": "rae"},
+    },
+    "groups once more": {
+        **{**TALKATIVE, "data_buffer_groups": 1, "data_buffer_size": 4},
+        **{"correction": "tis", "num_rollout": 3},
     },
     "states": {**TALKATIVE, "advantage_estimator": "gigpo"},
     "evaluations beside training": {**TALKATIVE, "async_eval": True},
@@ -137,7 +146,11 @@ def synthetic() -> set[str]:
     files = (path for path in (ROOT / "agentrl" / "envs").rglob("*.py") if "graders" not in path.parts)
     sources = [path.read_text(encoding="utf-8") for path in files]
     counts = {name: 1 for text in sources for name in re.findall(r'counts\["([a-z_]+)"\] \+= 1', text)}
-    assert {"tool_calls", "invalid_moves"} <= counts.keys()
+    either = re.compile(r'counts\["([a-z_]+)" if [^]]+ else "([a-z_]+)"\] \+= 1')
+    counts |= {name: 1 for text in sources for pair in either.findall(text) for name in pair}
+    # What a client of the gateway changes, by its kind.
+    counts |= {f"{name}_x": 1 for text in sources for name in re.findall(r'f"(changed|overruled)_\{', text)}
+    assert {"tool_calls", "invalid_moves", "agent_failures", "changed_x", "overruled_x"} <= counts.keys()
     stats = ToolStats(3, 1, 1, 1, 1, {"type": 1}, {}, {"30ms": 2}, 0.1)
     # Its prompt is as long as an episode may be.
     bare = replace(episode("e", [turn([1], [2])]), limits=Limits(max_tokens=1))
@@ -193,9 +206,19 @@ def test_no_metric_is_listed_twice_and_a_new_one_is_noticed():
     }
 
 
+def of_experts(tokens, folder: Path) -> set[str]:
+    save_model(mixture(), tokens, str(folder / "mixture"))
+    settings = {name: value for name, value in SMALL.items() if name not in SHAPE} | TALKATIVE
+    settings |= {"hf_checkpoint": str(folder / "mixture"), "router_replay": "R3", "name": "experts"}
+    settings |= {"moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.1, "rollout_max_context_len": 160}
+    settings |= {"use_rollout_logprobs": False, "rollout_max_response_len": 12}
+    return logged(agentrl.train(**settings, output_dir=str(folder)).folder)
+
+
 @pytest.mark.full
-def test_the_guide_lists_no_metric_that_nothing_logs(critic, tmp_path):
+def test_the_guide_lists_no_metric_that_nothing_logs(critic, tokens, tmp_path):
     names = logged(critic) | synthetic() | engine_counts() | asyncio.run(offloads())
+    names |= of_experts(tokens, tmp_path) | OF_CARDS
     for number, settings in enumerate(OTHERS.values()):
         run = agentrl.train(**{**SMALL, **settings}, output_dir=str(tmp_path), name=f"run{number}")
         names |= logged(run.folder)
