@@ -94,11 +94,15 @@ class BrokenTool:
         return _shuffled(text) if self.how == "random" else self._of_another_call(repr(arguments), text)
 
     def _of_another_call(self, arguments: str, text: str) -> str:
-        """The latest answer that another call got, and that differs; before there is one, random words."""
+        """The latest answer that another call got, and that differs.
+
+        Before there is one, the words of its own in another order; of a single word nothing.
+        """
         others = (answer for call, answer in reversed(self._answers) if call != arguments and answer != text)
-        wrong = next(others, None)
+        shuffled = _shuffled(text)
+        wrong = next(others, "" if shuffled == text else shuffled)
         self._answers.append((arguments, text))
-        return _shuffled(text) if wrong is None else wrong
+        return wrong
 
 
 HOW: Mapping[str, str] = {

@@ -29,6 +29,8 @@ async def look_up(word: str) -> str:
     """
     if word == "nothing":
         raise ToolRejected("There is no such word.", "unknown")
+    if word == "alone":
+        return word
     return f"{word} means one two three four"
 
 
@@ -68,7 +70,9 @@ async def test_each_way_gives_its_answers():
     assert (await answers("random", "a")) == [shuffled]
     first, second, third = await answers("wrong", "a", "b", "b")
     assert sorted(first.split()) == WORDS, "no other call yet"
+    assert first != "a means one two three four"
     assert [second, third] == ["a means one two three four"] * 2
+    assert await answers("wrong", "alone") == [""], "a single word in any order is the right answer"
     # What the model is told of its own mistakes stays.
     assert await answers("wrong", "nothing") == ["There is no such word."]
 
