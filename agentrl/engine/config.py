@@ -72,14 +72,26 @@ def incomplete(roles: Collection[Role]) -> str:
 class ServerGroup(Section):
     """A group of identical SGLang servers; several groups may serve the policy."""
 
-    worker_type: Role = "regular"
-    """Stages of a request: `regular` runs both; `prefill` computes the prompt, `decode` the completion."""
+    worker_type: Role | Literal["placeholder"] = "regular"
+    """Stages of a request: `regular` runs both; `prefill` computes the prompt, `decode` the completion. No
+    server is started for a `placeholder`, which keeps GPUs free."""
     num_engines: int = Field(default=1, ge=1)
     """Servers (count)."""
     num_gpus_per_engine: int | None = Field(default=None, ge=0)
     """GPUs of each (count); left out, rollout_num_gpus_per_engine."""
     sglang: Arguments = Field(default_factory=dict)
     """SGLang's own arguments, over those of all groups."""
+
+    @property
+    def role(self) -> Role | None:
+        """Stages of a request that its servers run; None = it has no servers, only places."""
+        return None if self.worker_type == "placeholder" else self.worker_type
+
+    @model_validator(mode="after")
+    def _a_placeholder_has_no_arguments(self) -> ServerGroup:
+        if self.role is None and self.sglang:
+            raise ValueError("a placeholder starts no server; leave its sglang out.")
+        return self
 
 
 class ServedModel(Section):
@@ -295,7 +307,7 @@ class EngineConfig(EngineChoice):
                     f"a server of {gpus} GPUs cannot have as many on each machine of num_gpus_per_node = "
                     f"{per_node}; take a multiple of it."
                 )
-            if self.machines_of(group) > 1 and group.worker_type != "regular":
+            if self.machines_of(group) > 1 and group.role not in ("regular", None):
                 raise ValueError(
                     f"a server that only runs {group.worker_type} is on one machine; give it {per_node} GPUs "
                     "at most (num_gpus_per_node), or have regular ones."
@@ -309,7 +321,9 @@ class EngineConfig(EngineChoice):
                 f"rollout_num_engines = {self.rollout_num_engines} conflicts with sglang_groups, each of "
                 "which has num_engines; leave it out."
             )
-        if problem := incomplete({group.worker_type for group in self.sglang_groups}):
+        if self.sglang_groups and not self.groups:
+            raise ValueError("sglang_groups has placeholders alone; add a group of servers, or leave it out.")
+        if problem := incomplete({group.role for group in self.groups if group.role is not None}):
             raise ValueError(f"sglang_groups: {problem}")
         return self
 
@@ -323,6 +337,11 @@ class EngineConfig(EngineChoice):
     @property
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
+        return [group for group in self.placed_groups if group.role is not None]
+
+    @property
+    def placed_groups(self) -> Sequence[ServerGroup]:
+        """The groups that take places in their order: those of the policy's servers, and placeholders."""
         return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
 
     @property
@@ -330,7 +349,7 @@ class EngineConfig(EngineChoice):
         """The groups of all servers that are started: of the policy's, and of each further model's."""
         starts_servers = self.engine == "sglang" and self.sglang_url is None
         return [
-            *(self.groups if starts_servers else ()),
+            *(self.placed_groups if starts_servers else ()),
             *(model.group for model in self.sglang_models.values()),
         ]
 
