@@ -226,7 +226,9 @@ def needs_of(engine: EngineConfig, section: ClusterConfig) -> Needs:
     """
     needs: Needs = {}
     if engine.engine == "sglang" and engine.sglang_url is None:
-        needs[POLICY] = [part for group in engine.placed_groups for part in _parts(engine, group, section)]
+        needs[POLICY] = [
+            part for group in engine.sglang_groups or engine.groups for part in _parts(engine, group, section)
+        ]
     for name, model in engine.sglang_models.items():
         needs[fleet_of_model(name)] = _parts(engine, model.group, section)
     return needs

@@ -61,11 +61,17 @@ def _addresses(value: object) -> object:
     return found[0] if len(found) == 1 else found
 
 
-def incomplete(roles: Collection[Role]) -> str:
-    """An error message where servers of these roles cannot serve requests together; "" where they can."""
-    if set(roles) in ({"regular"}, {"prefill", "decode"}, set()):
+def incomplete(roles: Collection[Role | None]) -> str:
+    """An error message where servers of these roles cannot serve requests together; "" where they can.
+
+    None is a place without a server.
+    """
+    if set(roles) == {None}:
+        return "there are placeholders alone; add a group of servers, or leave it out."
+    own = {role for role in roles if role is not None}
+    if own in ({"regular"}, {"prefill", "decode"}, set()):
         return ""
-    listed = " and ".join(sorted(roles))
+    listed = " and ".join(sorted(own))
     return f"servers that are {listed} cannot serve together; have regular ones, or both prefill and decode."
 
 
@@ -307,7 +313,7 @@ class EngineConfig(EngineChoice):
                     f"a server of {gpus} GPUs cannot have as many on each machine of num_gpus_per_node = "
                     f"{per_node}; take a multiple of it."
                 )
-            if self.machines_of(group) > 1 and group.role not in ("regular", None):
+            if self.machines_of(group) > 1 and group.worker_type != "regular":
                 raise ValueError(
                     f"a server that only runs {group.worker_type} is on one machine; give it {per_node} GPUs "
                     "at most (num_gpus_per_node), or have regular ones."
@@ -321,9 +327,7 @@ class EngineConfig(EngineChoice):
                 f"rollout_num_engines = {self.rollout_num_engines} conflicts with sglang_groups, each of "
                 "which has num_engines; leave it out."
             )
-        if self.sglang_groups and not self.groups:
-            raise ValueError("sglang_groups has placeholders alone; add a group of servers, or leave it out.")
-        if problem := incomplete({group.role for group in self.groups if group.role is not None}):
+        if problem := incomplete({group.role for group in self.sglang_groups}):
             raise ValueError(f"sglang_groups: {problem}")
         return self
 
@@ -337,19 +341,15 @@ class EngineConfig(EngineChoice):
     @property
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
-        return [group for group in self.placed_groups if group.role is not None]
-
-    @property
-    def placed_groups(self) -> Sequence[ServerGroup]:
-        """The groups that take places in their order: those of the policy's servers, and placeholders."""
-        return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+        own = [group for group in self.sglang_groups if group.role is not None]
+        return own or [ServerGroup(num_engines=self.rollout_num_engines)]
 
     @property
     def all_groups(self) -> Sequence[ServerGroup]:
         """The groups of all servers that are started: of the policy's, and of each further model's."""
         starts_servers = self.engine == "sglang" and self.sglang_url is None
         return [
-            *(self.placed_groups if starts_servers else ()),
+            *(self.groups if starts_servers else ()),
             *(model.group for model in self.sglang_models.values()),
         ]
 

@@ -60,13 +60,14 @@ class AsksAModel(Bandit):
 
     def __init__(self, url):
         super().__init__()
-        self.url = f"{url}/v1/models"
+        self.url = f"{url}/generate"
 
     async def reset(self, task, *, seed):
         asked = []
         for client in (AllowedAddresses(self.url).client(), httpx2.AsyncClient(trust_env=False)):
             async with client:
-                asked.append((await client.get(self.url)).status_code)
+                body = {"text": "?", "sampling_params": {"max_new_tokens": 1}}
+                asked.append((await client.post(self.url, json=body)).status_code)
         assert asked == [200, 401], f"{self.url} answered {asked}"
         return await super().reset(task, seed=seed)
 
