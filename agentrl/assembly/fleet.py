@@ -309,6 +309,7 @@ def fleet_policy(
         vocab_size=vocab_size,
         decode=decode,
         resend_lost=True,
+        is_routed=not config.addresses,
     )
 
 
