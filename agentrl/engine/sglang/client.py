@@ -219,7 +219,7 @@ class SGLangPolicy:
         weights of the whole model.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
         server, `resumed` from their own tokens, `interrupted` since a cache was full; `prompt_tokens`,
-        `cached_tokens`.
+        `cached_tokens`; and those of `SPECULATION`.
 
     Raises:
         ConfigError: the address is invalid, or a setting is out of range.
@@ -383,6 +383,7 @@ class SGLangPolicy:
             self.counts["aborts"] += completion.finish is Finish.ABORT
             self.counts["prompt_tokens"] += prompt_len
             self.counts["cached_tokens"] += completion.cached_tokens
+            self.counts.update(+draft.speculation)
         return completion
 
     async def _abort_on_server(self, rid: str) -> None:

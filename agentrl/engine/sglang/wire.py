@@ -76,7 +76,8 @@ class MetaInfo(WireModel):
     output_token_versions: the version of each token, where they differ. SGLang does not report them,
     `agentrl serve` does. output_kept_ids: from `agentrl serve`, see above. output_top_logprobs: from SGLang,
     the likeliest tokens in each one's place, in order; null stands for a logprob of -inf. routed_experts: see
-    `routed`.
+    `routed`. spec_...: tokens that a draft model proposed, those of them that were taken, and passes that
+    verified some (counts), where SGLang decodes speculatively.
 
     e2e_latency, queue_time: in seconds. forward_entry_time, prefill_finished_time, request_finished_ts: when
     the prompt began to be computed, when its first token was there, and the end (seconds since the epoch).
@@ -93,6 +94,9 @@ class MetaInfo(WireModel):
     output_kept_ids: Annotated[list[Annotated[list[int], FailFast()]] | None, FailFast()] = None
     output_top_logprobs: Annotated[list[Annotated[list[_Entry] | None, FailFast()]] | None, FailFast()] = None
     routed_experts: str | None = None
+    spec_num_proposed_drafts: Annotated[int, Field(ge=0)] = 0
+    spec_num_correct_drafts: Annotated[int, Field(ge=0)] = 0
+    spec_verify_ct: Annotated[int, Field(ge=0)] = 0
     e2e_latency: float | None = None
     queue_time: float | None = None
     forward_entry_time: float | None = None
