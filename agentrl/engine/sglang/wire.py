@@ -306,12 +306,8 @@ def generate_body(
         # SGLang stores it as a signed 64-bit integer.
         rules["sampling_seed"] = sampling.seed % _SEEDS
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
-    request: dict[str, object] = {
-        "rid": rid,
-        "input_ids": ids,
-        "sampling_params": rules,
-        "return_logprob": True,
-    }
+    request: dict[str, object] = {"rid": rid, "input_ids": ids, "sampling_params": rules}
+    request["return_logprob"] = True
     if salt is not None:
         request["extra_key"] = salt
     if adapter is not None:

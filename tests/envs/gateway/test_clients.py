@@ -20,10 +20,6 @@ pytestmark = pytest.mark.full
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 SCRIPTS = Path(__file__).parent / "scripts"
 ENVIRONMENT = {"HOME": "/tmp", "PATH": "/usr/bin:/bin", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-MINI = {
-    **{"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"},
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-}
 CLIENTS = [
     *(("openai", way) for way in ("whole", "streamed", "async", "responses", "responses streamed")),
     *(("anthropic", way) for way in ("whole", "streamed", "async")),
@@ -56,34 +52,6 @@ def running(client, way, errors):
         return output.decode().strip().splitlines()[-1] if output.strip() else ""
 
     return agent
-
-
-async def test_a_coding_agent_of_the_command_line_mends_a_file_and_is_recorded(tmp_path):
-    """mini-swe-agent, as its own command: the model calls its shell, and ends by a command."""
-    (tmp_path / "sum.py").write_text("def total(a, b):\n    return a - b\n")
-
-    async def agent(url, key, task):
-        command = [PYTHON.with_name("mini"), "--model", "openai/policy", "--task", task.prompt[0].text]
-        process = await asyncio.create_subprocess_exec(
-            *command, "--yolo", "--exit-immediately", "--output", tmp_path / "trajectory.json",
-            env={**ENVIRONMENT, **MINI, "HOME": str(tmp_path), "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key},
-            stdin=-3, stdout=-1, stderr=-2, cwd=tmp_path,
-        )  # fmt: skip
-        said.append((await process.communicate())[0].decode())
-        return (tmp_path / "sum.py").read_text()
-
-    said = []
-    policy = Showing(
-        says("", ToolCall("bash", {"command": "cat sum.py"})),
-        says("A wrong sign.", ToolCall("bash", {"command": "sed -i 's/a - b/a + b/' sum.py"})),
-        says("", ToolCall("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})),
-    )
-    episode = await played_by(agent, policy, timeout_s=100.0, limits={"max_tokens": 20_000})
-    assert episode.failure is None, (episode.failure, said)
-    assert "return a + b" in (tmp_path / "sum.py").read_text(), said
-    assert len(policy.asked) == 3
-    assert trained_in(samples_of(episode)) == sampled_by(policy)
-    assert [trajectory.reason for trajectory in episode.trajectories] == [None], episode.counts
 
 
 @pytest.mark.parametrize(("client", "way"), CLIENTS)
