@@ -48,6 +48,23 @@ def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
     return digits
 
 
+def _integers(value: object) -> npt.NDArray[np.int32]:
+    array = np.asarray(value)
+    # An empty list has floats.
+    whole = array.dtype.kind in "iu" or not array.size
+    if array.ndim != 1 or not whole or np.any(array != array.astype(np.int32)):
+        raise ValueError("an array of int32 is a list of whole numbers of 32 bits")
+    return array.astype(np.int32, copy=False)
+
+
+def _floats(value: object) -> npt.NDArray[np.float32]:
+    array = np.asarray(value)
+    if array.ndim != 1 or (array.dtype.kind not in "iuf" and array.size):
+        raise ValueError("an array of float32 is a list of numbers")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
+
+
 def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:
     data = base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
     return {"dtype": values.dtype.str, "shape": list(values.shape), "base64": data}
@@ -67,13 +84,13 @@ def _unpacked(value: object) -> npt.NDArray[np.generic]:
 
 IntArray = Annotated[
     npt.NDArray[np.int32],
-    PlainValidator(lambda value: np.asarray(value, np.int32)),
+    PlainValidator(_integers),
     PlainSerializer(lambda array: array.tolist()),
 ]
 """An array of int32; as JSON, a list."""
 FloatArray = Annotated[
     npt.NDArray[np.float32],
-    PlainValidator(lambda value: np.asarray(value, np.float32)),
+    PlainValidator(_floats),
     PlainSerializer(_shortest),
 ]
 """An array of float32; as JSON, a list of the digits that restore it."""
