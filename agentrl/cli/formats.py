@@ -94,7 +94,7 @@ def import_command(path: str, out: str, config: str | None, as_json: bool) -> No
         facts: dict[str, JSON] = {
             "out": out,
             "episodes": imported.num_episodes,
-            "files": sorted(imported.files),
+            "files": [*sorted(imported.files)],
         }
         formats: dict[str, JSON] = dict(imported.formats)
         left_out: dict[str, JSON] = dict(notes)

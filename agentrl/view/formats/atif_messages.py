@@ -32,7 +32,8 @@ def action_of(message: Message) -> dict[str, JSON]:
         step["reasoning_content"] = message.reasoning
     if message.tool_calls:
         step["tool_calls"] = [_call(call, place) for place, call in enumerate(message.tool_calls)]
-    if message.tool_call_id is not None or message.name is not None:
+    plain = Message("assistant", message.content, message.reasoning, message.tool_calls)
+    if message != plain:
         step["extra"] = {OWN: {"message": message_json(message)}}
     return step
 

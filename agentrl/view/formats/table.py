@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from agentrl.records import Entry, lines
-from agentrl.records.writer import file_name
 from agentrl.types import JSON
 from agentrl.view.formats.atif import document_of
 from agentrl.view.formats.inspect_log import SUFFIX, InspectLog
@@ -21,6 +21,8 @@ from agentrl.view.formats.otel import traces_of
 from agentrl.view.formats.place import Place
 
 GZIP, LINES, DOCUMENT, CONFIG = ".gz", ".jsonl", ".json", "config.toml"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST: Final = 100
 Convert = Callable[[Entry, Place], Iterator[dict[str, JSON] | str]]
 """What is written of an episode; a text in its place says why a part is left out."""
 
@@ -86,18 +88,23 @@ class _Lines(_Closing):
 
 
 class _Documents(_Closing):
-    """A folder with a file of JSON for each episode, below the name of its file in the journal."""
+    """A folder with a file of JSON for each episode, below the name of its file in the journal.
+
+    Sorted by their names, they are in the order of the journal, which gradients depend on.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
+        self._number = 0
         folder.mkdir()
 
     def add(self, entry: Entry, place: Place) -> Iterable[str]:
         """Write its document."""
-        folder = self._folder.joinpath(*map(file_name, place.key.split("/")))
+        folder = self._folder.joinpath(*map(_name, place.key.split("/")))
         folder.mkdir(parents=True, exist_ok=True)
-        with _free(folder, file_name(entry.episode.id), DOCUMENT).open("xb") as file:
+        self._number += 1
+        with (folder / f"{self._number:09d}-{_name(entry.episode.id)}{DOCUMENT}").open("xb") as file:
             file.write(lines.to_line(document_of(entry, place)))
         return ()
 
@@ -115,20 +122,16 @@ class _Logs(_Closing):
         """Write its sample; a log is complete when the next one begins."""
         if place != self._place:
             self._open.close()
-            path = _free(self._folder, file_name(place.key.replace("/", "_")), SUFFIX)
+            path = self._folder / f"{_name(place.key.replace('/', '_'))}{SUFFIX}"
             self._log = self._open.enter_context(InspectLog(path, place))
             self._place = place
         self._log.add(entry)
         return ()
 
 
-def _free(folder: Path, name: str, suffix: str) -> Path:
-    """A path in a folder that no file has: ids that differ may have one name as a file."""
-    path, number = folder / f"{name}{suffix}", 1
-    while path.exists():
-        number += 1
-        path = folder / f"{name}-{number}{suffix}"
-    return path
+def _name(name: str) -> str:
+    """A name as that of a file: an id may hold anything."""
+    return _UNSAFE.sub("-", name)[:_LONGEST]
 
 
 def _documents(entry: Entry, place: Place) -> Iterator[dict[str, JSON]]:

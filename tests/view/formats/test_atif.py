@@ -1,0 +1,82 @@
+"""Episodes as ATIF: valid by its RFC, and the same journal again, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.records import Entry, Outcome, lines
+from agentrl.records.journal import to_line
+from agentrl.types import Trajectory, Turn, Verdict
+from agentrl.view.formats.atif import document_of
+from agentrl.view.formats.from_atif import imported_of
+from agentrl.view.formats.place import Place
+from tests.records.episodes import TEXT, episodes
+from tests.records.test_episode_json import assert_same
+from tests.view.formats.atif_schema import check
+
+PLACE = Place("eval_x_000000", "run", "policy", 0.0)
+
+
+def with_ids(episode):
+    """The episode with ids of tokens, which are never negative; its arrays may hold any number."""
+
+    def turned(turn: Turn):
+        if turn.tokens is None:
+            return turn
+        tokens, sampled = turn.tokens, turn.tokens.completion
+        low = np.int32(2**31 - 1)
+        sampled = dataclasses.replace(sampled, token_ids=sampled.token_ids & low)
+        tokens = dataclasses.replace(tokens, world_ids=tokens.world_ids & low, completion=sampled)
+        return dataclasses.replace(turn, tokens=tokens)
+
+    def of(trajectory: Trajectory):
+        return dataclasses.replace(trajectory, turns=tuple(map(turned, trajectory.turns)))
+
+    return dataclasses.replace(episode, trajectories=tuple(map(of, episode.trajectories)))
+
+
+VERDICTS = st.builds(
+    Verdict,
+    st.just(""),
+    TEXT,
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=2),
+    agent=st.sampled_from(("solver", "critic")),
+)
+ENTRIES = st.builds(
+    lambda episode, verdicts: Entry(
+        with_ids(episode),
+        tuple(dataclasses.replace(verdict, episode_id=episode.id) for verdict in verdicts),
+        Outcome.EVALUATED,
+        start_version=3,
+        advantages={"solver": np.array([0.7, -1e-9], np.float32)},
+    ),
+    episodes(),
+    st.lists(VERDICTS, max_size=2),
+)
+
+
+def written(entry):
+    """The document of an entry as a reader gets it: as JSON."""
+    return lines.from_line(lines.to_line(document_of(entry, PLACE)))
+
+
+@given(ENTRIES)
+@settings(deadline=None)
+def test_every_episode_is_the_same_entry_again(entry):
+    found = imported_of(written(entry), "g0-0", "x.jsonl line 1")
+    assert found.file == PLACE.key
+    assert found.num_bare == 0
+    assert_same(entry.episode, found.entry.episode)
+    assert to_line(found.entry) == to_line(entry)
+
+
+@given(ENTRIES)
+@settings(deadline=None)
+def test_every_episode_is_valid_by_the_rfc(entry):
+    check(json.loads(lines.to_line(document_of(entry, PLACE))))
