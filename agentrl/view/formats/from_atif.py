@@ -27,6 +27,8 @@ from agentrl.view.formats.place import message_of
 
 _VERSION: Final = re.compile(r"ATIF-v1\.\d{1,3}")
 _MOST_DOCUMENTS: Final = 10_000
+_SHOWN: Final = 8
+"""Parts of the path to a wrong field, the last ones."""
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Logprob = Annotated[float, Field(allow_inf_nan=False)]
 _Extra = dict[str, JSON] | None
@@ -119,7 +121,7 @@ def imported_of(document: JSON, id: str, where: str) -> Imported:
         raise
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"]))
+        place = ".".join(map(str, problem["loc"][-_SHOWN:]))
         raise RecordError(f"{where} is no trajectory of ATIF: {place}: {problem['msg']}") from None
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise RecordError(f"{where} is no trajectory of ATIF: {error}") from None
@@ -275,6 +277,8 @@ class _Turns:
         if prompt is None or sampled is None or logprobs is None:
             self.num_bare += 1
             return None, False
+        if not prompt and not self.is_own:
+            raise ValueError("prompt_token_ids is empty, and a model reads something before it writes")
         is_new = prompt[: len(self.context)] != self.context
         world = prompt if is_new else prompt[len(self.context) :]
         self.context = prompt + sampled

@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Final
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from agentrl.records import Entry, lines
+from agentrl.records import Entry
 from agentrl.types import JSON, Ending, Episode, Finish, Message, Part, Text, ToolCall, Usage
-from agentrl.view.formats.place import Place, producer
-from agentrl.view.transcript import moves_of
+from agentrl.view.formats.place import Place, producer, readable_line
+from agentrl.view.transcript import moves_of, visible
 
 SUFFIX: Final = ".eval"
 _VERSION: Final = 2
@@ -58,18 +58,19 @@ class InspectLog:
         """Add an episode."""
         episode = entry.episode
         self._env = self._env or episode.env_id
-        self._epochs[episode.task.id] += 1
-        epoch = self._epochs[episode.task.id]
+        id = _sample_id(episode)
+        self._epochs[id] += 1
+        epoch = self._epochs[id]
         sample = _sample(entry, epoch, self._place.model)
         scores = _scores(entry)
         for name, score in scores.items():
             self._scores[name].append(score)
         self._usage += _usage(episode)
         self._summaries.append(_summary(sample))
-        self._write(f"samples/{episode.task.id}_epoch_{epoch}.json", sample)
+        self._write(f"samples/{id}_epoch_{epoch}.json", sample)
 
     def _write(self, name: str, value: JSON) -> None:
-        self._zip.writestr(name, lines.to_line(value))
+        self._zip.writestr(name, readable_line(value))
 
     def _finish(self) -> None:
         spec = self._spec()
@@ -124,6 +125,11 @@ class InspectLog:
         return {"total_samples": number, "completed_samples": number, "scores": scores}
 
 
+def _sample_id(episode: Episode) -> str:
+    """The name of the task, which is part of the name of a file in the zip."""
+    return visible(episode.task.id).replace("..", "\N{TWO DOT LEADER}")
+
+
 def _sample(entry: Entry, epoch: int, model: str) -> dict[str, JSON]:
     episode = entry.episode
     messages: list[JSON] = []
@@ -143,7 +149,7 @@ def _sample(entry: Entry, epoch: int, model: str) -> dict[str, JSON]:
         "task": dict(episode.task.metadata),
     }
     sample: dict[str, JSON] = {
-        "id": episode.task.id,
+        "id": _sample_id(episode),
         "epoch": epoch,
         "input": [_message(message, "", None) for message in episode.task.prompt],
         "target": episode.task.answer or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from agentrl.config import read_written
+from agentrl.records import lines
 from agentrl.types import JSON, Message, Verdict
 from agentrl.view.episodes.journals import JournalFile
 
@@ -41,6 +43,14 @@ class Place(NamedTuple):
         model = section.get("hf_checkpoint") if isinstance(section, dict) else None
         name = model if isinstance(model, str) else UNKNOWN_MODEL
         return cls(journal.key, journal.home.resolve().name, name, journal.path.stat().st_mtime)
+
+
+def readable_line(value: JSON) -> bytes:
+    """A line of JSON for readers that take no halves of surrogate pairs: each becomes a question mark."""
+    line = lines.to_line(value)
+    if b"\\ud" not in line:
+        return line
+    return json.dumps(lines.from_line(line), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def producer() -> dict[str, JSON]:

@@ -18,7 +18,7 @@ from agentrl.view.formats.atif import document_of
 from agentrl.view.formats.inspect_log import SUFFIX, InspectLog
 from agentrl.view.formats.messages import rows_of
 from agentrl.view.formats.otel import traces_of
-from agentrl.view.formats.place import Place
+from agentrl.view.formats.place import Place, readable_line
 
 GZIP, LINES, DOCUMENT, CONFIG = ".gz", ".jsonl", ".json", "config.toml"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -71,8 +71,11 @@ class _Closing:
 class _Lines(_Closing):
     """A file of JSON lines, packed where its name ends with .gz."""
 
-    def __init__(self, path: Path, name: str, convert: Convert) -> None:
+    def __init__(
+        self, path: Path, name: str, convert: Convert, line: Callable[[JSON], bytes] = readable_line
+    ) -> None:
         super().__init__()
+        self._line = line
         self._file: BufferedIOBase = self._open.enter_context(path.open("xb"))
         if name.endswith(GZIP):
             self._file = self._open.enter_context(GzipFile(fileobj=self._file, mode="wb"))
@@ -83,7 +86,7 @@ class _Lines(_Closing):
         found = [*self._convert(entry, place)]
         for row in found:
             if not isinstance(row, str):
-                self._file.write(lines.to_line(row))
+                self._file.write(self._line(row))
         return [reason for reason in found if isinstance(reason, str)]
 
 
@@ -144,7 +147,7 @@ def _traces(entry: Entry, place: Place) -> Iterator[dict[str, JSON]]:
 
 def _atif(path: Path, name: str) -> Sink:
     is_file = name.removesuffix(GZIP).endswith(LINES)
-    return _Lines(path, name, _documents) if is_file else _Documents(path)
+    return _Lines(path, name, _documents, lines.to_line) if is_file else _Documents(path)
 
 
 FORMATS: Final[Mapping[str, Format]] = {

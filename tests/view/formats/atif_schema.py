@@ -32,7 +32,9 @@ FIELDS = {
         "source_call_id": OPTIONAL, "content": OPTIONAL, "subagent_trajectory_ref": OPTIONAL,
         "extra": OPTIONAL,
     },
-    "ref": {"trajectory_id": OPTIONAL, "trajectory_path": OPTIONAL, "session_id": OPTIONAL, "extra": OPTIONAL},
+    "ref": {
+        "trajectory_id": OPTIONAL, "trajectory_path": OPTIONAL, "session_id": OPTIONAL, "extra": OPTIONAL,
+    },
     "metrics": {
         "prompt_tokens": OPTIONAL, "completion_tokens": OPTIONAL, "cached_tokens": OPTIONAL,
         "cost_usd": OPTIONAL, "prompt_token_ids": OPTIONAL, "completion_token_ids": OPTIONAL,
@@ -97,7 +99,10 @@ def check_step(step):
         if result.get("source_call_id") is not None:
             assert result["source_call_id"] in {call["tool_call_id"] for call in calls}
     return [
-        ref for result in observation["results"] for ref in result.get("subagent_trajectory_ref", ()) if is_ref(ref)
+        ref
+        for result in observation["results"]
+        for ref in result.get("subagent_trajectory_ref", ())
+        if is_ref(ref)
     ]
 
 
