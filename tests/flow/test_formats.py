@@ -84,7 +84,7 @@ def test_the_other_commands_take_it(back, capsys):
 def test_supervised_fine_tuning_takes_it_with_the_name_of_the_model(original, tmp_path):
     model = original / "checkpoint"
     run_file = tmp_path / "run.toml"
-    run_file.write_text(f'env = "tests.flow.worlds:Patchy"\nhf_checkpoint = "{model}"\n')
+    run_file.write_text(f'[env]\nenv = "tests.flow.worlds:Patchy"\n[model]\nhf_checkpoint = "{model}"\n')
     main(["export", str(original), "--format", "atif", "--out", str(tmp_path / "x")])
     out = str(tmp_path / "back")
     main(["import", str(tmp_path / "x"), "--out", out, "--config", str(run_file)])

@@ -235,9 +235,9 @@ def test_deep_and_long_lines_are_refused(tmp_path, capsys, monkeypatch):
     said = fails(capsys, "import", path, "--out", tmp_path / "back")
     assert "maximum validation depth" in said
     assert len(said) < 500 + len(str(path))
-    monkeypatch.setattr("agentrl.view.formats.reading.MAX_BYTES", 1000)
+    monkeypatch.setattr("agentrl.view.formats.reading.MAX_BYTES", 500)
     path = lines_of(tmp_path / "long.jsonl", FOREIGN)
-    assert "long.jsonl line 1 has more than 1,000 bytes" in fails(
+    assert "long.jsonl line 1 has more than 500 bytes" in fails(
         capsys, "import", path, "--out", tmp_path / "back"
     )
 
