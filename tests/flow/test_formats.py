@@ -13,7 +13,7 @@ from agentrl.cli import main
 from agentrl.records import read_journal
 from agentrl.run.journal_entries import groups_of_step
 from tests.flow.runs import journal_of, train
-from tests.flow.test_replay import PATCHY, learned, replay_of, weights_of
+from tests.flow.test_replay import PATCHY, SMALL, learned, replay_of, weights_of
 
 pytestmark = pytest.mark.full
 
@@ -81,10 +81,11 @@ def test_the_other_commands_take_it(back, capsys):
     assert isinstance(first.start_version, int)
 
 
-def test_supervised_fine_tuning_takes_it_with_the_name_of_the_model(original, tmp_path):
+def test_supervised_fine_tuning_takes_it_with_the_name_of_the_model(tmp_path):
+    original = train("Bandit", tmp_path, "bandit", **{**SMALL, "num_rollout": 1}).folder
     model = original / "checkpoint"
     run_file = tmp_path / "run.toml"
-    run_file.write_text(f'[env]\nenv = "tests.flow.worlds:Patchy"\n[model]\nhf_checkpoint = "{model}"\n')
+    run_file.write_text(f'[env]\nenv = "tests.flow.worlds:Bandit"\n[model]\nhf_checkpoint = "{model}"\n')
     main(["export", str(original), "--format", "atif", "--out", str(tmp_path / "x")])
     out = str(tmp_path / "back")
     main(["import", str(tmp_path / "x"), "--out", out, "--config", str(run_file)])
