@@ -119,7 +119,8 @@ def _read(item: Item, imported: ImportedJournal) -> Imported:
         imported.formats["messages"] += 1
         return Imported(messages.imported_of(item.value, id, item.where))
     raise RecordError(
-        f"{item.where} holds neither a trajectory of ATIF (schema_version) nor a conversation (messages)"
+        f"{item.where} holds neither a trajectory of ATIF, which has `schema_version`, nor a conversation, "
+        "which has `messages`"
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.errors import RecordError
 from agentrl.records import Entry, Outcome, lines
 from agentrl.records.journal import to_line
 from agentrl.types import Trajectory, Turn, Verdict
@@ -80,3 +81,41 @@ def test_every_episode_is_the_same_entry_again(entry):
 @settings(deadline=None)
 def test_every_episode_is_valid_by_the_rfc(entry):
     check(json.loads(lines.to_line(document_of(entry, PLACE))))
+
+
+WORDS = st.sampled_from(["", "x", "agentrl", "assistant", "nan", "AAAA", "<i4", "O"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places_in(value, path=()):
+    """The path to everything in some JSON."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in inner:
+        yield from places_in(child, (*path, key))
+
+
+def replaced(value, path, new):
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@given(ENTRIES, st.data())
+@settings(deadline=None)
+def test_a_document_with_any_other_value_in_it_is_read_or_refused_in_a_sentence(entry, data):
+    document = written(entry)
+    path = data.draw(st.sampled_from([*places_in(document)]))
+    changed = replaced(document, path, data.draw(JSON))
+    said = ""
+    try:
+        assert to_line(imported_of(changed, "g0-0", "x.jsonl line 1").entry)
+    except RecordError as error:
+        said = str(error)
+    assert not said or said.startswith("x.jsonl line 1")
