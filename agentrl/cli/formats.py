@@ -8,6 +8,7 @@ from pathlib import Path
 import rich_click as click
 
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.token_texts import named_model
 from agentrl.cli.commands import Command
 from agentrl.config import parse, parse_toml
 from agentrl.errors import ConfigError
@@ -50,7 +51,7 @@ def export_command(run: str, name: str, out: str, files: str, output_dir: str, a
     journals = chosen(find_journals(path), files)
     console, format = RunConsole(quiet=as_json), FORMATS[name]
     with console.stage(f"writing {name}", len(journals)) as bar:
-        exported = export(journals, format, Path(out), bar)
+        exported = export(journals, format, Path(out), bar, named_model)
     left_out: dict[str, JSON] = dict(exported.left_out)
     if as_json:
         facts: dict[str, JSON] = {"format": name, "out": out, "episodes": exported.num_episodes}

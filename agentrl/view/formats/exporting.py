@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ from agentrl.runtime.files import disk_errors, write_bytes
 from agentrl.runtime.ownership import read_file
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.view.episodes.journals import JournalFile
-from agentrl.view.formats.place import Place
+from agentrl.view.formats.origin import Origin
 from agentrl.view.formats.table import CONFIG, Format
 
 
@@ -70,8 +70,16 @@ def chosen(journals: Sequence[JournalFile], pattern: str) -> list[JournalFile]:
     return found
 
 
-def export(journals: Sequence[JournalFile], format: Format, out: Path, bar: Bar) -> Exported:
+def export(
+    journals: Sequence[JournalFile],
+    format: Format,
+    out: Path,
+    bar: Bar,
+    model_of: Callable[[Path], str | None],
+) -> Exported:
     """Write all episodes of some files. A folder of ATIF gets the config.toml of their run, too.
+
+    model_of: the directory of the model that the run in a folder began with; None = it names none.
 
     Raises:
         OSError, RecordError: a file of the journal cannot be read.
@@ -81,7 +89,7 @@ def export(journals: Sequence[JournalFile], format: Format, out: Path, bar: Bar)
     with new_path(out) as path:
         with format.open(path, out.name) as sink:
             for journal in journals:
-                place = Place.of(journal)
+                place = Origin.of(journal, model_of(journal.home))
                 for entry in read_journal(journal.path):
                     exported.left_out.update(sink.add(entry, place))
                     exported.num_episodes += 1

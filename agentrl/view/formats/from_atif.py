@@ -23,7 +23,7 @@ from agentrl.records import Entry, Outcome
 from agentrl.records.journal import entry_of
 from agentrl.types import JSON, Ending, Finish, Message, Restart, Task, ToolCall, Verdict
 from agentrl.view.formats.atif_messages import OWN, read_content
-from agentrl.view.formats.place import message_of
+from agentrl.view.formats.origin import message_of
 
 _VERSION: Final = re.compile(r"ATIF-v1\.\d{1,3}")
 _MOST_DOCUMENTS: Final = 10_000
@@ -132,9 +132,11 @@ def _exported(document: _Document, own: Mapping[str, JSON], where: str) -> Impor
     parts = [document] if "trajectory" in own else []
     parts += document.subagent_trajectories or []
     trajectories: list[object] = []
+    num_bare = 0
     for part in parts:
         turns = _Turns(is_own=True)
         turns.read(part.steps)
+        num_bare += turns.num_bare
         if len(turns.trajectories) > 1:
             raise ValueError("a prompt does not begin with the tokens of the steps before it")
         rest = _own(part.extra).get("trajectory")
@@ -142,21 +144,21 @@ def _exported(document: _Document, own: Mapping[str, JSON], where: str) -> Impor
         trajectories.append({**_object(rest), "turns": found})
     entry = _object(own["entry"])
     episode = {**_object(entry.get("episode")), "trajectories": trajectories}
-    return Imported(entry_of({**entry, "episode": episode}, where), str(own.get("file", "")))
+    return Imported(entry_of({**entry, "episode": episode}, where), str(own.get("file", "")), num_bare)
 
 
 def _foreign(document: _Document, id: str, where: str) -> Imported:
     """What another tool wrote: one agent, whose subagents are trajectories of its own, beside the first."""
     trajectories: list[object] = []
     step, num_bare = 0, 0
-    for number, part in enumerate(_documents(document)):
+    for part in _documents(document):
         turns = _Turns(step=step)
         turns.read(part.steps)
         step, num_bare = turns.step, num_bare + turns.num_bare
         for place, found in enumerate(turns.trajectories):
             reason = Restart.REWRITTEN if place else Restart.PARALLEL
             parent = len(trajectories) - 1 if place else 0
-            link = {"parent": parent, "reason": reason} if number or place else {}
+            link = {"parent": parent, "reason": reason} if trajectories else {}
             trajectories.append({"turns": found, **link})
     prompt = _prompt_of(document.steps)
     name = document.trajectory_id or document.session_id or id
@@ -270,6 +272,8 @@ class _Turns:
         Tokens without logprobs, or without their prompt, are none.
         """
         if metrics is None or (metrics.prompt_token_ids is None and metrics.completion_token_ids is None):
+            # Where the rest of some tokens is, somebody has removed them.
+            self.num_bare += bool(rest)
             return None, False
         completion = _object(rest.get("completion"))
         prompt, sampled = metrics.prompt_token_ids, metrics.completion_token_ids

@@ -37,11 +37,12 @@ _MEMBER: Final = 1 << 20
 _FILE: Final = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99}/){0,8}(?:step|eval_[A-Za-z0-9._-]{1,99})_\d{6,9}"
 )
+_HARBOR: Final = re.compile(r"trajectory(?:\.[\w.-]+)?\.json")
 INCOMPLETE = "line without its end, the last one"
 BARE = "turns have token ids without logprobs or prompt: without tokens"
 
 
-class Item(NamedTuple):
+class _Row(NamedTuple):
     """An object of a file, and its place for sentences."""
 
     value: dict[str, JSON]
@@ -65,12 +66,15 @@ class ImportedJournal:
 def files_of(path: Path) -> list[Path]:
     """The files to read: a file of lines or one document; of a folder, all that are below it.
 
+    Where some are named as by Harbor, whose folders of jobs hold other JSON, too, these alone.
+
     Raises:
         ConfigError: there are none.
     """
     if not path.exists():
         raise ConfigError(f"there is no file or folder {path}; name trajectories of ATIF, or messages.")
-    found = sorted(p for p in path.rglob("*") if _is_read(p)) if path.is_dir() else [path]
+    below = sorted(p for p in path.rglob("*") if _is_read(p)) if path.is_dir() else [path]
+    found = [p for p in below if _HARBOR.fullmatch(p.name)] or below
     if not found or not all(map(_is_read, found)):
         raise ConfigError(
             f"{path} holds no {LINES}, {LINES}{GZIP} or {DOCUMENT} file; name one, or a folder."
@@ -107,7 +111,7 @@ def import_files(paths: list[Path], out: Path, config: bytes | None, bar: Bar) -
     return imported
 
 
-def _read(item: Item, imported: ImportedJournal) -> Imported:
+def _read(item: _Row, imported: ImportedJournal) -> Imported:
     # An id of its own for each: groups of one.
     id = f"g{imported.num_episodes}-0"
     if "schema_version" in item.value:
@@ -124,15 +128,15 @@ def _read(item: Item, imported: ImportedJournal) -> Imported:
     )
 
 
-def _items(path: Path, notes: Counter[str]) -> Iterator[Item]:
+def _items(path: Path, notes: Counter[str]) -> Iterator[_Row]:
     if path.name.endswith(DOCUMENT):
-        yield Item(lines.object_of(read_file(path, most=MAX_BYTES), str(path)), str(path))
+        yield _Row(lines.object_of(read_file(path, most=MAX_BYTES), str(path)), str(path))
         return
     with open_file(path) as file:
         yield from _lines(GzipFile(fileobj=file) if path.name.endswith(GZIP) else file, path, notes)
 
 
-def _lines(file: BufferedIOBase, path: Path, notes: Counter[str]) -> Iterator[Item]:
+def _lines(file: BufferedIOBase, path: Path, notes: Counter[str]) -> Iterator[_Row]:
     number = 0
     while line := _line(file, path, number + 1, notes):
         number += 1
@@ -140,7 +144,7 @@ def _lines(file: BufferedIOBase, path: Path, notes: Counter[str]) -> Iterator[It
             continue
         where = f"{path} line {number}"
         try:
-            item = Item(lines.object_of(line, where), where)
+            item = _Row(lines.object_of(line, where), where)
         except RecordError:
             if line.endswith(b"\n"):
                 raise

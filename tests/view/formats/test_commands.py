@@ -261,3 +261,43 @@ def test_what_is_not_there_is_named(tmp_path, capsys):
     lines_of(tmp_path / "empty" / "x.jsonl", FOREIGN)
     arguments = ("--out", tmp_path / "back", "--config", tmp_path / "empty" / "x.jsonl")
     assert "is not a TOML file" in fails(capsys, "import", tmp_path / "empty", *arguments)
+
+
+def test_of_a_folder_of_jobs_only_the_trajectories_are_read(tmp_path, capsys):
+    for number in range(3):
+        trial = tmp_path / "jobs" / f"task__{number}"
+        (trial / "agent").mkdir(parents=True)
+        (trial / "agent" / "trajectory.json").write_text(json.dumps(FOREIGN))
+        (trial / "result.json").write_text('{"verifier_result": null}')
+    imported(tmp_path / "jobs", tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)["episodes"] == 3
+
+
+def test_tokens_that_somebody_removed_are_counted(run, tmp_path, capsys):
+    main(["export", str(run), "--format", "atif", "--out", str(tmp_path / "x.jsonl")])
+    first, *_ = (tmp_path / "x.jsonl").read_text().splitlines()
+    document = json.loads(first)
+    for step in document["steps"]:
+        step.pop("metrics", None)
+    capsys.readouterr()
+    imported(lines_of(tmp_path / "y.jsonl", document), tmp_path, "--json")
+    assert [*json.loads(capsys.readouterr().out)["left_out"].values()] == [2]
+
+
+def test_subagents_of_another_tool_are_trajectories_of_the_episode(tmp_path):
+    inner = changed(trajectory_id="inner", steps=FOREIGN["steps"])
+    folder = imported(lines_of(tmp_path / "x.jsonl", changed(subagent_trajectories=[inner, inner])), tmp_path)
+    (found,) = read_journal(folder / "trajectories" / "eval_imported_000000.jsonl.gz")
+    links = [(trajectory.parent, trajectory.reason) for trajectory in found.episode.trajectories]
+    assert links == [(None, None), (0, "parallel"), (0, "parallel")]
+    assert [turn.step for turn in found.episode.turns] == [*range(6)]
+
+
+def test_the_journals_of_a_benchmark_keep_their_folders(tmp_path):
+    for cell in ("cells/Echo-v0--random--1f", "cells/Echo-v0--expert--2a"):
+        write(tmp_path / "bench" / cell, evaluations={("test", 0): [entry(searched(), outcome="evaluated")]})
+    main(["export", str(tmp_path / "bench"), "--format", "atif", "--out", str(tmp_path / "x.jsonl")])
+    folder = imported(tmp_path / "x.jsonl", tmp_path)
+    for path in (tmp_path / "bench").rglob("*.jsonl.gz"):
+        again = folder / path.relative_to(tmp_path / "bench")
+        assert [*members.read_lines(again)] == [*members.read_lines(path)]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from agentrl.config import read_written
 from agentrl.records import lines
 from agentrl.types import JSON, Message, Verdict
 from agentrl.view.episodes.journals import JournalFile
@@ -18,7 +17,7 @@ UNKNOWN_MODEL = "policy"
 _MESSAGE = TypeAdapter(Message)
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """The file of a journal that an episode stands in.
 
     key: the file, as `JournalFile.key`. run: the name of the run's folder. model: the directory of the model
@@ -31,18 +30,14 @@ class Place(NamedTuple):
     written_s: float
 
     @classmethod
-    def of(cls, journal: JournalFile) -> Place:
-        """The place of a file's episodes.
+    def of(cls, journal: JournalFile, model: str | None) -> Origin:
+        """That of a file's episodes.
 
         Raises:
-            ConfigError: the run's config.toml is not TOML.
             OSError: the file has gone.
         """
-        config = journal.home / "config.toml"
-        section = read_written(config).get("model") if config.exists() else None
-        model = section.get("hf_checkpoint") if isinstance(section, dict) else None
-        name = model if isinstance(model, str) else UNKNOWN_MODEL
-        return cls(journal.key, journal.home.resolve().name, name, journal.path.stat().st_mtime)
+        run, written_s = journal.home.resolve().name, journal.path.stat().st_mtime
+        return cls(journal.key, run, model or UNKNOWN_MODEL, written_s)
 
 
 def readable_line(value: JSON) -> bytes:
