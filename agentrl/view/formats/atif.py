@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from agentrl.records import Entry
 from agentrl.types import AGENT, JSON, Episode, FloatArray, Message, Trajectory, Turn, TurnTokens
 from agentrl.view.formats.atif_messages import OWN, action_of, content_of, result_of
-from agentrl.view.formats.origin import Origin, message_json, producer, totals
+from agentrl.view.formats.provenance import Provenance, message_json, producer, totals
 
 SCHEMA: Final = "ATIF-v1.8"
 _ENTRY, _TRAJECTORY, _TURN = TypeAdapter(Entry), TypeAdapter(Trajectory), TypeAdapter(Turn)
@@ -32,7 +32,7 @@ _LOGPROBS = TypeAdapter(FloatArray)
 _IDS: Final = {"token_ids", "logprobs", "cached_tokens"}
 
 
-def document_of(entry: Entry, place: Origin) -> dict[str, JSON]:
+def document_of(entry: Entry, place: Provenance) -> dict[str, JSON]:
     """The document of an episode. Without trajectories, its steps are the prompt of its task."""
     episode = entry.episode
     rest: dict[str, JSON] = _ENTRY.dump_python(
@@ -66,7 +66,7 @@ def name_of(episode: Episode, number: int) -> str:
     return f"{episode.id}#{number}" if number else episode.id
 
 
-def _document(entry: Entry, place: Origin, agent: str, steps: list[dict[str, JSON]]) -> dict[str, JSON]:
+def _document(entry: Entry, place: Provenance, agent: str, steps: list[dict[str, JSON]]) -> dict[str, JSON]:
     """A document without its id, and without what ATIF has no field for."""
     numbered: list[JSON] = [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
     facts = producer() | {"model_name": place.model}

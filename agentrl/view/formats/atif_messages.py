@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agentrl.types import JSON, Image, Message, Part, Text, ToolCall
-from agentrl.view.formats.origin import message_json
+from agentrl.view.formats.provenance import message_json
 
 OWN: Final = "agentrl"
 """The key of our own facts in every `extra`."""

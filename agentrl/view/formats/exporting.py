@@ -17,7 +17,7 @@ from agentrl.runtime.files import disk_errors, write_bytes
 from agentrl.runtime.ownership import read_file
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.view.episodes.journals import JournalFile
-from agentrl.view.formats.origin import Origin
+from agentrl.view.formats.provenance import Provenance
 from agentrl.view.formats.table import CONFIG, Format
 
 
@@ -89,7 +89,7 @@ def export(
     with new_path(out) as path:
         with format.open(path, out.name) as sink:
             for journal in journals:
-                place = Origin.of(journal, model_of(journal.home))
+                place = Provenance.of(journal, model_of(journal.home))
                 for entry in read_journal(journal.path):
                     exported.left_out.update(sink.add(entry, place))
                     exported.num_episodes += 1

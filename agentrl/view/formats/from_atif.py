@@ -23,7 +23,7 @@ from agentrl.records import Entry, Outcome
 from agentrl.records.journal import entry_of
 from agentrl.types import JSON, Ending, Finish, Message, Restart, Task, ToolCall, Verdict
 from agentrl.view.formats.atif_messages import OWN, read_content
-from agentrl.view.formats.origin import message_of
+from agentrl.view.formats.provenance import message_of
 
 _VERSION: Final = re.compile(r"ATIF-v1\.\d{1,3}")
 _MOST_DOCUMENTS: Final = 10_000

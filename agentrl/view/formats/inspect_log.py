@@ -23,7 +23,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from agentrl.records import Entry
 from agentrl.types import JSON, Ending, Episode, Finish, Message, Part, Text, ToolCall, Usage
-from agentrl.view.formats.origin import Origin, producer, readable_line
+from agentrl.view.formats.provenance import Provenance, producer, readable_line
 from agentrl.view.transcript import moves_of, visible
 
 SUFFIX: Final = ".eval"
@@ -35,7 +35,7 @@ _SHORT: Final = 1024
 class InspectLog:
     """Writes one log. path: of a new file, which is complete once the block has ended."""
 
-    def __init__(self, path: Path, place: Origin) -> None:
+    def __init__(self, path: Path, place: Provenance) -> None:
         self._zip = ZipFile(path, "x", ZIP_DEFLATED)
         self._place = place
         self._epochs: Counter[str] = Counter()

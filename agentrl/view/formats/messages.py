@@ -19,13 +19,13 @@ from agentrl.errors import RecordError
 from agentrl.records import Entry, Outcome
 from agentrl.records.journal import entry_of
 from agentrl.types import JSON, Ending, Image, Message, Part, Task, ToolCall, Trajectory, Verdict
-from agentrl.view.formats.origin import Origin, totals
+from agentrl.view.formats.provenance import Provenance, totals
 
 MALFORMED = "with a call that could not be parsed"
 ORDER = "with roles in an order that no conversation has"
 
 
-def rows_of(entry: Entry, place: Origin) -> Iterator[dict[str, JSON] | str]:
+def rows_of(entry: Entry, place: Provenance) -> Iterator[dict[str, JSON] | str]:
     """The rows of an episode; in place of one, why it is left out."""
     episode = entry.episode
     if episode.ending is not Ending.COMPLETED:

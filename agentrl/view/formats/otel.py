@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from agentrl.records import Entry
 from agentrl.types import JSON, Episode, Finish, Message, Part, Text, ToolCall, Turn
-from agentrl.view.formats.origin import Origin, producer, totals
+from agentrl.view.formats.provenance import Provenance, producer, totals
 from agentrl.view.transcript import text_of
 
 Attribute: TypeAlias = str | int | float | Sequence[str]
@@ -46,7 +46,7 @@ class _Span(NamedTuple):
     end: int
 
 
-def traces_of(entry: Entry, place: Origin) -> dict[str, JSON]:
+def traces_of(entry: Entry, place: Provenance) -> dict[str, JSON]:
     """The traces of an episode."""
     episode = entry.episode
     trace = _id(f"{place.run}/{place.key}/{episode.id}", 16)
@@ -66,7 +66,7 @@ def traces_of(entry: Entry, place: Origin) -> dict[str, JSON]:
     return {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
 
 
-def _agent_spans(entry: Entry, place: Origin, own: _Span, agent: str) -> Iterator[JSON]:
+def _agent_spans(entry: Entry, place: Provenance, own: _Span, agent: str) -> Iterator[JSON]:
     episode = entry.episode
     facts: dict[str, Attribute] = {
         "gen_ai.operation.name": "invoke_agent",
@@ -118,7 +118,7 @@ def _turned(episode: Episode, agent: str) -> Iterator[_Turned]:
             num_tokens += 0 if turn.tokens is None else len(turn.tokens.completion.token_ids)
 
 
-def _chat(span: _Span, one: _Turned, place: Origin) -> JSON:
+def _chat(span: _Span, one: _Turned, place: Provenance) -> JSON:
     tokens, action = one.turn.tokens, one.turn.action
     facts: dict[str, Attribute] = {
         "gen_ai.operation.name": "chat",

@@ -17,13 +17,13 @@ from agentrl.types import JSON
 from agentrl.view.formats.atif import document_of
 from agentrl.view.formats.inspect_log import SUFFIX, InspectLog
 from agentrl.view.formats.messages import rows_of
-from agentrl.view.formats.origin import Origin, readable_line
 from agentrl.view.formats.otel import traces_of
+from agentrl.view.formats.provenance import Provenance, readable_line
 
 GZIP, LINES, DOCUMENT, CONFIG = ".gz", ".jsonl", ".json", "config.toml"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST: Final = 100
-Convert = Callable[[Entry, Origin], Iterator[dict[str, JSON] | str]]
+Convert = Callable[[Entry, Provenance], Iterator[dict[str, JSON] | str]]
 """What is written of an episode; a text in its place says why a part is left out."""
 
 
@@ -36,7 +36,7 @@ class Sink(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def add(self, entry: Entry, place: Origin) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
         """Write an episode; returns the reasons why parts of it are left out."""
 
 
@@ -63,7 +63,7 @@ class _Closing:
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def add(self, entry: Entry, place: Origin) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
         """Write an episode."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class _Lines(_Closing):
             self._file = self._open.enter_context(GzipFile(fileobj=self._file, mode="wb"))
         self._convert = convert
 
-    def add(self, entry: Entry, place: Origin) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
         """Write its lines."""
         found = [*self._convert(entry, place)]
         for row in found:
@@ -102,7 +102,7 @@ class _Documents(_Closing):
         self._number = 0
         folder.mkdir()
 
-    def add(self, entry: Entry, place: Origin) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
         """Write its document."""
         folder = self._folder.joinpath(*map(_name, place.key.split("/")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,10 @@ class _Logs(_Closing):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._place: Origin | None = None
+        self._place: Provenance | None = None
         folder.mkdir()
 
-    def add(self, entry: Entry, place: Origin) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
         """Write its sample; a log is complete when the next one begins."""
         if place != self._place:
             self._open.close()
@@ -137,11 +137,11 @@ def _name(name: str) -> str:
     return _UNSAFE.sub("-", name)[:_LONGEST]
 
 
-def _documents(entry: Entry, place: Origin) -> Iterator[dict[str, JSON]]:
+def _documents(entry: Entry, place: Provenance) -> Iterator[dict[str, JSON]]:
     yield document_of(entry, place)
 
 
-def _traces(entry: Entry, place: Origin) -> Iterator[dict[str, JSON]]:
+def _traces(entry: Entry, place: Provenance) -> Iterator[dict[str, JSON]]:
     yield traces_of(entry, place)
 
 

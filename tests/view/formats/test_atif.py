@@ -15,12 +15,12 @@ from agentrl.records.journal import to_line
 from agentrl.types import Trajectory, Turn, Verdict
 from agentrl.view.formats.atif import document_of
 from agentrl.view.formats.from_atif import imported_of
-from agentrl.view.formats.origin import Origin
+from agentrl.view.formats.provenance import Provenance
 from tests.records.episodes import TEXT, episodes
 from tests.records.test_episode_json import assert_same
 from tests.view.formats.atif_schema import check
 
-PLACE = Origin("eval_x_000000", "run", "policy", 0.0)
+PLACE = Provenance("eval_x_000000", "run", "policy", 0.0)
 
 
 def with_ids(episode):

@@ -11,11 +11,11 @@ from agentrl.data.conversations import Dialogues
 from agentrl.records import Outcome
 from agentrl.types import Ending, Message, ToolCall, Trajectory, Turn, Verdict
 from agentrl.view.formats.messages import MALFORMED, imported_of, rows_of
-from agentrl.view.formats.origin import Origin
+from agentrl.view.formats.provenance import Provenance
 from tests.view.episodes.journals import entry, failed, searched
 from tests.view.formats.played import duel, restarted
 
-PLACE = Origin("step_000001", "run", "policy", 0.0)
+PLACE = Provenance("step_000001", "run", "policy", 0.0)
 
 
 def rows(*entries):

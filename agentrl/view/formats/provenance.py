@@ -17,7 +17,7 @@ UNKNOWN_MODEL = "policy"
 _MESSAGE = TypeAdapter(Message)
 
 
-class Origin(NamedTuple):
+class Provenance(NamedTuple):
     """The file of a journal that an episode stands in.
 
     key: the file, as `JournalFile.key`. run: the name of the run's folder. model: the directory of the model
@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     written_s: float
 
     @classmethod
-    def of(cls, journal: JournalFile, model: str | None) -> Origin:
+    def of(cls, journal: JournalFile, model: str | None) -> Provenance:
         """That of a file's episodes.
 
         Raises:
