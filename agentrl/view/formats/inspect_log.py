@@ -13,6 +13,7 @@ prompt stands again.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -280,7 +281,7 @@ def _scores(entry: Entry) -> dict[str, float]:
     for verdict in entry.verdicts:
         agent = f"{verdict.agent}/" if several else ""
         scores[f"{agent}reward"] = float(verdict.total)
-        scores |= {
-            f"{agent}{name}": float(value) for name, value in verdict.parts.items() if name != "reward"
-        }
+        # A mean of others and a part that is no number is none.
+        parts = {name: float(part) for name, part in verdict.parts.items() if math.isfinite(part)}
+        scores |= {f"{agent}{name}": part for name, part in parts.items() if name != "reward"}
     return scores

@@ -45,7 +45,7 @@ def readable_line(value: JSON) -> bytes:
     line = lines.to_line(value)
     if b"\\ud" not in line:
         return line
-    return json.dumps(lines.from_line(line), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def producer() -> dict[str, JSON]:
