@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from array import array
 from enum import IntEnum
 from typing import Annotated
 
@@ -49,20 +50,24 @@ def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
 
 
 def _integers(value: object) -> npt.NDArray[np.int32]:
-    array = np.asarray(value)
-    # An empty list has floats.
-    whole = array.dtype.kind in "iu" or not array.size
-    if array.ndim != 1 or not whole or np.any(array != array.astype(np.int32)):
-        raise ValueError("an array of int32 is a list of whole numbers of 32 bits")
-    return array.astype(np.int32, copy=False)
+    return _vector(value, "i").astype(np.int32, copy=False)
 
 
 def _floats(value: object) -> npt.NDArray[np.float32]:
-    array = np.asarray(value)
-    if array.ndim != 1 or (array.dtype.kind not in "iuf" and array.size):
-        raise ValueError("an array of float32 is a list of numbers")
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32, copy=False)
+    return _vector(value, "f").astype(np.float32, copy=False)
+
+
+def _vector(value: object, code: str) -> npt.NDArray[np.generic]:
+    """The array of a list. numpy would cut fractions, read texts as numbers and take null for NaN."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list | tuple):
+        try:
+            return np.asarray(array(code, value))
+        except (TypeError, OverflowError):
+            pass
+    kind = "whole numbers of 32 bits" if code == "i" else "numbers"
+    raise ValueError(f"it is no list of {kind}")
 
 
 def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:

@@ -193,7 +193,7 @@ BAD = {
     "the wrong file": (own("step_000001"), "evaluated does not belong into step_000001"),
     "a verdict of another": (own("eval_x_000000", verdicts=[FOREIGN_VERDICT]), "do not belong to episode"),
     "a reward of other JSON": (own("eval_x_000000", verdicts=3), "verdicts: Input should be a valid tuple"),
-    "advantages of objects": (own("eval_x_000000", advantages={"a": [{}]}), "is a list of numbers"),
+    "advantages of objects": (own("eval_x_000000", advantages={"a": [{}]}), "no list of numbers"),
 }  # fmt: skip
 
 
@@ -301,3 +301,12 @@ def test_the_journals_of_a_benchmark_keep_their_folders(tmp_path):
     for path in (tmp_path / "bench").rglob("*.jsonl.gz"):
         again = folder / path.relative_to(tmp_path / "bench")
         assert [*members.read_lines(again)] == [*members.read_lines(path)]
+
+
+def test_settings_that_come_with_documents_start_nothing_of_others(run, tmp_path, capsys):
+    main(["export", str(run), "--format", "atif", "--out", str(tmp_path / "x")])
+    (tmp_path / "x" / "config.toml").write_text('[run]\nname = "x"\n[env]\nenv = "theirs:Env"\n')
+    folder = imported(tmp_path / "x", tmp_path)
+    assert "theirs:Env" in (folder / "config.toml").read_text()
+    rescore = ("rescore", folder, "--reward", "f1", "--step-rewards", "again")
+    assert "was not written for this user" in fails(capsys, *rescore)
