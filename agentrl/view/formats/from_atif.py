@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -105,7 +105,14 @@ class Imported:
     num_bare: int = 0
 
 
-def imported_of(document: JSON, id: str, where: str) -> Imported:
+class Trial(NamedTuple):
+    """What a trial of Harbor says beside its trajectory: its reward, and the name of its task."""
+
+    reward: float | None = None
+    task: str | None = None
+
+
+def imported_of(document: JSON, id: str, where: str, trial: Trial | None = None) -> Imported:
     """The entry of a document. id: of its episode, where it has none of agentrl. where: for the sentence.
 
     Raises:
@@ -116,7 +123,9 @@ def imported_of(document: JSON, id: str, where: str) -> Imported:
         if not _VERSION.fullmatch(read.schema_version):
             raise ValueError(f"schema_version is {read.schema_version[:40]!r}, not ATIF-v1.0 or later")
         own = _own(read.extra)
-        return _exported(read, own, where) if "entry" in own else _foreign(read, id, where)
+        if "entry" in own:
+            return _exported(read, own, where)
+        return _foreign(read, id, where, trial or Trial(_reward(read)))
     except RecordError:
         raise
     except ValidationError as error:
@@ -147,7 +156,7 @@ def _exported(document: _Document, own: Mapping[str, JSON], where: str) -> Impor
     return Imported(entry_of({**entry, "episode": episode}, where), str(own.get("file", "")), num_bare)
 
 
-def _foreign(document: _Document, id: str, where: str) -> Imported:
+def _foreign(document: _Document, id: str, where: str, trial: Trial) -> Imported:
     """What another tool wrote: one agent, whose subagents are trajectories of its own, beside the first."""
     trajectories: list[object] = []
     step, num_bare = 0, 0
@@ -161,7 +170,7 @@ def _foreign(document: _Document, id: str, where: str) -> Imported:
             link = {"parent": parent, "reason": reason} if trajectories else {}
             trajectories.append({"turns": found, **link})
     prompt = _prompt_of(document.steps)
-    name = document.trajectory_id or document.session_id or id
+    name = trial.task or document.trajectory_id or document.session_id or id
     episode = {
         "id": id,
         "env_id": document.agent.name,
@@ -172,8 +181,7 @@ def _foreign(document: _Document, id: str, where: str) -> Imported:
         "step_rewards": [None] * step,
         "ending": Ending.COMPLETED,
     }
-    reward = _reward(document)
-    verdicts = [] if reward is None else [Verdict(id, "imported", reward)]
+    verdicts = [] if trial.reward is None else [Verdict(id, "imported", trial.reward)]
     row = {"episode": episode, "verdicts": verdicts, "outcome": Outcome.EVALUATED}
     return Imported(entry_of(row, where), num_bare=num_bare)
 
@@ -192,8 +200,12 @@ def _documents(document: _Document) -> Iterator[_Document]:
 
 def _reward(document: _Document) -> float | None:
     extra = document.final_metrics.extra if document.final_metrics is not None else None
-    reward = (extra or {}).get("reward")
-    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
+    return number_of((extra or {}).get("reward"))
+
+
+def number_of(value: JSON) -> float | None:
+    """A number; None = it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _prompt_of(steps: Sequence[_Step]) -> tuple[Message, ...]:

@@ -27,7 +27,7 @@ from agentrl.runtime.ownership import open_file, read_file
 from agentrl.types import JSON
 from agentrl.view.formats import messages
 from agentrl.view.formats.exporting import Bar, new_path
-from agentrl.view.formats.from_atif import Imported, imported_of
+from agentrl.view.formats.from_atif import Imported, Trial, imported_of, number_of
 from agentrl.view.formats.table import CONFIG, DOCUMENT, GZIP, LINES
 
 MAX_BYTES: Final = 256 << 20
@@ -43,10 +43,11 @@ BARE = "turns have token ids without logprobs or prompt: without tokens"
 
 
 class _Row(NamedTuple):
-    """An object of a file, and its place for sentences."""
+    """An object of a file, its place for sentences, and what the trial says that it is of."""
 
     value: dict[str, JSON]
     where: str
+    trial: Trial | None = None
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ def _read(item: _Row, imported: ImportedJournal) -> Imported:
     id = f"g{imported.num_episodes}-0"
     if "schema_version" in item.value:
         imported.formats["atif"] += 1
-        found = imported_of(item.value, id, item.where)
+        found = imported_of(item.value, id, item.where, item.trial)
         imported.notes.update({BARE: found.num_bare} if found.num_bare else {})
         return found
     if "messages" in item.value:
@@ -130,10 +131,31 @@ def _read(item: _Row, imported: ImportedJournal) -> Imported:
 
 def _items(path: Path, notes: Counter[str]) -> Iterator[_Row]:
     if path.name.endswith(DOCUMENT):
-        yield _Row(lines.object_of(read_file(path, most=MAX_BYTES), str(path)), str(path))
+        value = lines.object_of(read_file(path, most=MAX_BYTES), str(path))
+        yield _Row(value, str(path), _trial_of(path))
         return
     with open_file(path) as file:
         yield from _lines(GzipFile(fileobj=file) if path.name.endswith(GZIP) else file, path, notes)
+
+
+def _trial_of(path: Path) -> Trial | None:
+    """The trial of TRIAL/agent/trajectory.json, by TRIAL/result.json.
+
+    Raises:
+        RecordError: that holds something else than JSON, or a reward that is no number of JSON.
+    """
+    result = path.parent.parent / "result.json"
+    if path.parent.name != "agent" or not result.is_file():
+        return None
+    found = lines.object_of(read_file(result), str(result))
+    verifier = found.get("verifier_result")
+    rewards = verifier.get("rewards") if isinstance(verifier, dict) else None
+    task = found.get("task_name")
+    try:
+        reward = number_of(rewards.get("reward")) if isinstance(rewards, dict) else None
+    except OverflowError:
+        raise RecordError(f"{result} holds a reward of many digits") from None
+    return Trial(reward, task if isinstance(task, str) else None)
 
 
 def _lines(file: BufferedIOBase, path: Path, notes: Counter[str]) -> Iterator[_Row]:

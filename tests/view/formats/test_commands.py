@@ -263,14 +263,20 @@ def test_what_is_not_there_is_named(tmp_path, capsys):
     assert "is not a TOML file" in fails(capsys, "import", tmp_path / "empty", *arguments)
 
 
-def test_of_a_folder_of_jobs_only_the_trajectories_are_read(tmp_path, capsys):
-    for number in range(3):
-        trial = tmp_path / "jobs" / f"task__{number}"
+def test_a_folder_of_harbors_jobs_has_trials_with_their_rewards(tmp_path, capsys):
+    results = [{"rewards": {"reward": 1}}, {"rewards": {"reward": 0.25, "quality": 1}}, None]
+    for number, result in enumerate(results):
+        trial = tmp_path / "jobs" / f"fix-it__{number}"
         (trial / "agent").mkdir(parents=True)
         (trial / "agent" / "trajectory.json").write_text(json.dumps(FOREIGN))
-        (trial / "result.json").write_text('{"verifier_result": null}')
-    imported(tmp_path / "jobs", tmp_path, "--json")
-    assert json.loads(capsys.readouterr().out)["episodes"] == 3
+        (trial / "result.json").write_text(json.dumps({"task_name": "fix-it", "verifier_result": result}))
+    folder = imported(tmp_path / "jobs", tmp_path)
+    found = [*read_journal(folder / "trajectories" / "eval_imported_000000.jsonl.gz")]
+    assert [entry.verdict and entry.verdict.total for entry in found] == [1.0, 0.25, None]
+    assert {entry.episode.task.id for entry in found} == {"fix-it"}
+    assert [entry.episode.id for entry in found] == ["g0-0", "g1-0", "g2-0"]
+    (tmp_path / "jobs" / "fix-it__2" / "result.json").write_text("[")
+    assert "result.json is not JSON" in fails(capsys, "import", tmp_path / "jobs", "--out", tmp_path / "x")
 
 
 def test_tokens_that_somebody_removed_are_counted(run, tmp_path, capsys):
