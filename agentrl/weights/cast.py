@@ -3,11 +3,11 @@
     fp8     e4m3 (Micikevicius et al., 2022, arXiv:2209.05433): |q| <= 448, 3 bits after the leading one
     int4    -7 .. 7, eight to a word of 32 bits, the first in its lowest bits, each plus 8
 
-A scale is the largest |w| of its block, over 448 or over 7, rounded to the dtype that scales have; a block that
-would have the scale 0 has 1. Weights become q = round(w / scale), computed in fp32, to the nearest number of the
-grid, of two equally near the even one. So the largest number of the grid is reached in each block, and a matrix that was read
-from such numbers becomes the same ones again, as far as its own dtype holds q x scale. -8 is read, and not written: a
-scale over 7.5, with it, would move all weights each time that they are read and written.
+A scale is the largest |w| of its block, over 448 or over 7, rounded to the dtype that scales have; a block
+that would have the scale 0 has 1. A weight becomes round(w / scale), computed in fp32: the nearest number of
+the grid, of two equally near the even one. So each block reaches the largest number of its grid, and a matrix
+that was read from such numbers becomes the same ones again, as far as its own dtype holds them. -8 is read
+and not written: with a scale over 7.5, which would need it, weights would move each time that they are read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Matrix(NamedTuple):
     """How one matrix is stored.
 
     name, shape: its own. grid: of its numbers. block: rows and columns that share a scale. parts: the
-    tensors of a file that hold it: its numbers, its scales and, of int4, its shape. rounds_up: scales are powers of
-    two, rounded up.
+    tensors of a file that hold it: its numbers, its scales and, of int4, its shape. rounds_up: scales are
+    powers of two, rounded up.
     """
 
     name: str
@@ -77,11 +77,13 @@ def rounded(weight: Tensor, matrix: Matrix) -> Tensor:
 
 def _scales(exact_RC: Tensor, dtype: torch.dtype, matrix: Matrix) -> Tensor:
     if matrix.rounds_up:
-        # Half of a power of two is that power below it: its mantissa is exactly 0.5.
         mantissa, exponent = exact_RC.frexp()
-        exact_RC = torch.ones_like(exact_RC).ldexp(exponent - (mantissa == 0.5).int()).where(exact_RC > 0, 0)
+        # The mantissa of a power of two is 0.5, and it is its own.
+        power = torch.ones_like(exact_RC).ldexp(exponent - (mantissa == 0.5).int())
+        # What is not finite stays so, and is found.
+        exact_RC = power.where((exact_RC > 0) & exact_RC.isfinite(), exact_RC)
     scale_RC = exact_RC.to(dtype)
-    return scale_RC.where(scale_RC > 0, torch.ones_like(scale_RC))
+    return torch.ones_like(scale_RC).where(scale_RC == 0, scale_RC)
 
 
 def _blocks(matrix: Tensor, block: tuple[int, int]) -> Tensor:
@@ -94,15 +96,15 @@ def _blocks(matrix: Tensor, block: tuple[int, int]) -> Tensor:
 
 def _whole(blocks_RrCc: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `_blocks`."""
-    R, r, C, c = blocks_RrCc.shape
-    return blocks_RrCc.reshape(R * r, C * c)[: shape[0], : shape[1]].contiguous()
+    whole = blocks_RrCc.flatten(2).flatten(0, 1)
+    return whole[: shape[0], : shape[1]].contiguous()
 
 
 def _packed(numbers: Tensor) -> Tensor:
     """int32 [rows, columns / 8, rounded up], of whole numbers from -8 to 7."""
     padded = pad(numbers, (0, -numbers.shape[1] % _PER_WORD)) + _OFFSET
     shifts = torch.arange(_PER_WORD, device=numbers.device) * _BITS
-    words = (padded.long().unflatten(1, (-1, _PER_WORD)) << shifts).sum(dim=2)
+    words = (padded.long().reshape(len(padded), -1, _PER_WORD) << shifts).sum(dim=2)
     # The last of eight reaches into the sign.
     return (words - ((words >> 31) << 32)).int()
 

@@ -39,6 +39,7 @@ class VersionsPlan:
     """A plan whose one rank publishes `checkpoint(1)`, `checkpoint(2)` and so on."""
 
     world_size = 1
+    models = {"old": ""}
 
     @contextmanager
     def worker(self, place):

@@ -36,7 +36,7 @@ _PER_WORD: Final = 8
 
 
 class _Form(NamedTuple):
-    """grid: of the numbers. block: rows and columns of one scale; None = one scale a matrix. scales: their name."""
+    """grid: of the numbers. block: rows and columns of one scale; None = all. scales: their name."""
 
     grid: Grid
     block: tuple[int, int] | None
@@ -58,7 +58,8 @@ def cast_directory(source: Path, target: Path, cast: Cast) -> int:
     A tensor is in memory at a time.
 
     Raises:
-        ModelLoadError: see `TensorFiles`; nothing of the model can be cast so; or what was written is not what was read.
+        ModelLoadError: see `TensorFiles`; nothing of the model can be cast so; or what was written is not
+            what was read.
         OSError: the disk does not take it.
     """
     with TensorFiles(source) as files:
@@ -84,16 +85,14 @@ def cast_directory(source: Path, target: Path, cast: Cast) -> int:
             for part in (matrices[spec.name].parts if spec.name in matrices else (spec,))
         ]
         pieces = _pieces(files, matrices)
-        write_tensors(
-            target, pieces, manifest=manifest, like=source, quantization=_config_of(cast, others)
-        )
+        write_tensors(target, pieces, manifest=manifest, like=source, quantization=_config_of(cast, others))
         _compare(target, files, matrices)
     return len(matrices)
 
 
 def dequantize_directory(source: Path, target: Path) -> int:
-    """Write the model that quantized numbers stand for, in the dtype of its other weights, and compare what was
-    written. Returns how many matrices were quantized.
+    """Write the model that quantized numbers stand for, in the dtype of its other weights, and compare what
+    was written. Returns how many matrices were quantized.
 
     Raises:
         ModelLoadError, OSError: as for `cast_directory`.
@@ -140,6 +139,7 @@ def _matrix(spec: TensorSpec, form: _Form) -> Matrix:
     height, width = form.block or (rows, columns)
     scales = (1,) if form.block is None else (-(-rows // height), -(-columns // width))
     name = spec.name.removesuffix(WEIGHT)
+    parts: tuple[TensorSpec, ...]
     if form.grid == "fp8":
         parts = (
             TensorSpec(spec.name, spec.shape, FP8),

@@ -102,8 +102,8 @@ def write_tensors(
 ) -> None:
     """Write tensors, as bytes and in the order of the manifest, into files of about `file_bytes`.
 
-    All other files are copied from `like`; the write is atomic. quantization: what config.json says of tensors
-    that are quantized.
+    All other files are copied from `like`; the write is atomic. quantization: what config.json says of
+    tensors that are quantized.
 
     Raises:
         ValueError: the tensors do not match the manifest.

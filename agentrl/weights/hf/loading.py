@@ -57,6 +57,8 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
         raise ModelLoadError(
             f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again."
         )
+    if is_quantized:
+        _complete(model, path)
     if adapters is not None:
         _add(adapters, model)
         model.name_or_path = str(directory)
@@ -79,7 +81,7 @@ def _dequantized(path: Path, dtype: torch.dtype) -> object:
     """The model that quantized numbers stand for; its matrices are computed one by one as it is built."""
     config = open_config(path)
     with TensorFiles(path) as files:
-        model, report = type(meta_model(config)).from_pretrained(
+        opened: object = type(meta_model(config)).from_pretrained(
             None,
             config=config,
             state_dict={name: _Stored(files, name) for name in files.names},
@@ -87,10 +89,14 @@ def _dequantized(path: Path, dtype: torch.dtype) -> object:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    return opened
+
+
+def _complete(model: PreTrainedModel, path: Path) -> None:
+    """Give a model what transformers reads beside the weights of a directory."""
     model.name_or_path = str(path)
     if (path / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
-    return model, report
 
 
 class _Stored:

@@ -1,4 +1,4 @@
-"""Quantized model directories: which matrices are stored in fewer bits, by config.json and the tensors beside it.
+"""Quantized model directories: which matrices are stored in fewer bits, by config.json and the tensors.
 
     quant_method            what is read
     fp8                     blocks, as DeepSeek-V3 and Qwen3-FP8 have them: `.weight`, `.weight_scale_inv`; or
@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig
 from agentrl.errors import ModelLoadError
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.cast import FP8, Grid, Matrix
+from agentrl.weights.hf.folders import adapter_config
 
 QUANTIZATION = "quantization_config"
 """The field of a config.json."""
@@ -78,7 +79,7 @@ class _CompressedTensors(BaseModel):
 class Scheme(NamedTuple):
     """What a config.json says of quantized weights. grid, rounds_up: see `Matrix`.
 
-    method: `quant_method`. block: rows and columns of one scale; None = one for a matrix, or one for each row.
+    method: `quant_method`. block: rows and columns of one scale; None = one for a matrix, or for each row.
     """
 
     method: str
@@ -125,9 +126,24 @@ def scheme_of(directory: Path) -> Scheme | None:
             f"{path} quantizes weights by {method} in a way that is not read here ({reason}); {_REMEDY}."
         ) from None
     raise ModelLoadError(
-        f"{path} holds weights quantized by {method}, and only fp8 and compressed-tensors (fp8, int4) are read "
-        f"here; {_REMEDY}."
+        f"{path} holds weights quantized by {method}, and only fp8 and compressed-tensors (fp8, int4) are "
+        f"read here; {_REMEDY}."
     )
+
+
+def quantized_model(directory: str) -> str | None:
+    """The directory, where engines serve its weights as they are stored, and these are quantized.
+
+    Of adapters engines get the whole model, which is not. A model that was loaded from nowhere has no
+    directory.
+
+    Raises:
+        ModelLoadError: see `scheme_of`.
+    """
+    path = Path(directory)
+    if not directory or adapter_config(path) is not None or scheme_of(path) is None:
+        return None
+    return directory
 
 
 def without_quantization(config: PreTrainedConfig, directory: Path) -> PreTrainedConfig:
@@ -148,7 +164,7 @@ def matrices_of(directory: Path, stored: Specs) -> dict[str, Matrix]:
     """The quantized matrices among the tensors of a directory, by the names of their weights.
 
     Raises:
-        ModelLoadError: see `scheme_of`; or a tensor that config.json speaks of is missing, or of another shape.
+        ModelLoadError: see `scheme_of`; or the scales of a matrix are missing, or of another shape.
     """
     scheme = scheme_of(directory)
     if scheme is None:
@@ -172,8 +188,8 @@ def _of_compressed_tensors(config: _CompressedTensors, path: Path) -> Scheme:
     is_int4 = config.format == "pack-quantized"
     if len(kinds) > 1 or (weights.num_bits, weights.type) != ((4, "int") if is_int4 else (8, "float")):
         raise ModelLoadError(
-            f"{path} quantizes weights by compressed-tensors, not all to int4 or all to fp8, and only these are "
-            f"read here; {_REMEDY}."
+            f"{path} quantizes weights by compressed-tensors, not all to int4 or all to fp8, and only these "
+            f"are read here; {_REMEDY}."
         )
     if weights.strategy == "group":
         return Scheme(config.quant_method, "int4" if is_int4 else "fp8", (1, weights.group_size or 0))
@@ -190,14 +206,18 @@ def _fp8(directory: Path, name: str, stored: Specs, scheme: Scheme) -> Matrix:
 def _int4(directory: Path, name: str, stored: Specs, scheme: Scheme) -> Matrix:
     packed, scales = stored[name + _PACKED], stored.get(f"{name}.weight_scale")
     columns = 0 if scales is None else scales.shape[-1] * (scheme.block or (0, 0))[1]
-    # Of one scale a row, the words say the columns up to 7 too many; `weight_shape` is data, and no matrix has such.
+    # Where each row has one scale, words say the columns: no published matrix has part of one.
     shape = (packed.shape[0], columns or packed.shape[-1] * 8)
     weight = TensorSpec(f"{name}{WEIGHT}", shape, packed.dtype)
     return _matrix(directory, weight, shape, scheme, [packed, scales, stored.get(name + _SHAPE)])
 
 
 def _matrix(
-    directory: Path, weight: TensorSpec, shape: tuple[int, ...], scheme: Scheme, parts: list[TensorSpec | None]
+    directory: Path,
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    scheme: Scheme,
+    parts: list[TensorSpec | None],
 ) -> Matrix:
     whole = tuple(part for part in parts if part is not None)
     if len(whole) < len(parts) or len(shape) != 2 or not all(shape):
@@ -214,7 +234,7 @@ def _matrix(
     is_single = counts == (1, 1) and expected in ((), (1,))
     if expected != counts and not is_single:
         raise ModelLoadError(
-            f"{directory} holds scales {list(expected)} for {weight.name}, and its config.json says blocks of "
-            f"{list(block)}; copy both from one place again."
+            f"{directory} holds scales {list(expected)} for {weight.name}, and its config.json says blocks "
+            f"of {list(block)}; copy both from one place again."
         )
     return Matrix(weight.name, shape, scheme.grid, block, whole, scheme.rounds_up)
