@@ -96,7 +96,8 @@ def _complete(model: PreTrainedModel, path: Path) -> None:
     """Give a model what transformers reads beside the weights of a directory."""
     model.name_or_path = str(path)
     if (path / GENERATION_CONFIG_NAME).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        with quiet_transformers():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
 
 
 class _Stored:
