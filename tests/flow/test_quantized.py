@@ -17,6 +17,8 @@ from agentrl.weights.staging import Transaction
 from tests.flow.runs import WARM, metrics_of, train
 from tests.weights.hf.quantizing import rounded_by
 
+pytestmark = pytest.mark.full
+
 MISMATCH = "train/train_rollout_logprob_abs_diff"
 SHORT = {"num_rollout": 3, "eval_interval": 1000}
 
@@ -78,7 +80,6 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(warm, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.full
 def test_engine_and_trainer_in_processes_of_their_own_differ_by_the_cast(warm, tmp_path):
     cast_directory(warm, tmp_path / "fp8", "fp8")
     run = train(
