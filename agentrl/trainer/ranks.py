@@ -39,7 +39,6 @@ from agentrl.weights.codec import unpack
 from agentrl.weights.hf.adapters import low_rank_of
 from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.export import save_adapters, write_directory
-from agentrl.weights.hf.quantized import quantized_model
 
 R = TypeVar("R")
 
@@ -68,9 +67,7 @@ class RankTrainer:
         self._streaming = asyncio.Lock()
         self._is_offloaded = False
         ranks.begin(plan)
-        self.publisher = Publisher(
-            ranks, bucket_bytes, self._streaming, quantized=quantized_model(plan.models["old"])
-        )
+        self.publisher = Publisher(ranks, bucket_bytes, self._streaming, plan.models["old"])
         """Sends its weights."""
 
     @classmethod

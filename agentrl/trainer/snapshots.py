@@ -16,6 +16,7 @@ from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.plan import Worker
 from agentrl.types.seams import AdapterSink, Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
 from agentrl.weights.codec import non_finite, size_of, views
+from agentrl.weights.hf.quantized import quantized_model
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -144,15 +145,16 @@ class Publisher:
     """Sends the weights of ranks that have their model.
 
     bucket_bytes: size of a bucket of weights; a larger tensor has a bucket of its own. streaming: held while
-    ranks send buckets: a call between two of them would take their replies. quantized: the directory of the
-    model that engines began with, where it is quantized: weights are cast likewise as they are published.
+    ranks send buckets: a call between two of them would take their replies. model: the directory that engines
+    began with, too: where it is quantized, weights are cast likewise as they are published.
+
+    Raises:
+        ModelLoadError: it is quantized in a way that is not read here.
     """
 
-    def __init__(
-        self, ranks: Ranks, bucket_bytes: int, streaming: asyncio.Lock, *, quantized: str | None = None
-    ) -> None:
+    def __init__(self, ranks: Ranks, bucket_bytes: int, streaming: asyncio.Lock, model: str) -> None:
         self._ranks, self._bucket_bytes, self._streaming = ranks, bucket_bytes, streaming
-        self._quantized = quantized
+        self._quantized = quantized_model(model)
         self._snapshots = Snapshots(ranks, streaming)
         self.manifest = ranks.call(Worker.manifest)[0]
         """The tensors of the policy."""

@@ -34,14 +34,12 @@ class Cast(NamedTuple):
 
 @torch.no_grad()
 def cast_buckets(
-    stream: Generator[Filled, None, int], cast: Cast | None, device: torch.device
+    stream: Generator[Filled, None, int], cast: Cast, device: torch.device
 ) -> Generator[Filled, None, int]:
     """A stream of buckets with its matrices cast; returns their checksum, 0 where it yields nothing.
 
-    cast: None = the stream as it is. device: what computes.
+    device: what computes.
     """
-    if cast is None:
-        return (yield from stream)
     pool = BufferPool(1)
     digests: list[Future[list[int]]] = []
     # Checksums run in threads, so that this one casts the next bucket.
@@ -56,13 +54,11 @@ def cast_buckets(
 
 
 @torch.no_grad()
-def cast_on_device(source: Packed, cast: Cast | None, device: torch.device) -> Packed | None:
+def cast_on_device(source: Packed, cast: Cast, device: torch.device) -> Packed | None:
     """Weights in the memory of a device with their matrices cast, in memory of its own; `source` is freed.
 
-    cast: None = `source` as it is. Returns None where the device has no room for both.
+    Returns None where the device has no room for both.
     """
-    if cast is None:
-        return source
     matrices, parts = _matrices_of(cast.directory), source.weights.parts
     layout = layout_of([tuple(_specs(part.tensors, matrices)) for part in parts])
     memory = None if layout is None else allocated(device, layout.num_bytes)

@@ -137,7 +137,7 @@ class MegatronWorker(Recorder, DeviceStore):
             self._local_ranks = LocalRanks(bucket_bytes)
         with self._memory["old"].parameters_onloaded():
             stream = gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks)
-            return (yield from cast_buckets(stream, cast, compute_device()))
+            return (yield from stream if cast is None else cast_buckets(stream, cast, compute_device()))
 
     def weights_on_device(
         self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
@@ -148,8 +148,9 @@ class MegatronWorker(Recorder, DeviceStore):
         """
         loads = self._loads_of(manifest, bucket_bytes)
         packed = packed_on_device(loads, self._memory["old"].parameters_onloaded)
-        done = None if packed is None else cast_on_device(packed, cast, compute_device())
-        return None if done is None else keep(done)
+        if packed is not None and cast is not None:
+            packed = cast_on_device(packed, cast, compute_device())
+        return None if packed is None else keep(packed)
 
     def onload(self) -> int | None:
         """Have all networks on the device, unless the layout offloads those that are not in use.

@@ -179,7 +179,7 @@ class TorchWorker(Recorder, DeviceStore):
                 deque(tensors, maxlen=0)
                 return 0
             stream = _filled(tensors, self._pool, manifest, bucket_bytes)
-            return (yield from cast_buckets(stream, cast, self.model.device))
+            return (yield from stream if cast is None else cast_buckets(stream, cast, self.model.device))
 
     @torch.no_grad()
     def weights_on_device(
@@ -197,14 +197,8 @@ class TorchWorker(Recorder, DeviceStore):
                 if not is_first:
                     deque(weights, maxlen=0)
                 return None
-
-            def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
-                # Both are in the order of the manifest; the first is the shorter one.
-                for (name, target), (own_name, source) in zip(views_in(load, bytes_B), weights, strict=False):
-                    assert name == own_name
-                    target.copy_(source)
-
-            done = cast_on_device(packed(layout, memory, fill), cast, self.model.device)
+            whole = packed(layout, memory, partial(_write, weights))
+            done = whole if cast is None else cast_on_device(whole, cast, self.model.device)
             return None if done is None else keep(done)
 
     def onloaded(self) -> AbstractContextManager[None]:
@@ -263,6 +257,14 @@ class TorchWorker(Recorder, DeviceStore):
     def _offload_all(self) -> None:
         for memory in set(self._memory.values()) if has_own_memory(self.model.device) else ():
             memory.offload()
+
+
+def _write(weights: Iterator[tuple[str, Tensor]], load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+    """Write the next weights into the memory of a bucket."""
+    # Both are in the order of the manifest; the first is the shorter one.
+    for (name, target), (own_name, source) in zip(views_in(load, bytes_B), weights, strict=False):
+        assert name == own_name
+        target.copy_(source)
 
 
 def _memory_of(
