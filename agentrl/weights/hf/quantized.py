@@ -178,6 +178,11 @@ def matrices_of(directory: Path, stored: Specs) -> dict[str, Matrix]:
     return {matrix.name: matrix for matrix in found}
 
 
+def names_beside(matrix: Matrix) -> tuple[str, ...]:
+    """The tensors of a file that a matrix takes the place of: its parts, and a scale of activations."""
+    return *(part.name for part in matrix.parts), f"{matrix.name.removesuffix(WEIGHT)}.input_scale"
+
+
 def _of_fp8(config: _Fp8) -> Scheme:
     return Scheme("fp8", "fp8", config.weight_block_size, config.scale_fmt == "ue8m0")
 

@@ -30,7 +30,7 @@ from agentrl.weights.codec import names_in_checkpoints, torch_dtype
 from agentrl.weights.hf.adapters import opened_adapters
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
-from agentrl.weights.hf.quantized import matrices_of
+from agentrl.weights.hf.quantized import matrices_of, names_beside
 from agentrl.weights.quiet import quiet_transformers
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -83,7 +83,7 @@ class TensorFiles:
             }
         self.matrices = matrices_of(self.directory, {name: e.stored for name, e in self._stored.items()})
         """Those of its tensors that are stored in fewer bits, by name; see `agentrl.weights.cast`."""
-        self._parts = {part.name for matrix in self.matrices.values() for part in matrix.parts}
+        self._parts = {name for matrix in self.matrices.values() for name in names_beside(matrix)}
         if self._adapters is not None:
             self._adapters.check({spec.name: spec.shape for spec in self.all_specs})
 

@@ -14,9 +14,11 @@ from transformers.utils.quantization_config import FineGrainedFP8Config
 from agentrl.cli import main
 from agentrl.errors import ModelLoadError
 from agentrl.weights.codec import named_weights
+from agentrl.weights.hf.adapters import LowRank
 from agentrl.weights.hf.casting import cast_directory, dequantize_directory
+from agentrl.weights.hf.export import save_adapters
 from agentrl.weights.hf.loading import open_directory
-from agentrl.weights.hf.quantized import scheme_of
+from agentrl.weights.hf.quantized import quantized_model, scheme_of
 from agentrl.weights.hf.tensors import TensorFiles
 from tests.engine.serving import sglang_python
 from tests.trainer.tiny import tokenizer
@@ -158,6 +160,48 @@ def test_compressed_tensors_reads_int4_as_we_do_and_packs_as_we_read(tmp_path, p
             scales = stored[f"{name}_scale"].repeat_interleave(32, 1)
             expected = (theirs[f"{name}_numbers"].float() * scales.float()).bfloat16()
             assert torch.equal(files.read(name), expected), name
+
+
+def test_scales_of_activations_are_no_part_of_the_model(tmp_path, plain):
+    target = tmp_path / "fp8"
+    cast_directory(plain(), target, "fp8-tensor")
+    tensors = stored_in(target)
+    scales = {
+        f"{name}_scale".replace("weight", "input"): torch.ones(())
+        for name in tensors
+        if is_fp8(tensors, name)
+    }
+    save_file({**tensors, **scales}, target / "model.safetensors", {"format": "pt"})
+    with_config(target, activation_scheme="static")
+    dequantize_directory(target, tmp_path / "plain")
+    assert stored_in(tmp_path / "plain").keys() == stored_in(plain()).keys()
+
+
+def is_fp8(tensors, name):
+    return tensors[name].itemsize == 1
+
+
+def test_adapters_over_a_quantized_model_are_added_to_what_its_numbers_stand_for(tmp_path, plain):
+    base = tmp_path / "int4"
+    cast_directory(plain("qwen3", torch.float32), base, "int4")
+    before = dict(named_weights(open_directory(base, torch.float32)))
+    name = "model.layers.0.self_attn.q_proj"
+    rows, columns = before[f"{name}.weight"].shape
+    learned = LowRank(torch.randn(2, columns), torch.randn(rows, 2), 0.5)
+    save_adapters(tmp_path / "adapters", {name: learned}, like=base)
+    assert quantized_model(str(base)) == str(base)
+    assert quantized_model(str(tmp_path / "adapters")) is None, "engines serve the sum"
+    expected = before[f"{name}.weight"] + 0.5 * learned.b @ learned.a
+    main(["convert", str(tmp_path / "adapters"), str(tmp_path / "merged")])
+    assert "quantization_config" not in config_of(tmp_path / "merged")
+    for folder in ("adapters", "merged"):
+        opened = dict(named_weights(open_directory(tmp_path / folder, torch.float32)))
+        torch.testing.assert_close(opened[f"{name}.weight"], expected)
+        assert all(torch.equal(opened[n], before[n]) for n in before if n != f"{name}.weight")
+    main(["convert", str(tmp_path / "adapters"), str(tmp_path / "fp8"), "--cast", "fp8"])
+    with TensorFiles(tmp_path / "fp8") as files:
+        rounded = rounded_by(expected.numpy(), "fp8", torch.float32)
+        torch.testing.assert_close(files.read(f"{name}.weight"), rounded, rtol=0.07, atol=1e-3)
 
 
 @pytest.mark.parametrize(("shape", "strategy"), [((), "tensor"), ((1,), "tensor"), (None, "channel")])
