@@ -146,15 +146,11 @@ def quantized_model(directory: str) -> str | None:
     return directory
 
 
-def without_quantization(config: PreTrainedConfig, directory: Path) -> PreTrainedConfig:
-    """The config of the model that the directory's numbers stand for.
+def without_quantization(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the model that quantized numbers stand for, in whatever way: a server may read them.
 
     transformers would otherwise build layers of its own for them, which need a GPU.
-
-    Raises:
-        ModelLoadError: see `scheme_of`.
     """
-    scheme_of(directory)
     if getattr(config, QUANTIZATION, None) is not None:
         delattr(config, QUANTIZATION)
     return config

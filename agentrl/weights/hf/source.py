@@ -168,7 +168,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
     """The config of a Hugging Face model directory; of a quantized model, of what its numbers stand for.
 
     Raises:
-        ModelLoadError: it holds none, or an invalid one; or see `scheme_of`.
+        ModelLoadError: it holds none, or an invalid one.
     """
     check_has_config(directory)
     directory = base_folder(directory)
@@ -181,7 +181,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
     except OSError as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the model in {directory} cannot be loaded: {reason}") from error
-    return without_quantization(config, directory)
+    return without_quantization(config)
 
 
 def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:

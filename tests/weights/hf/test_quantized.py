@@ -19,6 +19,7 @@ from agentrl.weights.hf.casting import cast_directory, dequantize_directory
 from agentrl.weights.hf.export import save_adapters
 from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.hf.quantized import quantized_model, scheme_of
+from agentrl.weights.hf.source import open_config
 from agentrl.weights.hf.tensors import TensorFiles
 from tests.engine.serving import sglang_python
 from tests.trainer.tiny import tokenizer
@@ -313,6 +314,8 @@ def test_what_is_not_read_is_one_sentence(tmp_path, plain, changes, says):
     target = tmp_path / "fp8"
     cast_directory(plain(), target, "fp8")
     with_config(target, **changes)
+    # A server may read it.
+    assert open_config(target).to_dict().get("quantization_config") is None
     with pytest.raises(ModelLoadError, match=says):
         open_directory(target, torch.float32)
     with pytest.raises(ModelLoadError, match=says):

@@ -56,6 +56,6 @@ def config_of(directory: Path) -> PreTrainedConfig:
         except (OSError, ValueError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
-        config = without_quantization(config, directory)
+        config = without_quantization(config)
         shape_of(config)
     return config
