@@ -378,8 +378,6 @@ def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]
     biases = "add_qkv_bias" not in family.settings and bool(
         fields.get("attention_bias") or fields.get("mlp_bias")
     )
-    if fields.get("quantization_config"):
-        raise ModelLoadError(f"this {model_type} has quantized weights; convert it to bfloat16 first.")
     for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),
