@@ -113,6 +113,11 @@ class HarnessEnv(Env):
         del task
         return {}
 
+    def prepare(self, task: Task) -> str:
+        """A command that runs in that folder before the program, and not as a part of it; "" = none."""
+        del task
+        return ""
+
     @abstractmethod
     def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> Grade | Awaitable[Grade]:
         """The reward of an episode, sync or async, by what the agent has left: a finite number, or several.
@@ -228,7 +233,8 @@ class HarnessEnv(Env):
     async def _run_program(self, door: Door, task: Task) -> AgentOutcome:
         """Run the program in its sandbox, whose own network has the address of its door alone."""
         shell = self.shell or _shell()
-        async with shell.gate.admitted("the sandbox"), SandboxedProgram(shell, self.files(task)) as program:
+        sandboxed = SandboxedProgram(shell, self.files(task), self.prepare(task))
+        async with shell.gate.admitted("the sandbox"), sandboxed as program:
             with await program.listener() as listener:
                 door.address = address_of(listener)
                 async with served(application_of(by_key({door.name: door})), listener):

@@ -28,6 +28,18 @@ def put(files: Mapping[str, str]) -> None:
             file.write(text)
 
 
+def prepare(program: str, command: str) -> None:
+    """Run a command of the environment's own; where it fails, its last words are those of the exit."""
+    os.makedirs(FOLDER, exist_ok=True)
+    done = subprocess.run(
+        [program, "-c", command], cwd=FOLDER, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    _kill_all_others()
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise SystemExit(f"exit code {done.returncode}: {' '.join(said)}")
+
+
 def run(program: str, command: str, timeout_s: float) -> None:
     """Run a command to its end or its timeout, kill all that it started, and print how it ended."""
     os.makedirs(FOLDER, exist_ok=True)

@@ -56,6 +56,7 @@ class ShellTool(Toolkit):
 
     name: the name that the model calls.
     programs: names of programs in /usr/bin; None = those of `PROGRAMS` that this machine has.
+    more_programs: names of others besides; each must be there.
     packages: distributions that Python may import.
     timeout_s: wall-clock seconds of a command, at most; its processes have as many CPU seconds together.
     memory_mb, files_mb, processes: as for `PythonTool`, of all processes together.
@@ -69,6 +70,7 @@ class ShellTool(Toolkit):
 
     name: str = "shell"
     programs: Sequence[str] | None = None
+    more_programs: Sequence[str] = ()
     packages: Sequence[str] = ()
     timeout_s: float = 10.0
     memory_mb: int = 256
@@ -90,6 +92,7 @@ class ShellTool(Toolkit):
             if not getattr(self, name) > 0:
                 raise UserError(f"the shell tool needs {name} above 0, got {getattr(self, name)}.")
         programs = self.programs if self.programs is not None else tuple(filter(program_path, PROGRAMS))
+        programs = tuple(dict.fromkeys((*programs, *self.more_programs)))
         shell = next((name for name in ("bash", "sh") if name in programs), None)
         if shell is None:
             raise UserError("the shell tool needs `bash` or `sh` among its programs; add one.")
@@ -123,12 +126,14 @@ class ShellTool(Toolkit):
         async with self.shell() as shell:
             yield (Tool.described(self.schema, shell.run, gate=self._gate),)
 
-    def shell(self, files: Mapping[str, str] | None = None) -> Shell:
+    def shell(self, files: Mapping[str, str] | None = None, prepare: str = "") -> Shell:
         """A shell for one episode, for environments that put files in and read them afterwards.
 
         files: the first files: path below the folder -> text.
+        prepare: a command that runs in the folder with these files before the first one of the model; where
+            it fails, so does that one, as a `ToolError`.
         """
-        return Shell(self, files or {})
+        return Shell(self, files or {}, prepare)
 
     @property
     def shell_path(self) -> str:
@@ -194,10 +199,13 @@ class Shell:
     A process of the sandbox starts with the first command. Commands wait for each other.
     """
 
-    def __init__(self, tool: ShellTool, files: Mapping[str, str]) -> None:
+    def __init__(self, tool: ShellTool, files: Mapping[str, str], prepare: str = "") -> None:
         self._tool = tool
         self._first_files = dict(files)
-        self._interpreter = tool.python.interpreter(f"{_INSIDE}\nput({self._first_files!r})")
+        setup = f"{_INSIDE}\nput({self._first_files!r})"
+        if prepare:
+            setup += f"\nprepare({tool.shell_path!r}, {prepare!r})"
+        self._interpreter = tool.python.interpreter(setup)
 
     async def __aenter__(self) -> Self:
         return self
