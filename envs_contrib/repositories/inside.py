@@ -22,7 +22,7 @@ def outcomes(
 ) -> None:
     """Write the files, run the program once for each call, and print exit codes and outputs as JSON.
 
-    calls: (arguments, standard input). An output that is too long, or comes too late, is None.
+    calls: (arguments, standard input). An output that is too long is None; after one that comes too late all are.
     """
     for path, text in files.items():
         place = os.path.join(FOLDER, path)
@@ -30,7 +30,11 @@ def outcomes(
         with open(place, "w", encoding="utf-8") as file:
             file.write(text)
     os.makedirs(FOLDER, exist_ok=True)
-    found = [_outcome([*command, *args], stdin, timeout_s) for args, stdin in calls]
+    found: list[list[object]] = []
+    for args, stdin in calls:
+        # One that is late is wrong already: the others need not be waited for.
+        is_late = bool(found) and found[-1][0] is None
+        found.append([None, None] if is_late else _outcome([*command, *args], stdin, timeout_s))
     print(f"\n{json.dumps(found)}")
 
 

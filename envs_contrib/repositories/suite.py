@@ -13,7 +13,7 @@ from envs_contrib.repositories.programs import LANGUAGES, names, program
 from envs_contrib.repositories.repository import RUN_TESTS, Repository, repository
 
 NUM_VARIANTS: Mapping[str, int] = {"train": 4, "test": 4}
-"""Repositories of each fault; the last fault of a program is in the test split, the others in the other one."""
+"""Repositories of each fault; the last fault of a program is in the test split, the others in the other."""
 
 
 def checked_languages(languages: Sequence[str]) -> tuple[str, ...]:
