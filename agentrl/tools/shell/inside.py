@@ -19,13 +19,13 @@ FOLDER = "/tmp/work"
 _MOST_DEPTH = 10
 
 
-def put(files: Mapping[str, str]) -> None:
-    """Write files: path below the folder -> text."""
-    for name, text in files.items():
+def put(files: Mapping[str, str | bytes]) -> None:
+    """Write files: path below the folder -> text, or bytes."""
+    for name, contents in files.items():
         path = os.path.join(FOLDER, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(path, "wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
 
 
 def prepare(program: str, command: str) -> None:

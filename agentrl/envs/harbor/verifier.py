@@ -1,0 +1,84 @@
+"""The tests of a task, on the machine that an agent has left: Harbor's contract, in the sandbox."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+
+from agentrl.envs.harbor.folder import TaskFile, TaskFolder
+from agentrl.envs.harbor.recipe import ROOT, Recipe
+from agentrl.tools.shell import Shell
+
+_OWN = ".verifier"
+_NOTHING = "#!/bin/sh\nexit 0\n"
+# As uvx does: its packages are there, and the folder of the command is no part of the path of modules.
+_RUN_TESTER = """#!/usr/bin/env python3
+import os, sys
+words, left = sys.argv[1:], []
+while words:
+    word = words.pop(0)
+    if word in ("-p", "--python", "-w", "--with", "--from", "--ctrf"):
+        words.pop(0)
+    elif word not in ("run", "python", "-m", "pytest") or left:
+        left.append(word)
+os.execv(sys.executable, [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *left])
+"""
+_PROGRAMS: Mapping[str, str] = {
+    **dict.fromkeys(("apt", "apt-get", "curl", "pip", "pip3", "wget"), _NOTHING),
+    **dict.fromkeys(("uvx", "uv", "pytest"), _RUN_TESTER),
+}
+"""What scripts start to install what is there already."""
+_REWARD = "/logs/verifier/reward"
+
+
+def below_root(place: str, files: Mapping[str, TaskFile]) -> dict[str, str | bytes]:
+    """Files of a part of a task, as they are put below the shell's folder."""
+    return {f"{place}/{path}": contents.data for path, contents in files.items()}
+
+
+async def reward_of(shell: Shell, task: TaskFolder, recipe: Recipe) -> float | None:
+    """The reward that the tests of a task write; None = they wrote none.
+
+    Nothing of the agent's runs any more. What it has put in the place of tests, of their results and of
+    programs of theirs is removed first.
+
+    Raises:
+        ToolError: the sandbox died.
+    """
+    await shell.executed(f"rm -rf {ROOT}/tests {ROOT}/logs {ROOT}/{_OWN}; mkdir -p {ROOT}/logs/verifier", {})
+    programs: dict[str, str | bytes] = {f"{_OWN}/bin/{name}": text for name, text in _PROGRAMS.items()}
+    programs[f"{_OWN}/home/.local/bin/env"] = ""
+    await shell.put({**below_root("tests", task.tests), **programs})
+    workdir = shlex.quote(recipe.workdir)
+    command = (
+        f"chmod -R +x {ROOT}/{_OWN}/bin {ROOT}/tests; export PATH={ROOT}/{_OWN}/bin:$PATH; "
+        f"mkdir -p {workdir}; cd {workdir} && bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+    )
+    ended = await shell.executed(command, _variables(task, recipe), task.settings.verifier.timeout_sec)
+    if ended.timed_out:
+        return None
+    read = await shell.executed(f"cat {_REWARD}.txt 2> /dev/null || cat {_REWARD}.json", {})
+    return _number(read.output)
+
+
+def _variables(task: TaskFolder, recipe: Recipe) -> dict[str, str]:
+    own = {"HOME": f"{ROOT}/{_OWN}/home", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**recipe.variables, **task.settings.verifier.env, **own}
+
+
+def _number(text: str) -> float | None:
+    """A number; or one of a table in JSON: `reward`, or the mean of all."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict):
+        values = [value["reward"]] if "reward" in value else list(value.values())
+    else:
+        values = [value]
+    numbers = [float(one) for one in values if isinstance(one, int | float)]
+    if not values or len(numbers) < len(values) or not all(map(math.isfinite, numbers)):
+        return None
+    return sum(numbers) / len(numbers)
