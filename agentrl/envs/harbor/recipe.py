@@ -84,17 +84,13 @@ class Recipe:
     @property
     def prepare(self) -> str:
         """The command that makes it of the files."""
-        places = [f"mkdir -p {ROOT}{place}" for place in sorted({*self.places, self._top(self.workdir)})]
+        # As few processes as can be: this is what an episode waits for first.
+        places = [f"{ROOT}{place}" for place in sorted(self.places)]
         stubs = [f"{name}() {{ :; }}" for name in _INSTALLERS if name != "apt-get"]
         functions = ["shopt -s expand_aliases 2> /dev/null", "alias apt-get=:", *stubs]
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        clean = f"rm -rf {ROOT}/{_STAGE}"
-        return "\n".join(
-            ["set -e", *places, *functions, *exports, *self.steps, f"mkdir -p {self.workdir}", clean]
-        )
-
-    def _top(self, path: str) -> str:
-        return f"/{path.split('/')[1]}"
+        begin = ["set -e", f"mkdir -p {' '.join(places)}", *functions, *exports, f"cd {ROOT}/app"]
+        return "\n".join([*begin, *self.steps, *([f"rm -rf {ROOT}/{_STAGE}"] if self.files else [])])
 
     def refuse(self, what: str) -> None:
         """Note what cannot be done, once."""
@@ -203,7 +199,11 @@ class _Builder:
     def _workdir(self, instruction: Instruction) -> None:
         path = self._recipe.placed(instruction.text.strip("\"'"), f"WORKDIR {instruction.text}")
         self._recipe.workdir = path
-        self._recipe.steps += [f"mkdir -p {shlex.quote(path)}", f"cd {shlex.quote(path)}"]
+        is_made = path in self._recipe.places
+        self._recipe.steps += [
+            *([] if is_made else [f"mkdir -p {shlex.quote(path)}"]),
+            f"cd {shlex.quote(path)}",
+        ]
 
     def _user(self, instruction: Instruction) -> None:
         if instruction.text not in ("root", "0", "0:0", "root:root"):
@@ -257,7 +257,7 @@ class _Builder:
         stage = f"{_STAGE}/{len(self._recipe.steps)}"
         self._recipe.files |= {f"{stage}/{path}": contents.data for path, contents in files.items()}
         runnable = [path for path, contents in files.items() if contents.is_executable]
-        steps = [f"mkdir -p {shlex.quote(target)}"]
+        steps = [] if target == self._recipe.workdir else [f"mkdir -p {shlex.quote(target)}"]
         if runnable:
             steps.append(f"chmod +x {shlex.join(f'{ROOT}/{stage}/{path}' for path in runnable)}")
         if mode:
