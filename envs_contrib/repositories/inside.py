@@ -22,7 +22,8 @@ def outcomes(
 ) -> None:
     """Write the files, run the program once for each call, and print exit codes and outputs as JSON.
 
-    calls: (arguments, standard input). An output that is too long is None; after one that comes too late all are.
+    calls: (arguments, standard input). An output that is too long is None; after one that comes too late all
+        are.
     """
     for path, text in files.items():
         place = os.path.join(FOLDER, path)

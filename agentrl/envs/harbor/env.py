@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from agentrl.envs.base import Script
 from agentrl.envs.harbor.folder import TaskFolder, folders_of, read_task
 from agentrl.envs.harbor.packages import WHEELS, Sources, unpacked
-from agentrl.envs.harbor.recipe import ROOT, Recipe, recipe_of
-from agentrl.envs.harbor.verifier import reward_of
+from agentrl.envs.harbor.recipe import Recipe, recipe_of
+from agentrl.envs.harbor.trial import in_its_folder, oracle, reward_of
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import DataError, UserError
 from agentrl.tools.base import tool
@@ -24,7 +23,6 @@ from agentrl.types import JSON, Limits, Message, Task, call, say
 
 _CONCURRENT = 2 * (os.cpu_count() or 1)
 _MOST_SHOWN = 5
-_CHUNK_BYTES = 6000
 
 
 class Listed(NamedTuple):
@@ -86,7 +84,7 @@ class HarborTasks(ToolEnv):
         """
         if self._shell is None:
             return "There is no machine yet."
-        return await self._shell.run(f"{_beginning(self._recipe)}\n{command}")
+        return await self._shell.run(in_its_folder(command, self._recipe))
 
     tools = (shell,)
 
@@ -152,29 +150,9 @@ class HarborTasks(ToolEnv):
             raise UserError(
                 f"the task {task.id} has no solution/solve.sh, so nothing can be shown to solve it."
             )
-        yield call("shell", command=f"rm -rf {ROOT}/solution; mkdir -p {ROOT}/solution")
-        for path, contents in folder.solution.items():
-            place = f"{ROOT}/solution/{path}"
-            for start in range(0, max(len(contents.data), 1), _CHUNK_BYTES):
-                yield call("shell", command=_appended(place, contents.data[start : start + _CHUNK_BYTES]))
-        exports = "".join(f"export {n}={shlex.quote(v)}; " for n, v in folder.settings.solution.env.items())
-        yield call("shell", command=f"chmod -R +x {ROOT}/solution; {exports}bash /solution/solve.sh")
+        for command in oracle(folder):
+            yield call("shell", command=command)
         yield say("done")
-
-
-def _appended(place: str, data: bytes) -> str:
-    """A command that writes bytes at the end of a file."""
-    return (
-        "python3 - <<'END'\nimport os\n"
-        f"os.makedirs(os.path.dirname({place!r}), exist_ok=True)\n"
-        f"with open({place!r}, 'ab') as file:\n    file.write({data!r})\nEND"
-    )
-
-
-def _beginning(recipe: Recipe) -> str:
-    """What is done before each command: the variables, and the folder."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in recipe.variables.items()]
-    return "\n".join([*exports, f"cd {shlex.quote(recipe.workdir)} 2> /dev/null"])
 
 
 @lru_cache(maxsize=8)

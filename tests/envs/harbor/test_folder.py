@@ -17,6 +17,7 @@ from agentrl.envs.harbor.dockerfile import commands, instructions
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.harbor.packages import Sources, requirement, unpacked
 from agentrl.errors import DataError
+from agentrl.runtime import ownership
 from agentrl.tools import release_shared
 from tests.envs.harbor.folders import HELLO, write
 
@@ -56,13 +57,13 @@ def test_links_are_not_followed_wherever_they_are(tmp_path):
     assert "is a link" in reason(tmp_path / "own")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_tasks_of_another_user_are_refused(tmp_path):
-    task = write(tmp_path / "one", HELLO)
-    os.chown(task / "tests" / "test.sh", 12345, 12345)
-    with pytest.raises(
-        DataError, match=r"belongs to user 12345, another user; copy the tasks, and name the copy"
-    ):
+def test_tasks_of_another_user_are_refused(tmp_path, monkeypatch):
+    write(tmp_path / "one", HELLO)
+    ours = tmp_path.stat()
+    # What this process would make here belongs to somebody else than what is there.
+    other = os.stat_result((ours.st_mode, 0, 0, 1, ours.st_uid + 1, ours.st_gid, 0, 0, 0, 0))
+    monkeypatch.setattr(ownership, "_made", lambda _: other)
+    with pytest.raises(DataError, match=r"another user; copy the tasks, and name the copy"):
         survey(str(tmp_path))
 
 

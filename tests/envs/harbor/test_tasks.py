@@ -187,10 +187,10 @@ IMAGES = {
     "FROM ubuntu\nRUN apt update && apt install -y build-essential": "RUN apt install build-essential",
     "FROM ubuntu\nRUN pip install no-such-one==1.0": "RUN installs no-such-one==1.0, which is neither",
     "FROM ubuntu\nRUN pip install -r requirements.txt": "RUN pip install -r",
-    "FROM ubuntu\nRUN pip install git+https://x/y": "RUN installs git+https://x/y",
+    "FROM ubuntu\nRUN pip install git+ssh://x/y": "RUN installs git+ssh://x/y",
     "FROM ubuntu\nRUN python3 -m pip install numpy": "RUN python3 -m pip",
     "FROM ubuntu\nRUN cd /app && make all": "RUN make",
-    "FROM ubuntu\nRUN curl https://example.org > x": "RUN curl",
+    "FROM ubuntu\nRUN curl https://localhost > x": "RUN curl",
     "FROM ubuntu\nRUN useradd -m sam": "RUN useradd",
     "FROM ubuntu\nRUN --mount=type=cache,target=/x true": "(with a mount)",
     "FROM ubuntu\nRUN <<EOF\ntrue\nEOF": "RUN <<EOF",
@@ -200,9 +200,9 @@ IMAGES = {
     "FROM ubuntu\nCOPY nothing /app/": "COPY nothing /app/ (environment/ has no such file)",
     "FROM ubuntu\nCOPY Dockerfile /": "COPY Dockerfile / (a task cannot write there)",
     "FROM ubuntu\nCOPY --from=builder /x /y": "COPY --from=builder /x /y",
-    "FROM ubuntu\nADD https://example.org/x /app/x": "ADD https://example.org/x /app/x",
+    "FROM ubuntu\nADD https://localhost/x /app/x": "ADD https://localhost/x /app/x",
     "FROM ubuntu\nADD a.tar.gz /app/": "ADD a.tar.gz /app/ (an archive)",
-    "FROM ubuntu\nENV PATH=/opt/bin:$PATH": "ENV PATH=/opt/bin:$PATH",
+    "FROM ubuntu\nENV PATH=/app/bin:$PATH": "ENV PATH=/app/bin:$PATH",
     "FROM ubuntu\nENV LD_PRELOAD=/app/x.so": "ENV LD_PRELOAD=/app/x.so",
     'FROM ubuntu\nENTRYPOINT ["/x"]': "ENTRYPOINT",
     "FROM ubuntu\nVOLUME /data": "VOLUME /data",
@@ -242,7 +242,7 @@ OTHERS = {
         "tests/test.sh: installs nosuch==2",
     ),
     "# e": ({"solution/solve.sh": "apt-get install -y nginx\n"}, "solution/solve.sh: apt-get install nginx"),
-    "# f": ({"tests/test.sh": "curl https://example.org\n"}, "tests/test.sh: curl"),
+    "# f": ({"tests/test.sh": "curl https://localhost\n"}, "tests/test.sh: curl"),
 }
 
 

@@ -1,17 +1,18 @@
-"""The tests of a task, on the machine that an agent has left: Harbor's contract, in the sandbox."""
+"""What is run on the machine of a task: commands of an agent, the oracle, and the tests as in Harbor."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from agentrl.envs.harbor.folder import TaskFile, TaskFolder
+from agentrl.envs.harbor.folder import TaskFolder
 from agentrl.envs.harbor.recipe import ROOT, Recipe
 from agentrl.tools.shell import Shell
 
 _OWN = ".verifier"
+_CHUNK_BYTES = 6000
 _NOTHING = "#!/bin/sh\nexit 0\n"
 # As uvx does: its packages are there, and the folder of the command is no part of the path of modules.
 _RUN_TESTER = """#!/usr/bin/env python3
@@ -19,7 +20,7 @@ import os, sys
 words, left = sys.argv[1:], []
 while words:
     word = words.pop(0)
-    if word in ("-p", "--python", "-w", "--with", "--from", "--ctrf"):
+    if word.startswith("-") and word.strip("-") in ("p", "python", "w", "with", "from", "ctrf"):
         words.pop(0)
     elif word not in ("run", "python", "-m", "pytest") or left:
         left.append(word)
@@ -31,11 +32,33 @@ _PROGRAMS: Mapping[str, str] = {
 }
 """What scripts start to install what is there already."""
 _REWARD = "/logs/verifier/reward"
+_CLEAN = f"rm -rf {ROOT}/tests {ROOT}/logs {ROOT}/{_OWN}; mkdir -p {ROOT}/logs/verifier"
 
 
-def below_root(place: str, files: Mapping[str, TaskFile]) -> dict[str, str | bytes]:
-    """Files of a part of a task, as they are put below the shell's folder."""
-    return {f"{place}/{path}": contents.data for path, contents in files.items()}
+def in_its_folder(command: str, recipe: Recipe) -> str:
+    """A command with what comes before it: the variables of the task, and its folder."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in recipe.variables.items()]
+    return "\n".join([*exports, f"cd {shlex.quote(recipe.workdir)} 2> /dev/null", command])
+
+
+def oracle(task: TaskFolder) -> Iterator[str]:
+    """The commands that put the solution in its place, and run it."""
+    yield f"rm -rf {ROOT}/solution; mkdir -p {ROOT}/solution"
+    for path, contents in task.solution.items():
+        place = f"{ROOT}/solution/{path}"
+        for start in range(0, max(len(contents.data), 1), _CHUNK_BYTES):
+            yield _appended(place, contents.data[start : start + _CHUNK_BYTES])
+    exports = "".join(f"export {n}={shlex.quote(v)}; " for n, v in task.settings.solution.env.items())
+    yield f"chmod -R +x {ROOT}/solution; {exports}bash /solution/solve.sh"
+
+
+def _appended(place: str, data: bytes) -> str:
+    """A command that writes bytes at the end of a file."""
+    return (
+        "python3 - <<'END'\nimport os\n"
+        f"os.makedirs(os.path.dirname({place!r}), exist_ok=True)\n"
+        f"with open({place!r}, 'ab') as file:\n    file.write({data!r})\nEND"
+    )
 
 
 async def reward_of(shell: Shell, task: TaskFolder, recipe: Recipe) -> float | None:
@@ -47,10 +70,11 @@ async def reward_of(shell: Shell, task: TaskFolder, recipe: Recipe) -> float | N
     Raises:
         ToolError: the sandbox died.
     """
-    await shell.executed(f"rm -rf {ROOT}/tests {ROOT}/logs {ROOT}/{_OWN}; mkdir -p {ROOT}/logs/verifier", {})
+    await shell.executed(_CLEAN, {})
     programs: dict[str, str | bytes] = {f"{_OWN}/bin/{name}": text for name, text in _PROGRAMS.items()}
     programs[f"{_OWN}/home/.local/bin/env"] = ""
-    await shell.put({**below_root("tests", task.tests), **programs})
+    tests: dict[str, str | bytes] = {f"tests/{path}": contents.data for path, contents in task.tests.items()}
+    await shell.put({**tests, **programs})
     workdir = shlex.quote(recipe.workdir)
     command = (
         f"chmod -R +x {ROOT}/{_OWN}/bin {ROOT}/tests; export PATH={ROOT}/{_OWN}/bin:$PATH; "
