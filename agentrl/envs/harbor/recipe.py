@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from agentrl.envs.harbor.dockerfile import Instruction, commands, instructions
 from agentrl.envs.harbor.folder import Files, TaskFile, TaskFolder
 from agentrl.envs.harbor.packages import Found, Sources, programs_of, requirement
-from agentrl.tools.python.installation import program_path
+from agentrl.tools.python.installation import interpreter, program_path
 from agentrl.tools.shell import PROGRAMS
 
 ROOT = "/tmp/work"
@@ -33,6 +33,8 @@ _PYTHON = re.compile(r"python[:-](\d+)[.-](\d+)")
 _SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "packages", "proc", "sbin"}
 _SYSTEM |= {"sys", "usr", "wheels"}
 """Folders that a task cannot write: programs read some of them before anything of their own runs."""
+_PYTHON_TOP = interpreter().split("/")[1]
+"""The folder of this machine's Python, which the sandbox shows in its own place."""
 _HARMLESS = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "SHELL", "STOPSIGNAL")
 """CMD as well: Harbor starts a container with a command that waits."""
 _BUILTINS = {
@@ -41,6 +43,9 @@ _BUILTINS = {
     *("in", "let", "local", "popd", "printf", "pushd", "pwd", "read", "return", "select", "set", "shift"),
     *("source", "test", "time", "trap", "true", "type", "ulimit", "umask", "unset", "until", "wait", "while"),
 }
+_PATH = re.compile(r"(?<![\w.$}~/:*)])/[A-Za-z0-9_][\w./-]*")
+_SHOWN = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/env", "/usr/bin/python3", "/bin/true")
+"""Files of the system that a command may name, since the sandbox has them."""
 _INSTALLERS = ("apt", "apt-get", "pip", "pip3", "uv")
 _TESTERS = ("pytest", "pytest-json-ctrf")
 """What the test script of Harbor's template brings along. Its report is not needed."""
@@ -101,7 +106,7 @@ class Recipe:
         """An absolute path in the task that can be written; else it is refused."""
         whole = posixpath.normpath(posixpath.join(self.workdir, path))
         top = whole.split("/")[1]
-        if not top or top in _SYSTEM or "$" in path:
+        if not top or top in _SYSTEM or "$" in path or top == _PYTHON_TOP:
             self.refuse(f"{what} (a task cannot write there)")
         elif top != "tmp":
             self.places.add(f"/{top}")
@@ -132,7 +137,6 @@ def _check_settings(task: TaskFolder, recipe: Recipe) -> None:
     settings = task.settings
     environment = settings.environment
     checks: Mapping[str, bool] = {
-        "environment.docker_image": environment.docker_image is not None,
         "environment.gpus": environment.gpus > 0,
         "environment.mcp_servers": bool(environment.mcp_servers),
         "environment.healthcheck": environment.healthcheck is not None,
@@ -140,6 +144,10 @@ def _check_settings(task: TaskFolder, recipe: Recipe) -> None:
         "verifier.environment_mode": settings.verifier.environment_mode != "shared",
         "environment/docker-compose.yaml": any(n.startswith("docker-compose") for n in task.environment),
         "environment/.dockerignore": ".dockerignore" in task.environment,
+        # With a Dockerfile it is what was built of that.
+        f"environment.docker_image = {environment.docker_image}, without a Dockerfile": (
+            environment.docker_image is not None and "Dockerfile" not in task.environment
+        ),
         "no environment/Dockerfile": "Dockerfile" not in task.environment,
         "no tests/test.sh": "test.sh" not in task.tests,
     }
@@ -276,6 +284,9 @@ class _Builder:
                 self._recipe.refuse(f"RUN {words[0]}")
             elif words[0].startswith("python") and words[1:3] in (["-m", "pip"], ["-m", "venv"]):
                 self._recipe.refuse(f"RUN {' '.join(words[:3])}")
+        for path in _PATH.findall(command):
+            if path not in _SHOWN and not path.startswith(("/dev/", "/var/lib/apt", "/var/cache/apt")):
+                self._recipe.placed(path, f"RUN with {path}")
         self._recipe.steps.append(command)
 
 

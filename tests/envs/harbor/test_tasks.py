@@ -162,6 +162,7 @@ async def test_the_right_files_count_whatever_else_was_done(folder):
         ("echo 0.5 > /logs/verifier/reward.txt", 0.5),
         ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', 0.5),
         ("echo 1 > /logs/verifier/reward.txt; exit 3", 1.0),
+        ("cd /logs/verifier; echo 1 > reward.txt; echo '{\"a\": 0.25}' > reward.json", 1.0),
         ("true", None),
         ("echo many > /logs/verifier/reward.txt", None),
         ("echo NaN > /logs/verifier/reward.txt", None),
@@ -194,6 +195,8 @@ IMAGES = {
     "FROM ubuntu\nRUN useradd -m sam": "RUN useradd",
     "FROM ubuntu\nRUN --mount=type=cache,target=/x true": "(with a mount)",
     "FROM ubuntu\nRUN <<EOF\ntrue\nEOF": "RUN <<EOF",
+    "FROM ubuntu\nRUN mkdir -p /usr/local/bin": "RUN with /usr/local/bin (a task cannot write there)",
+    "FROM ubuntu\nRUN echo x >> /etc/hosts": "RUN with /etc/hosts (a task cannot write there)",
     "FROM ubuntu\nUSER sam": "USER sam",
     "FROM ubuntu\nWORKDIR /etc/x": "WORKDIR /etc/x (a task cannot write there)",
     "FROM ubuntu\nWORKDIR /usr/local/app": "WORKDIR /usr/local/app",
@@ -226,7 +229,6 @@ async def test_what_needs_an_image_is_refused_by_name(tmp_path, dockerfile):
 
 
 OTHERS = {
-    '[environment]\ndocker_image = "x"': ({}, "environment.docker_image"),
     "[environment]\ngpus = 1": ({}, "environment.gpus"),
     '[environment]\nenv = { KEY = "${KEY}" }': ({}, "env with ${...}, a variable of this machine"),
     '[[environment.mcp_servers]]\nname = "x"': ({}, "environment.mcp_servers"),
@@ -254,8 +256,27 @@ async def test_settings_and_scripts_are_refused_by_name(tmp_path, settings):
     assert any(expected in why for why in task.refused), task.refused
 
 
+async def test_an_image_that_was_built_of_the_dockerfile_changes_nothing(tmp_path):
+    settings = '[environment]\ndocker_image = "someone/hello:1"\n'
+    write(tmp_path / "one", {**HELLO, "task.toml": settings})
+    files = {name: text for name, text in HELLO.items() if "Dockerfile" not in name}
+    write(tmp_path / "two", {**files, "task.toml": settings})
+    one, two = survey(str(tmp_path))
+    assert one.refused == ()
+    assert "environment.docker_image = someone/hello:1, without a Dockerfile" in two.refused
+
+
+async def test_folders_that_a_command_names_are_the_episodes_own(tmp_path):
+    dockerfile = (
+        "FROM ubuntu\nRUN mkdir -p /data/in && echo 1 > /data/in/x; rm -rf /var/lib/apt/lists/* /tmp/*.deb\n"
+    )
+    write(tmp_path / "one", {**HELLO, "environment/Dockerfile": dockerfile})
+    episode = await played(str(tmp_path), "one", "cat /data/in/x; echo 2 > /data/y; cat /data/y")
+    assert episode.turns[-1].observation[0].text == "1\n2"
+
+
 async def test_a_step_that_fails_is_a_failed_episode_and_no_zero(tmp_path):
-    write(tmp_path / "one", {**HELLO, "environment/Dockerfile": "FROM ubuntu\nRUN cat /no/such/file\n"})
+    write(tmp_path / "one", {**HELLO, "environment/Dockerfile": "FROM ubuntu\nRUN cat no/such/file\n"})
     env = environment(str(tmp_path))
     episode = await play(
         env, ScriptedAgent(iter([call("shell", command="ls"), say("x")])), env.tasks("test")[0]
