@@ -170,4 +170,4 @@ def test_a_tiny_model_plays_and_trains_by_the_run_file(tmp_path, monkeypatch):
         assert entry["episode"].get("failure") is None
         assert entry["verdicts"][0]["total"] == 0.0
         assert all(turn["action"] for one in entry["episode"]["trajectories"] for turn in one["turns"])
-    assert audit(result.folder).ok
+    assert audit(result.folder).problems == ()
