@@ -96,6 +96,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Me
 	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
+	$(BIN)/python -m benchmarks tasks --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
