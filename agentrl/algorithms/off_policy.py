@@ -9,6 +9,8 @@ from agentrl.algorithms.corrections import MAX_LOG_RATIO, log_ratios
 from agentrl.algorithms.rewards import kl_estimate
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 
+DEPTHS = (0, 1024, 4096, 16384, 65536)
+
 
 def mismatch_metrics(tokens: Tokens, scores: TokenScores) -> dict[str, float]:
     """The difference between behaviour and proximal logprobs, over all trainable tokens.
@@ -75,6 +77,23 @@ def mismatch_by_staleness(
         if clipped_N is not None:
             metrics[f"{name}/clipfrac"] = float(clipped_N[is_member_N].mean())
     return metrics
+
+
+def mismatch_by_depth(tokens: Tokens, scores: TokenScores) -> dict[str, float]:
+    """The same difference by depth: how many tokens stand before a token.
+
+        depth_TOKENS/k3     k3 of KL(behaviour, proximal) in nats, of tokens with at least so many before
+                            them, and fewer than the next larger number of `DEPTHS`
+
+    Depths without a token are left out, and all where no token is deeper than the first.
+    """
+    depth_N = tokens.gather([np.arange(len(s), dtype=np.float32) for s in tokens.samples], "depths")
+    bin_N = np.searchsorted(DEPTHS, depth_N, side="right") - 1
+    numbers = np.unique(bin_N).tolist()
+    if not any(numbers):
+        return {}
+    bounded_N = _bounded(-log_ratios(scores))
+    return {f"depth_{DEPTHS[number]}/k3": _k3(bounded_N[bin_N == number]) for number in numbers}
 
 
 def _bounded(difference_N: Floats) -> Floats:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.corrections import FactorsInStep
-from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
+from agentrl.algorithms.off_policy import mismatch_by_depth, mismatch_by_staleness, mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.algorithms.tokens import TokenScores
 from agentrl.assembly.algorithm import Algorithm
@@ -119,7 +119,7 @@ class Crediting:
         steps = self._steps(batch, scores, advantages)
         metrics = {**advantages.metrics, **algorithm.controls.metrics, **_spread(advantages)}
         if "old" in algorithm.roles:
-            metrics |= mismatch_metrics(tokens, token_scores)
+            metrics |= mismatch_metrics(tokens, token_scores) | mismatch_by_depth(tokens, token_scores)
         if algorithm.max_staleness is not None:
             proximal = token_scores if "old" in algorithm.roles else None
             metrics |= mismatch_by_staleness(

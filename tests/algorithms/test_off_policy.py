@@ -1,3 +1,4 @@
+import random
 from math import exp, log
 from statistics import fmean
 
@@ -7,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.corrections import Tis
-from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
+from agentrl.algorithms.off_policy import mismatch_by_depth, mismatch_by_staleness, mismatch_metrics
 from agentrl.algorithms.tokens import Tokens
+from agentrl.types import Scores
 from tests.algorithms.batches import Batch, EpisodeSpec, aged, batch, batches, walk
-from tests.algorithms.episodes import of_engine
+from tests.algorithms.episodes import of_engine, sample
 
 NO_GAP = {
     "train_rollout_logprob_abs_diff": 0.0,
@@ -100,3 +102,27 @@ def test_gauges_by_staleness_agree_with_a_loop_over_tokens(drawn, seed, last):
     assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-9)
     only_shares = {name: value for name, value in expected.items() if name.endswith("/share")}
     assert mismatch_by_staleness(tokens, None, max_staleness=last) == pytest.approx(only_shares)
+
+
+def test_by_depth_each_token_is_with_those_of_like_many_before_it():
+    drawn = batch([EpisodeSpec([3, 2]), EpisodeSpec([4])])
+    assert mismatch_by_depth(drawn.tokens, drawn.token_scores) == {}
+    rng = random.Random(7)
+    # Depth 1,023 is the last of the first bin.
+    lengths = (2000, 900, 5000)
+    masks = [[0, *rng.choices((0, 1), k=length - 1)] for length in lengths]
+    samples = [sample(f"e{number}", mask) for number, mask in enumerate(masks)]
+    slopes = [rng.uniform(-1, 1) / 5000 for _ in samples]
+    proximal = tuple(
+        (s.logprobs + slope * np.arange(len(s))).astype(np.float32)
+        for s, slope in zip(samples, slopes, strict=True)
+    )
+    tokens = Tokens.of(samples)
+    gaps = {0: [], 1024: [], 4096: []}
+    for one, own in zip(samples, proximal, strict=True):
+        for place in np.flatnonzero(one.loss_mask).tolist():
+            d = float(one.logprobs[place]) - float(own[place])
+            gaps[max(depth for depth in gaps if depth <= place)].append(exp(-d) - 1 + d)
+    expected = {f"depth_{depth}/k3": fmean(values) for depth, values in gaps.items()}
+    found = mismatch_by_depth(tokens, tokens.scores(Scores(proximal)))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-9)

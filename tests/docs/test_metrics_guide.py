@@ -14,6 +14,8 @@ import pytest
 
 import agentrl
 from agentrl import Limits, SingleTurnEnv, Task
+from agentrl.algorithms.off_policy import mismatch_by_depth
+from agentrl.algorithms.tokens import Tokens
 from agentrl.data.source import TOO_LONG
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.rollout.group import GroupOutcome
@@ -24,7 +26,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Group, ToolStats, Verdict
 from agentrl.types.statistics import SPECULATION
 from agentrl.weights.hf.export import save_model
-from tests.algorithms.episodes import TASK, episode, turn
+from tests.algorithms.episodes import TASK, episode, of_engine, sample, turn
 from tests.docs.blocks import ROOT
 from tests.flow.runs import SHAPE, metrics_of
 from tests.flow.sft import conversations, settings_of, sft
@@ -176,7 +178,7 @@ def test_a_run_with_a_critic_a_filter_and_a_correction_logs_nothing_that_the_gui
 
 
 def test_what_may_happen_to_tools_and_servers_is_in_the_guide():
-    assert unlisted({*synthetic(), *engine_counts(), *asyncio.run(offloads())}) == set()
+    assert unlisted({*synthetic(), *depths(), *engine_counts(), *asyncio.run(offloads())}) == set()
 
 
 class Gpu(Calls):
@@ -192,6 +194,12 @@ async def offloads() -> set[str]:
     colocation.trainer = calls
     await iterate(colocation, calls, sends=True)
     return set(colocation.take_metrics())
+
+
+def depths() -> set[str]:
+    samples = [sample("e", [0] + [1] * 1100)]
+    tokens = Tokens.of(samples)
+    return {f"train/{name}" for name in mismatch_by_depth(tokens, tokens.scores(of_engine(samples)))}
 
 
 def engine_counts() -> set[str]:
@@ -219,7 +227,7 @@ def of_experts(tokens, folder: Path) -> set[str]:
 
 @pytest.mark.full
 def test_the_guide_lists_no_metric_that_nothing_logs(critic, tokens, tmp_path):
-    names = logged(critic) | synthetic() | engine_counts() | asyncio.run(offloads())
+    names = logged(critic) | synthetic() | depths() | engine_counts() | asyncio.run(offloads())
     names |= of_experts(tokens, tmp_path) | OF_CARDS
     for number, settings in enumerate(OTHERS.values()):
         run = agentrl.train(**{**SMALL, **settings}, output_dir=str(tmp_path), name=f"run{number}")
