@@ -70,6 +70,10 @@ cli.offer(
         "import": Offer(
             "agentrl.cli.formats:import_command", "Read trajectories of other tools into a journal."
         ),
+        "numerics": Offer(
+            "agentrl.cli.numerics:numerics_command",
+            "Tell how far the trainer's logprobs are from those of the engine.",
+        ),
         "fit": Offer(
             "agentrl.cli.fit:fit_command",
             "Tell what of a model fits on GPUs: memory by part, and the longest row.",

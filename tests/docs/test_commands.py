@@ -28,7 +28,6 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train,megatron,sglang]": "likewise; test_wheel.py runs the resolver",
     ".venv/bin/pip install -e .[train,lora,data,math,sglang]": "likewise",
     "python examples/eval_multi_task/write_data.py": "tests/flow/test_example_folders.py runs it",
-    "python examples/true_on_policy/measure.py examples/true_on_policy/run.toml": "likewise",
     f"{ENDPOINT} python3 examples/coding_agent/agent.py task.md": "tests/flow/test_coding_agent.py runs it",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
