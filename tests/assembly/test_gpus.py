@@ -195,7 +195,9 @@ def test_a_rank_sees_its_own_and_no_other(monkeypatch, tmp_path):
 
 EIGHT = [(str(number),) for number in range(8)]
 AS_THE_HEADER_SAYS = {
-    **dict.fromkeys(("one_gpu/24gb.toml", "one_gpu/80gb.toml"), (EIGHT[:1], EIGHT[:1])),
+    **dict.fromkeys(
+        ("one_gpu/24gb.toml", "one_gpu/80gb.toml", "coding_agent/run.toml"), (EIGHT[:1], EIGHT[:1])
+    ),
     "retool-qwen3-4b.toml": (EIGHT[:4], EIGHT[4:]),
     "math-glm4-9b.toml": (EIGHT[:4], [("4", "5"), ("6", "7")]),
     "search-r1-qwen2.5-3b.toml": (EIGHT, EIGHT),

@@ -231,6 +231,7 @@ def prepare(folder: Path) -> None:
     # Its own template is of this form, too.
     write_model(folder / "models" / "smollm2", SMOLLM2, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-1.5B-Instruct", QWEN25_1_5B, template("qwen2_5"))
+    write_model(folder / "models" / "Qwen2.5-Coder-3B-Instruct", QWEN25_3B, template("qwen2_5"))
     write_model(folder / "models" / "Qwen2.5-0.5B-Instruct", QWEN25_0_5B, template("qwen2_5"))
     for split in ("train", "test"):
         write_rows(folder / "data" / "gsm8k" / f"{split}.parquet", WORD_PROBLEM)
