@@ -6,7 +6,6 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import rich_click as click
@@ -14,27 +13,25 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import agentrl
+from agentrl.assembly.arguments import plain_settings
 from agentrl.assembly.config import OpenRunConfig
 from agentrl.assembly.keywords import TrainSettings
+from agentrl.assembly.needed import checked_run
 from agentrl.assembly.sections import OF_SFT
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.errors import UserError
 from agentrl.runtime.extras import TRAINING, require
 from agentrl.types import JSON, Sample
 
-_FIXED: Mapping[str, JSON] = {
-    "num_rollout": 1,
-    # The trainer scores the whole batch before the first of two steps, neither of which is made.
-    "use_rollout_logprobs": False,
-    "num_steps_per_rollout": 2,
-}
-_OWN = (*_FIXED, "output_dir", "name", "replay", "load_debug_rollout_data", "debug_rollout_only")
-_ENTROPY = "entropy_coef"
+# The trainer scores the whole batch before the first of two steps, neither of which is made.
+_FIXED = TrainSettings(num_rollout=1, use_rollout_logprobs=False, num_steps_per_rollout=2)
+# Only with such a term has a group whose rewards are equal a gradient, and so a pass of the trainer.
+_USUAL = TrainSettings(entropy_coef=1e-3)
+_OWN = (*_FIXED, *TrainSettings(output_dir="", name="", debug_rollout_only=False), "replay")
 _QUANTILES = (0.5, 0.99)
 
 
-@config_flags(OpenRunConfig, without=(*OF_SFT, *_OWN))
+@config_flags(OpenRunConfig, without=(*OF_SFT, *_OWN, "load_debug_rollout_data"))
 @click.command("numerics", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -50,11 +47,10 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
     their routing is replayed. Where they rise with depth, the two place tokens differently.
     """
     require("comparing engine and trainer", *TRAINING)
-    settings: dict[str, JSON] = {**flag_values(flags, OpenRunConfig), **_FIXED}
-    # Only with such a term has a group whose rewards are equal a gradient, and so a pass of the trainer.
-    settings.setdefault(_ENTROPY, 1e-3)
+    given = {**_USUAL, **flag_values(flags, OpenRunConfig), **_FIXED}
     with tempfile.TemporaryDirectory(prefix="agentrl-numerics-") as folder:
-        settings |= {"output_dir": folder, "name": "numerics"}
+        settings = plain_settings({**given, **TrainSettings(output_dir=folder, name="numerics")})
+        checked_run(run, settings, OpenRunConfig)
         report = asyncio.run(_measured(run, settings))
     if as_json:
         click.echo(json.dumps(report))
@@ -70,9 +66,10 @@ async def _measured(run: str | None, settings: Mapping[str, JSON]) -> dict[str, 
     """
     from agentrl.algorithms.off_policy import mismatch_by_depth, mismatch_metrics
     from agentrl.algorithms.tokens import Tokens
+    from agentrl.run.open_run import open_run
     from agentrl.types import Scores
 
-    async with agentrl.open_run(run, quiet=True, **cast(TrainSettings, settings)) as opened:
+    async with open_run(run, settings, resume=False, quiet=True) as opened:
         batch = await opened.credit(await opened.play())
     samples: list[Sample] = []
     proximal: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []

@@ -62,6 +62,14 @@ class AgentOutcome(NamedTuple):
     failure: str | None = None
 
 
+@asynccontextmanager
+async def _at_the_gateway(name: str, responder: Responder) -> AsyncIterator[Door]:
+    """The door of an episode, open during the block; `agentrl gateway` has doors of its own."""
+    gateway = await GATEWAY.get()
+    async with gateway.opened(name, responder) as door:
+        yield door
+
+
 class HarnessEnv(Env):
     """An agent with a loop and tools of its own, which asks an endpoint for every turn.
 
@@ -94,6 +102,7 @@ class HarnessEnv(Env):
     tools: Sequence[ToolSchema] = ()
     task: Task | None = None
     _is_driven = False
+    _opened = staticmethod(_at_the_gateway)
     _turns: TurnByTurn[AgentOutcome] | None = None
     _open: AsyncExitStack | None = None
 
@@ -185,7 +194,7 @@ class HarnessEnv(Env):
         """Run the agent to its end, make turns of what it has asked, and grade it."""
         await episode.reset()
         recording = EpisodeRecording(episode, self.counts)
-        async with _opened(episode.id, recording) as door:
+        async with self._opened(episode.id, recording) as door:
             outcome = await self._outcome(door, episode.task)
         if not recording.has_asked:
             raise _never_asked(outcome)
@@ -198,7 +207,7 @@ class HarnessEnv(Env):
     @asynccontextmanager
     async def _playing(self, turns: TurnByTurn[AgentOutcome], task: Task) -> AsyncIterator[None]:
         """The agent plays in a task of its own, which tells `turns` how it has ended."""
-        async with _opened(self.id or "episode", turns) as door:
+        async with self._opened(self.id or "episode", turns) as door:
             playing = asyncio.create_task(self._outcome(door, task))
             playing.add_done_callback(turns.end)
             try:
@@ -261,14 +270,6 @@ class HarnessEnv(Env):
 
         function = inline(grade) if is_inline(self.grade) else grade
         return await graded(function, task, outcome.answer, self.limits.reward_timeout_s)
-
-
-@asynccontextmanager
-async def _opened(name: str, responder: Responder) -> AsyncIterator[Door]:
-    """The door of an episode, open during the block."""
-    gateway = await GATEWAY.get()
-    async with gateway.opened(name, responder) as door:
-        yield door
 
 
 @cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import shorten
+from threading import Lock
 from types import EllipsisType
-from typing import cast
+from typing import Self, cast
 
 import torch
 from safetensors import SafetensorError
@@ -80,11 +81,11 @@ def _as_stored(path: Path, dtype: torch.dtype) -> object:
 def _dequantized(path: Path, dtype: torch.dtype) -> object:
     """The model that quantized numbers stand for; its matrices are computed one by one as it is built."""
     config = open_config(path)
-    with TensorFiles(path) as files:
+    with TensorFiles(path) as files, _Reading(files) as reading:
         opened: object = type(meta_model(config)).from_pretrained(
             None,
             config=config,
-            state_dict={name: _Stored(files, name) for name in files.names},
+            state_dict={name: _Stored(reading, name) for name in files.names},
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -100,14 +101,40 @@ def _complete(model: PreTrainedModel, path: Path) -> None:
             model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
 
 
+class _Reading:
+    """Reads one tensor at a time during the block, whichever thread asks: transformers has several, and after
+    an error in one of them it does not wait for the others, whose files would be closed in mid-read."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._files, self._lock, self._is_over = files, Lock(), False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+
+    def read(self, name: str) -> Tensor:
+        """The numbers of a tensor.
+
+        Raises:
+            ModelLoadError: they are none, or the block has ended.
+        """
+        with self._lock:
+            if self._is_over:
+                raise ModelLoadError(f"{name} was not read: another tensor could not be.")
+            return self._files.read(name)
+
+
 class _Stored:
     """A tensor of a directory, for transformers, which reads it as it reads a slice of a file."""
 
-    def __init__(self, files: TensorFiles, name: str) -> None:
-        self._files, self._name = files, name
+    def __init__(self, reading: _Reading, name: str) -> None:
+        self._reading, self._name = reading, name
 
     def __getitem__(self, whole: EllipsisType) -> Tensor:
-        return self._files.read(self._name)
+        return self._reading.read(self._name)
 
 
 @torch.no_grad()
