@@ -11,16 +11,16 @@ from typing import TypeAlias, cast
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
-from agentrl.envs.check.cancel_probe import probe_cancelling
-from agentrl.envs.check.cost_probe import holding, latencies, probe_memory, slow
-from agentrl.envs.check.leaving_probe import probe_leaving
+from agentrl.envs.check.probes.cancel_probe import probe_cancelling
+from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
+from agentrl.envs.check.probes.leaving_probe import probe_leaving
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_of
-from agentrl.envs.check.same_probe import probe_sameness
-from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
-from agentrl.envs.check.shared_probe import probe_release
-from agentrl.envs.check.state_probe import probe_states
-from agentrl.envs.check.task_probe import Splits, probe_tasks, subsampled
+from agentrl.envs.check.probes.same_probe import probe_sameness
+from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
+from agentrl.envs.check.probes.shared_probe import probe_release
+from agentrl.envs.check.probes.state_probe import probe_states
+from agentrl.envs.check.probes.task_probe import Splits, probe_tasks, subsampled
 from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from agentrl import UserError, register
-from agentrl.envs.check import CheckReport, Severity, check_env, check_env_async, cost_probe
+from agentrl.envs.check import CheckReport, Severity, check_env, check_env_async
+from agentrl.envs.check.probes import cost_probe
 from agentrl.errors import UnknownEnvError
 from tests.envs.check import cheated, leaking
 from tests.envs.check.broken import FAULTS, Counting, Good
@@ -180,7 +181,7 @@ def test_progress_is_reported_in_the_order_of_the_checks():
 
 
 def test_the_same_seed_gives_the_same_report_and_global_generators_are_not_touched():
-    from agentrl.envs.check.same_probe import global_random_state
+    from agentrl.envs.check.probes.same_probe import global_random_state
 
     before = global_random_state()
     scores = [check_env(Good, n=4, seed=3).figures["random_score"] for _ in range(2)]

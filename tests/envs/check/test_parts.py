@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from agentrl import Task
 from agentrl.envs.check import arguments
 from agentrl.envs.check.intervals import Z, interval
-from agentrl.envs.check.task_probe import probe_tasks, subsampled
+from agentrl.envs.check.probes.task_probe import probe_tasks, subsampled
 from agentrl.envs.check.traces import leftovers, own_temporary_folder, present
 from agentrl.tools import Tool
 

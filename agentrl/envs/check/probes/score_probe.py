@@ -11,7 +11,7 @@ from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcom
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
 from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_tools, random_policy
 from agentrl.envs.check.report import Finding, ProbeResult, error, some, some_failures, warning
-from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
+from agentrl.envs.check.probes.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
 from agentrl.envs.normal_form import squad_normalize
 from agentrl.envs.scoring import score
 from agentrl.envs.values import OBSERVATION_CHARS

@@ -26,8 +26,8 @@ from agentrl.envs.check.arena import Arena, Policy, expert
 from agentrl.envs.check.intervals import ROUNDING, lowest_mean
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.report import ProbeResult, error, some, some_failures
-from agentrl.envs.check.score_probe import PlayedEpisodes, has_expert, played
-from agentrl.envs.check.task_probe import TOLERANCE
+from agentrl.envs.check.probes.score_probe import PlayedEpisodes, has_expert, played
+from agentrl.envs.check.probes.task_probe import TOLERANCE
 from agentrl.types import Ending, Task
 
 NEVER, EARLY = "never answer", "stop early"
