@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, cast
@@ -11,16 +13,24 @@ from typing import TypeAlias, cast
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
+from agentrl.envs.check.declared import declared_by
+from agentrl.envs.check.findings import ProbeResult, error, findings_of
+from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.probes.cancel_probe import probe_cancelling
 from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
+from agentrl.envs.check.probes.hint_probe import probe_hints
+from agentrl.envs.check.probes.host_probe import probe_host
+from agentrl.envs.check.probes.leak_probe import probe_leaks
 from agentrl.envs.check.probes.leaving_probe import probe_leaving
-from agentrl.envs.check.policies import random_policy
-from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_of
+from agentrl.envs.check.probes.network_probe import connecting, connections
+from agentrl.envs.check.probes.replay_probe import probe_replay
 from agentrl.envs.check.probes.same_probe import probe_sameness
-from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
+from agentrl.envs.check.probes.score_probe import answering, has_expert, probe_chance, probe_expert
 from agentrl.envs.check.probes.shared_probe import probe_release
 from agentrl.envs.check.probes.state_probe import probe_states
 from agentrl.envs.check.probes.task_probe import Splits, probe_tasks, subsampled
+from agentrl.envs.check.probes.tool_probe import probe_tools
+from agentrl.envs.check.report import CheckReport
 from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
@@ -32,7 +42,7 @@ from agentrl.runtime.event_loop import blocking
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.stage import EnvCode, stage, summary_of
 from agentrl.tools.secrets import with_secrets
-from agentrl.types import Episode, Task
+from agentrl.types import JSON, Episode, Task
 
 Progress = Callable[[str], None]
 CheckedEnv: TypeAlias = str | type[AnyEnv] | Callable[[], AnyEnv]
@@ -87,18 +97,28 @@ async def check_env_async(
     if n < 1:
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
     name, make = _named(env, env_kwargs or {})
-    with own_temporary_folder() as folder:
-        before = present(folder)
+    results: list[ProbeResult] = []
+    seconds: defaultdict[str, float] = defaultdict(float)
+    with own_temporary_folder() as folder, connections() as connected:
+        before, began = present(folder), time.perf_counter()
         try:
-            probes = _probe_agents(make, n, seed, progress or _silent)
-            results = [result async for result in _until_broken(probes)]
+            async for result in _until_broken(_probe_agents(make, n, seed, progress or _silent)):
+                results.append(result)
+                began, last = time.perf_counter(), began
+                seconds[result.probe] += began - last
         finally:
             released = await probe_release(before, folder)
     # A leak of a single episode is still there at the end, and has been reported.
     if not any(finding.code.startswith("leaves-") for finding in findings_of(results)):
         results = [*results, released]
+    declared = {name: value for result in results for name, value in (result.declared or {}).items()}
+    if declared:
+        results.append(connecting(connected, declares_server=not declared["offline"]))
+        seconds["network"] = 0.0
     figures = {name: number for result in results for name, number in (result.figures or {}).items()}
-    return CheckReport(name, seed, tuple(findings_of(results)), figures)
+    findings = tuple(findings_of(results))
+    tried = {name: took for name, took in seconds.items() if name}
+    return CheckReport(name, seed, findings, figures, tried, declared)
 
 
 def _named(env: CheckedEnv, kwargs: Mapping[str, object]) -> tuple[str, Callable[[], AnyEnv]]:
@@ -161,12 +181,12 @@ async def _probe_agents(
             yield result
         return
     progress("stopping and going on")
-    yield await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed)
+    yield replace(await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed), probe="state")
     for agent in example.possible_agents:
         view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
         async for result in _probe(view, n, seed, progress):
             yield _of_agent(agent, result)
-    yield await _probe_closing(example)
+    yield replace(await _probe_closing(example), probe="close")
 
 
 def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
@@ -193,7 +213,7 @@ async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> P
 def _of_agent(agent: str, result: ProbeResult) -> ProbeResult:
     findings = [replace(finding, text=f"{agent}: {finding.text}") for finding in result.findings]
     figures = {f"{agent}/{name}": number for name, number in (result.figures or {}).items()}
-    return ProbeResult(tuple(findings), figures)
+    return replace(result, findings=tuple(findings), figures=figures)
 
 
 def _broken(at: StageError) -> ProbeResult:
@@ -213,19 +233,26 @@ async def _probe(
     if other is example:
         raise UserError(f"{example.id} is one instance at every call; return a new one, as episodes need.")
     chance, span = example.chance_score, example.expert_score - example.chance_score
-    yield probe_tasks(splits, again, example.limits.max_tokens, chance, span)
+    of_tasks = probe_tasks(splits, again, example.limits.max_tokens, chance, span)
+    yield replace(of_tasks, probe="tasks", declared=declared_by(example, splits))
     yield _declared(example)
     arena = Arena(make, example, _chosen(splits, n, seed), seed)
     if arena.tasks:
         progress("the expert")
-        of_expert, answered_in = await probe_expert(arena, n)
-        yield of_expert
+        of_expert, by_expert = await probe_expert(arena, n)
+        plays: dict[str, JSON] = {"expert_plays": await has_expert(arena)}
+        yield replace(of_expert, probe="expert", declared=plays)
+        yield replace(await probe_tools(arena), probe="tools")
         progress("random and adversarial policies")
-        yield await probe_chance(arena, n, answered_in)
-        yield await probe_leaving(arena, n)
-        for result in await _probe_world(arena, progress):
+        yield replace(await probe_chance(arena, n, answering(by_expert)), probe="chance")
+        yield replace(await probe_leaving(arena, n), probe="leaving")
+        yield replace(await probe_leaks(arena), probe="leaks")
+        yield replace(await probe_hints(arena, by_expert), probe="hints")
+        progress("files of the host")
+        yield replace(await probe_host(arena), probe="host")
+        async for result in _probe_world(arena, progress):
             yield result
-    yield await _probe_closing(other, example)
+    yield replace(await _probe_closing(other, example), probe="close")
 
 
 async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:
@@ -245,29 +272,29 @@ async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:
     return ProbeResult((error("close-fails", text),))
 
 
-async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult]:
+async def _probe_world(arena: Arena, progress: Progress) -> AsyncIterator[ProbeResult]:
     gold = expert if await has_expert(arena) else random_policy
     progress("same seed, same episode")
     sameness = await probe_sameness(arena, (gold, random_policy))
+    yield replace(sameness, probe="same")
+    # An episode that differs by itself says nothing of its actions.
+    if not sameness.findings:
+        yield replace(await probe_replay(arena, (gold, random_policy)), probe="replay")
     progress("stopping and going on")
     policies = (gold, random_policy) if saves_state(arena.example) else ()
     episodes = [await outcome(arena.play(policy, arena.tasks[0])) for policy in policies]
-    states = await probe_states(arena.make, [played for played in episodes if isinstance(played, Episode)])
+    saved = await probe_states(arena.make, [played for played in episodes if isinstance(played, Episode)])
+    yield replace(saved, probe="state")
     progress("cancelling at every await")
-    cancelling = await probe_cancelling(arena, gold)
+    yield replace(await probe_cancelling(arena, gold), probe="cancel")
     # Before the memory probe: tracing makes everything slower.
     held = arena.seconds.pop(HELD, [])
     figures = latencies(arena.seconds)
+    yield ProbeResult((), figures)
+    yield slow(figures)
+    yield holding(held)
     progress("memory")
-    return (
-        sameness,
-        states,
-        cancelling,
-        ProbeResult((), figures),
-        slow(figures),
-        holding(held),
-        await probe_memory(arena, gold),
-    )
+    yield replace(await probe_memory(arena, gold), probe="memory")
 
 
 def _declared(env: Env) -> ProbeResult:

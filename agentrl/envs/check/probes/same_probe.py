@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.report import Finding, ProbeResult, error
+from agentrl.envs.check.findings import Finding, ProbeResult, error
 from agentrl.types import Episode, Task
 
 NUM_TASKS = 4
@@ -29,7 +29,15 @@ async def probe_sameness(arena: Arena, policies: Sequence[Policy]) -> ProbeResul
     if differing := _difference(first, again):
         text = f"the same task, seed and actions: {differing} the second time; take all chance from self.rng."
         return ProbeResult((error("not-repeatable", text),))
-    return ProbeResult(tuple(await _interference(arena, policies, tasks, first)))
+    findings = tuple(await _interference(arena, policies, tasks, first))
+    return ProbeResult(findings, {"other_seed_differs": await _seed_acts(arena, policies[-1], tasks, first)})
+
+
+async def _seed_acts(arena: Arena, policy: Policy, tasks: Sequence[Task], first: Sequence[object]) -> float:
+    """The share of tasks whose episode differs under another seed. first: ends with those of `policy`."""
+    other = [await _played(arena, policy, task, seed=arena.seed + 1) for task in tasks]
+    before = first[len(first) - len(tasks) :]
+    return sum(a != b for a, b in zip(before, other, strict=True)) / len(tasks)
 
 
 async def _interference(
@@ -47,8 +55,8 @@ async def _interference(
     return []
 
 
-async def _played(arena: Arena, policy: Policy, task: Task) -> object:
-    result = await outcome(arena.play(policy, task, seed=arena.seed))
+async def _played(arena: Arena, policy: Policy, task: Task, seed: int | None = None) -> object:
+    result = await outcome(arena.play(policy, task, seed=arena.seed if seed is None else seed))
     return result if isinstance(result, str) else _comparable(result)
 
 
