@@ -25,7 +25,7 @@ from agentrl.envs.check.probes.leaving_probe import probe_leaving
 from agentrl.envs.check.probes.network_probe import connecting, connections
 from agentrl.envs.check.probes.replay_probe import probe_replay
 from agentrl.envs.check.probes.same_probe import probe_sameness
-from agentrl.envs.check.probes.score_probe import answering, has_expert, probe_chance, probe_expert
+from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
 from agentrl.envs.check.probes.shared_probe import probe_release
 from agentrl.envs.check.probes.state_probe import probe_states
 from agentrl.envs.check.probes.task_probe import Splits, probe_tasks, subsampled
@@ -240,11 +240,12 @@ async def _probe(
     if arena.tasks:
         progress("the expert")
         of_expert, by_expert = await probe_expert(arena, n)
+        solves = bool(by_expert) and not of_expert.findings and all(task.answer for task in arena.tasks)
         plays: dict[str, JSON] = {"expert_plays": await has_expert(arena)}
         yield replace(of_expert, probe="expert", declared=plays)
         yield replace(await probe_tools(arena), probe="tools")
         progress("random and adversarial policies")
-        yield replace(await probe_chance(arena, n, answering(by_expert)), probe="chance")
+        yield replace(await probe_chance(arena, n, by_expert, misleads=solves), probe="chance")
         yield replace(await probe_leaving(arena, n), probe="leaving")
         yield replace(await probe_leaks(arena), probe="leaks")
         yield replace(await probe_hints(arena, by_expert), probe="hints")

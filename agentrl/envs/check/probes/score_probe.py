@@ -151,12 +151,17 @@ def _answering(episode: Episode) -> set[str]:
     }
 
 
-async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> ProbeResult:
-    """Random play over `n` tasks, each adversary over a quarter of them."""
+async def probe_chance(arena: Arena, n: int, by_expert: Sequence[Episode], *, misleads: bool) -> ProbeResult:
+    """Random play over `n` tasks, each adversary over a quarter of them.
+
+    by_expert: the expert's episodes. misleads: whether the expert of another task is an adversary, too.
+    """
     few = arena.some_tasks(max(4, n // 4))
     outcomes = {"random": await played(arena, random_policy, arena.some_tasks(n))}
-    for name, policy in _adversaries(arena, answered_in).items():
+    for name, policy in _adversaries(arena, answering(by_expert)).items():
         outcomes[name] = await played(arena, policy, few)
+    if misleads and len({task.answer for task in arena.tasks}) > 1:
+        outcomes["another task's answer"] = _without_answer(await played(arena, misled(arena.tasks), few))
     chance, best = arena.example.chance_score, arena.example.expert_score
     allowed = chance + TOLERANCE * (best - chance) + ROUNDING
     bounds = {
@@ -184,13 +189,28 @@ async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> Pro
     return ProbeResult(tuple(findings), figures)
 
 
+def _without_answer(result: PlayedEpisodes) -> PlayedEpisodes:
+    """Without the episodes that found the right answer after all, as an expert of a game does."""
+    kept = [
+        (episode, total)
+        for episode, total in zip(result.episodes, result.scores, strict=True)
+        if not _says_answer(episode)
+    ]
+    episodes, scores = tuple(episode for episode, _ in kept), tuple(total for _, total in kept)
+    return PlayedEpisodes(episodes, scores, result.failures)
+
+
+def _says_answer(episode: Episode) -> bool:
+    gold = squad_normalize(episode.task.answer or "")
+    said = (f"{turn.action.text} {_argument_text(turn.action)}" for turn in episode.turns)
+    return any(f" {gold} " in f" {squad_normalize(text)} " for text in said)
+
+
 def _adversaries(arena: Arena, answered_in: frozenset[str]) -> dict[str, Policy]:
     chosen = {**ADVERSARIES, "the verifier's own words": repeating("\n".join(verifier_words(arena.example)))}
     if not all(task.answer for task in arena.tasks):
         return chosen
     chosen |= KNOWING
-    if arena.example.has_expert and len({task.answer for task in arena.tasks}) > 1:
-        chosen["another task's answer"] = misled(arena.tasks)
     if arena.example.tool_schemas:
         chosen |= {**FORGING, "answer in a tool's argument": gold_in_tools(answered_in)}
     return chosen
