@@ -29,6 +29,8 @@ from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, nee
 from agentrl.envs.check import CheckReport, Severity, check_env
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
+from agentrl.errors import ConfigError
+from agentrl.runtime.files import write_text
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
 from agentrl.view.scores import time_text
@@ -56,12 +58,25 @@ env_kwargs_option = click.option(
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool) -> None:
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="Write the report of RFC 008 in OpenEnv's schema, and the whole one beside it (FILE.agentrl.json).",
+)
+def check_command(
+    env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool, report_file: Path | None
+) -> None:
     """Check whether an environment is worth training on.
 
     The expert must reach its score; silence, chance and cheats must not. Leaving an episode must not pay more
     than losing it. Exit code 1: there are errors.
     """
+    if report_file is not None and not report_file.absolute().parent.is_dir():
+        raise ConfigError(
+            f"--report {report_file}: its folder does not exist; make it, or choose another path."
+        )
     check = partial(
         check_env, env_id, env_kwargs=read_json_object("--env-kwargs", env_kwargs), n=n, seed=seed
     )
@@ -72,6 +87,8 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
         with _shown(Console(stderr=True)) as shown:
             report = check(progress=shown)
         _show(report, Console())
+    if report_file is not None:
+        _write(report, report_file, quiet=as_json)
     if not report.ok:
         sys.exit(FAILED)
 
@@ -106,6 +123,25 @@ def _show(report: CheckReport, console: Console) -> None:
     warnings = _counted(len(report.findings) - len(report.errors), "warning")
     verdict = "passed" if report.ok else "failed"
     console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
+    statuses = ", ".join(f"{count} {status.value}" for status, count in sorted(report.counts.items()))
+    console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
+
+
+def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
+    """Both reports, each as one JSON object.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    whole = file.with_suffix(".agentrl.json")
+    try:
+        write_text(file, json.dumps(report.to_openenv(), indent=1) + "\n")
+        write_text(whole, json.dumps(report.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another path.") from None
+    if not quiet:
+        click.echo(f"{file} has the report in OpenEnv's schema, {whole} the whole one. For a README:")
+        click.echo(report.badge())
 
 
 def _counted(count: int, noun: str) -> str:

@@ -51,10 +51,16 @@ class CheckReport:
         """The outcome of every check of OpenEnv's RFC 008, in the order of its policy."""
         return outcomes(self.findings, self.figures, self.probes, self.declared)
 
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """How many checks of RFC 008 came out how; without those that are reserved for operators of hubs."""
+        return counted(self.outcomes)
+
     def badge(self) -> str:
         """An image for a README, as one line of Markdown: the verdict, and how many checks passed."""
-        counts = counted(self.outcomes)
-        text = f"{'passed' if self.ok else 'failed'}, RFC 008 {counts[Status.PASS]} of {sum(counts.values())}"
+        counts = self.counts
+        passed, total = counts.get(Status.PASS, 0), sum(counts.values())
+        text = f"{'passed' if self.ok else 'failed'}, RFC 008 {passed} of {total}"
         colour = "brightgreen" if self.ok else "red"
         shown = text.replace(" ", "_").replace(",", "%2C")
         return f"![agentrl envs check: {text}]({_BADGE}/agentrl_envs_check-{shown}-{colour})"
