@@ -17,7 +17,14 @@ import rich_click as click
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +33,7 @@ from agentrl.cli.flags import read_json_object
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
-from agentrl.envs.check import CheckReport, Severity, check_env
+from agentrl.envs.check import AttackReport, CheckReport, Severity, attack_env, check_env
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
 from agentrl.errors import ConfigError
@@ -144,8 +151,69 @@ def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
         click.echo(report.badge())
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+# `agentrl envs attack`.
+
+
+@click.command("attack", cls=Command)
+@click.argument("env_id")
+@env_kwargs_option
+@click.option("--budget", default=600, show_default=True, help="Most episodes that are played.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the attack.")
+@click.option("--model", metavar="DIR", help="Hugging Face model directory that plays beside the strategies.")
+@click.option("--n", default=32, show_default=True, help="Episodes of the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
+def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: bool, **numbers: int) -> None:
+    """Try to win an environment without solving it.
+
+    A search over cheap strategies: constant answers, the most frequent ones of training, words of the
+    verifier, pieces of the prompt and of observations, one call again and again, length alone. The best of
+    them play tasks that the search has not seen. Exit code 1: some are paid more than chance_score.
+    """
+    kwargs = read_json_object("--env-kwargs", env_kwargs)
+    budget, n, seed = (numbers[name] for name in ("budget", "n", "seed"))
+    with _bar(Console(stderr=True), budget) as advance:
+        report = attack_env(env_id, env_kwargs=kwargs, budget=budget, seed=seed, progress=advance)
+    of_model = None if model is None else _played_by(model, env_id, kwargs, n, seed)
+    if as_json:
+        click.echo(json.dumps({**report.to_json(), "model": of_model}))
+    else:
+        _show_attack(report, Console())
+        if of_model is not None:
+            click.echo(f"{model} earned {of_model:.3f} in {n} episodes.")
+    if report.paid:
+        sys.exit(FAILED)
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar of the episodes that are played, on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda played, what: bar.update(task, advance=played, description=escape(what))
+
+
+def _played_by(model: str, env_id: str, kwargs: dict[str, JSON], n: int, seed: int) -> float:
+    """The mean score of a model (over `n` episodes)."""
+    from agentrl.evaluation.model import evaluate
+
+    return evaluate(env_id, model, quiet=True, n=n, seed=seed, env_kwargs=kwargs).mean
+
+
+def _show_attack(report: AttackReport, console: Console) -> None:
+    table = Table("strategy", "mean", "99.9% interval", "episodes", "", title=report.env_id)
+    for attempt in report.attempts:
+        bounds = f"{attempt.low:.3f} to {attempt.high:.3f}"
+        paid = Text("paid", style="bold red") if attempt.paid else Text("")
+        table.add_row(escape(attempt.strategy), f"{attempt.mean:.3f}", bounds, str(attempt.episodes), paid)
+    console.print(table)
+    tried = f"{report.tried} of {report.strategies} strategies in {report.episodes} episodes"
+    found = f"{_counted(len(report.paid), 'strategy', 'strategies')} paid more than"
+    console.print(f"{tried}: {found} chance_score = {report.chance_score:g}.", highlight=False)
 
 
 # `agentrl envs new`.
@@ -184,6 +252,7 @@ def envs() -> None:
 
 
 envs.add_command(check_command)
+envs.add_command(attack_command)
 envs.add_command(new_command)
 
 

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, cast
+from typing import cast
 
-from agentrl.envs.base import BaseEnv, Env, tasks_of
+from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
 from agentrl.envs.check.declared import declared_by
@@ -28,25 +28,22 @@ from agentrl.envs.check.probes.same_probe import probe_sameness
 from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
 from agentrl.envs.check.probes.shared_probe import probe_release
 from agentrl.envs.check.probes.state_probe import probe_states
-from agentrl.envs.check.probes.task_probe import Splits, probe_tasks, subsampled
+from agentrl.envs.check.probes.task_probe import probe_tasks
 from agentrl.envs.check.probes.tool_probe import probe_tools
 from agentrl.envs.check.report import CheckReport
+from agentrl.envs.check.subject import CheckedEnv, chosen, named, splits_of, view_of
 from agentrl.envs.check.traces import own_temporary_folder, present
-from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
+from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
-from agentrl.envs.registry import find, path_of
 from agentrl.envs.resuming import saves_state
 from agentrl.errors import StageError, UserError
 from agentrl.runtime.authorship import place_of
 from agentrl.runtime.event_loop import blocking
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.stage import EnvCode, stage, summary_of
-from agentrl.tools.secrets import with_secrets
-from agentrl.types import JSON, Episode, Task
+from agentrl.types import JSON, Episode
 
 Progress = Callable[[str], None]
-CheckedEnv: TypeAlias = str | type[AnyEnv] | Callable[[], AnyEnv]
-"""The id or the path of an environment, its class, or a function that makes an instance."""
 
 
 def check_env(
@@ -96,7 +93,7 @@ async def check_env_async(
     """
     if n < 1:
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
-    name, make = _named(env, env_kwargs or {})
+    name, make = named(env, env_kwargs or {})
     results: list[ProbeResult] = []
     seconds: defaultdict[str, float] = defaultdict(float)
     with own_temporary_folder() as folder, connections() as connected:
@@ -119,33 +116,6 @@ async def check_env_async(
     findings = tuple(findings_of(results))
     tried = {name: took for name, took in seconds.items() if name}
     return CheckReport(name, seed, findings, figures, tried, declared)
-
-
-def _named(env: CheckedEnv, kwargs: Mapping[str, object]) -> tuple[str, Callable[[], AnyEnv]]:
-    """The name of the environment in the report, and what makes its instances."""
-    if isinstance(env, str | type):
-        path = env if isinstance(env, str) else path_of(env)
-        return path, find(path).factory(**with_secrets(kwargs))
-    if isinstance(env, BaseEnv) or not callable(env):
-        raise UserError(
-            f"a check plays new instances, got {env!r:.60}; pass an id, the class, or a function that makes "
-            "an instance."
-        )
-    if kwargs:
-        raise UserError(
-            "env_kwargs have no effect with a function that makes the environment; pass the class."
-        )
-    name = getattr(env, "__qualname__", type(env).__name__)
-    return name, partial(_made, name, env)
-
-
-def _made(name: str, make: Callable[[], AnyEnv]) -> AnyEnv:
-    env: object = make()
-    if not isinstance(env, BaseEnv):
-        raise UserError(f"{name} makes {env!r:.60}, which is no agentrl.Env; return an instance of one.")
-    made = cast(AnyEnv, env)
-    made.id = made.id or name
-    return made
 
 
 def _silent(what: str) -> None:
@@ -183,14 +153,10 @@ async def _probe_agents(
     progress("stopping and going on")
     yield replace(await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed), probe="state")
     for agent in example.possible_agents:
-        view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
+        view = partial(view_of, cast(Callable[[], MultiAgentEnv], make), agent)
         async for result in _probe(view, n, seed, progress):
             yield _of_agent(agent, result)
     yield replace(await _probe_closing(example), probe="close")
-
-
-def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
-    return AgentView(make(), agent)
 
 
 async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> ProbeResult:
@@ -229,14 +195,14 @@ async def _probe(
     async with stage("make", None):
         example, other = make(), make()
     async with stage("tasks", None):
-        splits, again = _splits(example), _splits(other)
+        splits, again = splits_of(example), splits_of(other)
     if other is example:
         raise UserError(f"{example.id} is one instance at every call; return a new one, as episodes need.")
     chance, span = example.chance_score, example.expert_score - example.chance_score
     of_tasks = probe_tasks(splits, again, example.limits.max_tokens, chance, span)
     yield replace(of_tasks, probe="tasks", declared=declared_by(example, splits))
     yield _declared(example)
-    arena = Arena(make, example, _chosen(splits, n, seed), seed)
+    arena = Arena(make, example, chosen(splits, n, seed), seed)
     if arena.tasks:
         progress("the expert")
         of_expert, by_expert = await probe_expert(arena, n)
@@ -304,16 +270,3 @@ def _declared(env: Env) -> ProbeResult:
         return ProbeResult()
     text = f"expert_score = {best:g} is not above chance_score = {chance:g}; there would be nothing to learn."
     return ProbeResult((error("nothing-to-learn", text),))
-
-
-def _splits(env: Env) -> Splits:
-    return {name: subsampled(tasks_of(env, name)) for name in env.splits}
-
-
-def _chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:
-    """`n` tasks to play, from all splits in equal numbers."""
-    rng = random.Random(seed)
-    drawn = [rng.sample(list(tasks), min(len(tasks), n)) for tasks in splits.values() if tasks]
-    longest = max(map(len, drawn), default=0)
-    interleaved = [tasks[k] for k in range(longest) for tasks in drawn if k < len(tasks)]
-    return tuple(interleaved[:n])
