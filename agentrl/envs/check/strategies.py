@@ -1,10 +1,13 @@
 """Cheap strategies that an attack tries: none solves a task, and a reward that pays one can be hacked.
 
-always 'yes'                        constant answers: usual ones, and the most frequent of training
-word of the verifier: 'done'        the strings in the verifier's code, each alone
-last number of the prompt           pieces of the prompt, and of the last observation after a call
-`look` again and again              one call, repeated; `look` with a piece of the prompt
-1 word, 512 words, 10,000 letters   length alone
+    always 'yes'                        constant answers: usual ones, and the most frequent of training
+    word of the verifier: 'done'        the strings in the verifier's code, each alone
+    last number of the prompt           pieces of the prompt
+    last line of what `look` says       pieces of the result of a call, whose arguments are drawn at random
+    `look` again and again              one call, repeated; `look` with a piece of the prompt
+    1 word, 512 words, 100,000 letters  length alone
+
+Whatever pays is a fault of the reward, or a task that needs no thought.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ CONSTANTS = (
 )
 _MOST_FREQUENT = 8
 _ENDS = {"first": 0, "last": -1}
-_TEXT_LENGTHS = {"1 word": "so", "512 words": "so " * 512, "10,000 letters": "x" * 10_000}
+_TEXT_LENGTHS = {"1 word": "so", "512 words": "so " * 512, "100,000 letters": "x" * 100_000}
 _SHOWN = 40
 
 Piece = Callable[[str], str]

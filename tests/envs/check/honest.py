@@ -9,7 +9,7 @@ from agentrl import Env, Limits, Message, SingleTurnEnv, Step, Task, call, say, 
 from agentrl.envs.scoring import Reward
 from agentrl.tools import inline
 from agentrl.types import Ending
-from tests.envs.check.broken import Good
+from tests.envs.check.broken import WORDS, Good
 from tests.envs.check.hacked import ELSEWHERE, knock
 
 CAPITALS = {
@@ -189,4 +189,28 @@ class Trails(Good):
         yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
 
 
-HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges, Picks, Shelf, Serves, Trails)
+class Guesses(Env):
+    """Its expert is not told the answer: it finds it, and so does the expert of another task."""
+
+    limits = Limits(max_turns=8)
+    task = None
+
+    def tasks(self, split):
+        words = WORDS[::2] if split == "train" else WORDS[1::2]
+        return [Task.ask(f"{split}-{word}", f"Guess a word, in game {len(word)}.", word) for word in words]
+
+    async def reset(self, task, *, seed):
+        self.seed_rng(seed)
+        self.task = task
+        return task.prompt, {}
+
+    async def step(self, action):
+        right = action.content == self.task.answer
+        return Step.finished(reward=1.0) if right else Step.going(Message("user", "No."))
+
+    def expert(self, task):
+        for word in WORDS:
+            yield say(word)
+
+
+HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges, Picks, Shelf, Serves, Trails, Guesses)

@@ -1,8 +1,10 @@
-"""Hints: what is often a fault, and costs an afternoon to find in a run. All are warnings.
+"""Hints: what is often a fault, and costs an afternoon to find in a run.
 
-observation-cut      the model reads the beginning of something and never its end
-length-pays          of answers that say nothing, the longer (or the shorter) earns more
-never-full-marks     right answers, as the tasks have them, do not get the full score
+    observation-cut      the model reads the beginning of something and never its end
+    length-pays          of answers that say nothing, the longer (or the shorter) earns more
+    never-full-marks     right answers, as the tasks have them, do not get the full score
+
+All are warnings.
 """
 
 from __future__ import annotations
