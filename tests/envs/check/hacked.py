@@ -124,7 +124,7 @@ class Corrects(Good):
         step = await super().step(action)
         if step.terminated or not any(one.name == "no_such_tool" for one in action.tool_calls):
             return step
-        return step._replace(observation=(Message("user", f"No. Solution: {self.task.answer}"),))
+        return step._replace(observation=(Message("user", f"{'No. ' * 80}Solution: {self.task.answer}"),))
 
 
 @caught_by("above-chance not-replayable")
