@@ -70,7 +70,7 @@ env_kwargs_option = click.option(
     "report_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.json",
-    help="Write the report of RFC 008 in OpenEnv's schema, and the whole one beside it (FILE.agentrl.json).",
+    help="Write the report of RFC 008 in OpenEnv's schema, beside it the whole one and a badge.",
 )
 def check_command(
     env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool, report_file: Path | None
@@ -135,7 +135,7 @@ def _show(report: CheckReport, console: Console) -> None:
 
 
 def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
-    """Both reports, each as one JSON object.
+    """Both reports, each as one JSON object, and the badge.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -144,11 +144,12 @@ def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
     try:
         write_text(file, json.dumps(report.to_openenv(), indent=1) + "\n")
         write_text(whole, json.dumps(report.to_json(), indent=1) + "\n")
+        write_text(file.with_suffix(".svg"), report.badge())
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another path.") from None
     if not quiet:
         click.echo(f"{file} has the report in OpenEnv's schema, {whole} the whole one. For a README:")
-        click.echo(report.badge())
+        click.echo(f"![agentrl envs check: {report.summary}]({file.with_suffix('.svg').name})")
 
 
 def _counted(count: int, noun: str, nouns: str = "") -> str:

@@ -10,7 +10,7 @@ Every probe plays through `agentrl.play`. An error means that training on this w
 behaviour, or stop; a warning is for the author to judge; figures are only reported.
 """
 
-from agentrl.envs.check.attack import AttackReport, Attempt, attack_env
+from agentrl.envs.check.attack import AttackReport, TriedStrategy, attack_env
 from agentrl.envs.check.findings import Finding, Severity
 from agentrl.envs.check.outcomes import CheckOutcome, Status
 from agentrl.envs.check.report import CheckReport
@@ -19,13 +19,13 @@ from agentrl.envs.check.run import check_env, check_env_async
 
 __all__ = [
     "AttackReport",
-    "Attempt",
     "Check",
     "CheckOutcome",
     "CheckReport",
     "Finding",
     "Severity",
     "Status",
+    "TriedStrategy",
     "attack_env",
     "check_env",
     "check_env_async",

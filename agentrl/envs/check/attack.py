@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.arena import Arena
@@ -22,8 +22,8 @@ from agentrl.envs.check.intervals import ROUNDING, interval
 from agentrl.envs.check.probes.score_probe import played
 from agentrl.envs.check.probes.task_probe import TOLERANCE, Splits
 from agentrl.envs.check.strategies import Strategy, strategies
-from agentrl.envs.check.subject import CheckedEnv, chosen, named, splits_of, view_of
-from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
+from agentrl.envs.check.subject import CheckedEnv, chosen, named, seats, splits_of
+from agentrl.envs.multi_agent import AnyEnv
 from agentrl.errors import UserError
 from agentrl.runtime.event_loop import blocking
 from agentrl.runtime.interrupts import run_until_signal
@@ -42,7 +42,7 @@ _MOST_TASKS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TriedStrategy:
     """What a strategy earned on tasks that its choice had not seen.
 
     mean, low, high: of the scores, and their 99.9% interval. episodes: that were scored (count).
@@ -67,7 +67,7 @@ class AttackReport:
 
     env_id: str
     seed: int
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TriedStrategy, ...]
     tried: int
     strategies: int
     episodes: int
@@ -75,7 +75,7 @@ class AttackReport:
     expert_score: float
 
     @property
-    def paid(self) -> tuple[Attempt, ...]:
+    def paid(self) -> tuple[TriedStrategy, ...]:
         """The strategies that paid."""
         return tuple(attempt for attempt in self.attempts if attempt.paid)
 
@@ -127,11 +127,7 @@ async def _attack(
 ) -> AttackReport:
     async with stage("make", None):
         given = make()
-    seen = (
-        partial(view_of, cast(Callable[[], MultiAgentEnv], make), given.possible_agents[0])
-        if isinstance(given, MultiAgentEnv)
-        else cast(Callable[[], Env], make)
-    )
+    seen = next(iter(seats(make, given).values()))
     async with stage("tasks", None):
         example = seen()
         splits = splits_of(example)
@@ -195,7 +191,7 @@ def _mean(scores: Sequence[float]) -> float:
     return fmean(scores) if scores else float("-inf")
 
 
-async def _confirmed(search: _Search, best: Sequence[Strategy], budget: int) -> list[Attempt]:
+async def _confirmed(search: _Search, best: Sequence[Strategy], budget: int) -> list[TriedStrategy]:
     """The best strategies on tasks, or in worlds, that the search has not seen."""
     each = max(_LEAST_CONFIRMING, budget // max(len(best), 1))
     each = min(each, max(_LEAST_CONFIRMING, 4 * len(search.confirming)))
@@ -209,5 +205,5 @@ async def _confirmed(search: _Search, best: Sequence[Strategy], budget: int) -> 
         if not result.scores:
             continue
         bounds = interval(result.scores, (chance, expert))
-        attempts.append(Attempt(strategy.name, *bounds, len(result.scores), bounds.low > allowed))
+        attempts.append(TriedStrategy(strategy.name, *bounds, len(result.scores), bounds.low > allowed))
     return attempts

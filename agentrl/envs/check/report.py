@@ -10,7 +10,19 @@ from agentrl.envs.check.findings import Finding, Severity
 from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
 from agentrl.types import JSON
 
-_BADGE = "https://img.shields.io/badge"
+_LABEL = "agentrl envs check"
+_PASSED, _FAILED = "#3c873a", "#b03030"
+_EDGE, _CHARACTER = 12, 7
+"""Pixels at the ends of a text, and of a character of the badge's font."""
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img" aria-label="{label}: {text}">
+<rect width="{first}" height="20" fill="#555"/>
+<rect x="{first}" width="{second}" height="20" fill="{colour}"/>
+<g fill="#fff" text-anchor="middle" font-family="Verdana,sans-serif" font-size="11">
+<text x="{left}" y="14">{label}</text><text x="{right}" y="14">{text}</text>
+</g>
+</svg>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +68,26 @@ class CheckReport:
         """How many checks of RFC 008 came out how; without those that are reserved for operators of hubs."""
         return counted(self.outcomes)
 
+    @property
+    def summary(self) -> str:
+        """The verdict, and how many checks of RFC 008 passed: the text of the badge."""
+        passed, total = self.counts.get(Status.PASS, 0), sum(self.counts.values())
+        return f"{'passed' if self.ok else 'failed'}, RFC 008 {passed} of {total}"
+
     def badge(self) -> str:
-        """An image for a README, as one line of Markdown: the verdict, and how many checks passed."""
-        counts = self.counts
-        passed, total = counts.get(Status.PASS, 0), sum(counts.values())
-        text = f"{'passed' if self.ok else 'failed'}, RFC 008 {passed} of {total}"
-        colour = "brightgreen" if self.ok else "red"
-        shown = text.replace(" ", "_").replace(",", "%2C")
-        return f"![agentrl envs check: {text}]({_BADGE}/agentrl_envs_check-{shown}-{colour})"
+        """The badge for a README, as an image (SVG): no other host is asked for it."""
+        left, right = _LABEL, self.summary
+        widths = [_EDGE + _CHARACTER * len(text) for text in (left, right)]
+        return _SVG.format(
+            total=sum(widths),
+            first=widths[0],
+            second=widths[1],
+            colour=_PASSED if self.ok else _FAILED,
+            label=left,
+            text=right,
+            left=widths[0] // 2,
+            right=widths[0] + widths[1] // 2,
+        )
 
     def to_json(self) -> dict[str, JSON]:
         """The report as JSON."""

@@ -56,7 +56,7 @@ class Check:
 
 
 def _too_long(facts: Facts) -> str:
-    limit = facts.get("episode_timeout_s")
+    limit = facts.get("timeout_s")
     if isinstance(limit, int | float) and limit <= MAX_EPISODE_S:
         return ""
     shown = "None, which is no limit" if limit is None else f"{limit} s"

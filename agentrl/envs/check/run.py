@@ -8,30 +8,25 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
-from agentrl.envs.check.declared import declared_by
 from agentrl.envs.check.findings import ProbeResult, error, findings_of
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.probes.cancel_probe import probe_cancelling
 from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
 from agentrl.envs.check.probes.hint_probe import probe_hints
-from agentrl.envs.check.probes.host_probe import probe_host
-from agentrl.envs.check.probes.leak_probe import probe_leaks
+from agentrl.envs.check.probes.host_probe import connecting, connections, probe_host
+from agentrl.envs.check.probes.leak_probe import probe_leaks, probe_tools
 from agentrl.envs.check.probes.leaving_probe import probe_leaving
-from agentrl.envs.check.probes.network_probe import connecting, connections
-from agentrl.envs.check.probes.replay_probe import probe_replay
-from agentrl.envs.check.probes.same_probe import probe_sameness
+from agentrl.envs.check.probes.same_probe import probe_replay, probe_sameness
 from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
 from agentrl.envs.check.probes.shared_probe import probe_release
 from agentrl.envs.check.probes.state_probe import probe_states
 from agentrl.envs.check.probes.task_probe import probe_tasks
-from agentrl.envs.check.probes.tool_probe import probe_tools
 from agentrl.envs.check.report import CheckReport
-from agentrl.envs.check.subject import CheckedEnv, chosen, named, splits_of, view_of
+from agentrl.envs.check.subject import CheckedEnv, chosen, declared_by, named, seats, splits_of
 from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
@@ -41,7 +36,7 @@ from agentrl.runtime.authorship import place_of
 from agentrl.runtime.event_loop import blocking
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.stage import EnvCode, stage, summary_of
-from agentrl.types import JSON, Episode
+from agentrl.types import AGENT, JSON, Episode
 
 Progress = Callable[[str], None]
 
@@ -146,26 +141,26 @@ async def _probe_agents(
     """Run every probe; with several agents for each of them, while scripts play the others."""
     async with stage("make", None):
         example = make()
+    views = seats(make, example)
     if not isinstance(example, MultiAgentEnv):
-        async for result in _probe(cast(Callable[[], Env], make), n, seed, progress):
+        async for result in _probe(views[AGENT], n, seed, progress):
             yield result
         return
     progress("stopping and going on")
-    yield replace(await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed), probe="state")
-    for agent in example.possible_agents:
-        view = partial(view_of, cast(Callable[[], MultiAgentEnv], make), agent)
+    yield replace(await _probe_joint_states(make, seed), probe="state")
+    for agent, view in views.items():
         async for result in _probe(view, n, seed, progress):
             yield _of_agent(agent, result)
     yield replace(await _probe_closing(example), probe="close")
 
 
-async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> ProbeResult:
+async def _probe_joint_states(make: Callable[[], AnyEnv], seed: int) -> ProbeResult:
     """Resume an episode of the environment's scripts."""
     try:
         async with stage("tasks", None):
             env = make()
             task = next(iter(tasks_of(env, env.splits[0])), None) if env.splits else None
-        if task is None or not saves_state(env):
+        if not isinstance(env, MultiAgentEnv) or task is None or not saves_state(env):
             return ProbeResult()
         scripts = {
             name: env.scripted(task, name, random.Random(f"{seed}/{name}")) for name in env.possible_agents

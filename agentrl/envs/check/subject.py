@@ -1,19 +1,26 @@
-"""What a check plays: an environment by its id, its class or a function, and tasks of its splits."""
+"""What a check plays: an environment by its id, its class or a function; its tasks, and what it declares."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from agentrl.envs.base import BaseEnv, Env, tasks_of
 from agentrl.envs.check.probes.task_probe import Splits, subsampled
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.registry import find, path_of
+from agentrl.envs.resuming import saves_state
 from agentrl.errors import UserError
 from agentrl.tools.secrets import with_secrets
-from agentrl.types import Task
+from agentrl.types import AGENT, JSON, Task
+
+_SERVER = "server"
 
 CheckedEnv: TypeAlias = str | type[AnyEnv] | Callable[[], AnyEnv]
 """The id or the path of an environment, its class, or a function that makes an instance."""
@@ -51,8 +58,18 @@ def _made(name: str, make: Callable[[], AnyEnv]) -> AnyEnv:
     return made
 
 
-def view_of(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
-    """A new instance as one agent sees it, while scripts play the others."""
+def seats(make: Callable[[], AnyEnv], example: AnyEnv) -> Mapping[str, Callable[[], Env]]:
+    """What makes the environment as each of its agents sees it, by agent; scripts play the others.
+
+    example: an instance.
+    """
+    if not isinstance(example, MultiAgentEnv):
+        return {AGENT: cast(Callable[[], Env], make)}
+    several = cast(Callable[[], MultiAgentEnv], make)
+    return {agent: partial(_view, several, agent) for agent in example.possible_agents}
+
+
+def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
     return AgentView(make(), agent)
 
 
@@ -68,3 +85,43 @@ def chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:
     longest = max(map(len, drawn), default=0)
     interleaved = [tasks[k] for k in range(longest) for tasks in drawn if k < len(tasks)]
     return tuple(interleaved[:n])
+
+
+def declared_by(env: Env, splits: Splits) -> Mapping[str, JSON]:
+    """Scores, limits, resources, needs, tools, rewards, tasks by split; and the digest of its source files.
+
+    answers: whether every task has one. offline: whether it needs no server. memory_gb: 1e9 bytes.
+    """
+    tasks = [task for of_split in splits.values() for task in of_split]
+    return {
+        "expert_score": env.expert_score,
+        "chance_score": env.chance_score,
+        "timeout_s": env.limits.episode_timeout_s,
+        "turns": env.limits.max_turns,
+        "num_cpus": env.resources.num_cpus,
+        "num_gpus": env.resources.num_gpus,
+        "memory_gb": env.resources.memory_gb,
+        "needs": list(env.needs),
+        "offline": _SERVER not in env.needs,
+        "tools": [tool.name for tool in env.tool_schemas],
+        "rewards": [reward.name for reward in env.rewards],
+        "tasks_by_split": {name: len(of_split) for name, of_split in splits.items()},
+        "answers": bool(tasks) and all(task.answer for task in tasks),
+        "saves_state": saves_state(env),
+        "source_digest": source_digest(type(env)),
+    }
+
+
+def source_digest(kind: type) -> str:
+    """SHA-256 (hex) of the source files of a class and of those that it derives from, in their order."""
+    files: dict[str, None] = {}
+    for parent in kind.__mro__:
+        # Classes of the interpreter, or of a prompt, have no file.
+        with suppress(TypeError, OSError):
+            if file := inspect.getsourcefile(parent):
+                files[file] = None
+    digest = hashlib.sha256()
+    for file in files:
+        with suppress(OSError):
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()

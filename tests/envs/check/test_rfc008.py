@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -178,7 +179,7 @@ def test_a_fault_of_low_severity_is_a_warning_and_so_is_a_check_that_was_skipped
     finding = Finding("above-chance", Severity.ERROR, "It pays.")
     probes = {name: 1.0 for check in CHECKS for name in check.probes}
     declared = dict.fromkeys({check.needs[0] for check in CHECKS}, True)
-    found = outcomes([], {}, probes, {**declared, "episode_timeout_s": 60.0})
+    found = outcomes([], {}, probes, {**declared, "timeout_s": 60.0})
     assert verdict([outcome for outcome in found if outcome.status is Status.PASS]) == "pass"
     assert verdict(found) == "warn"
     assert verdict(outcomes([finding], {}, probes, declared)) == "fail"
@@ -193,13 +194,15 @@ def test_the_good_report_has_the_form_of_theirs(good):
     assert theirs["results"][0]["measured"]["tasks_by_split"] == {"train": 4, "test": 4}
 
 
-def test_the_badge_is_one_line_of_markdown(good):
-    text = "passed, RFC 008 25 of 34"
-    shown = "passed%2C_RFC_008_25_of_34-brightgreen"
-    assert good.badge() == (
-        f"![agentrl envs check: {text}](https://img.shields.io/badge/agentrl_envs_check-{shown})"
-    )
-    assert "-red)" in check_env(FAULTS["no-tasks Empty"], n=1).badge()
+def test_the_badge_is_an_image_of_the_verdict(good):
+    empty = check_env(FAULTS["no-tasks Empty"], n=1)
+    for report, verdict_, colour in ((good, "passed", "#3c873a"), (empty, "failed", "#b03030")):
+        passed = report.counts.get(Status.PASS, 0)
+        root = ElementTree.fromstring(report.badge())
+        texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert texts == ["agentrl envs check", f"{verdict_}, RFC 008 {passed} of 34"]
+        assert root.findall("{*}rect")[1].get("fill") == colour
+    assert good.counts[Status.PASS] == 25
 
 
 def test_the_command_writes_both_reports_and_a_badge(tmp_path, capsys):
@@ -207,7 +210,8 @@ def test_the_command_writes_both_reports_and_a_badge(tmp_path, capsys):
     main(["envs", "check", f"{Good.__module__}:Good", "--n", "2", "--report", str(file)])
     printed = capsys.readouterr().out.replace("\n", "")
     assert "Checks of RFC 008: 24 pass, 10 skipped." in printed
-    assert "![agentrl envs check: passed" in printed
+    assert "![agentrl envs check: passed, RFC 008 24 of 34](report.svg)" in printed
+    assert (tmp_path / "report.svg").read_text().startswith("<svg ")
     jsonschema.validate(json.loads(file.read_text()), SCHEMA)
     ours = json.loads((tmp_path / "report.agentrl.json").read_text())
     assert len(ours["checks"]) == 46

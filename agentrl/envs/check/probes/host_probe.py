@@ -1,25 +1,34 @@
-"""Checks that what a model writes reaches no file of the host.
+"""Checks that what a model writes reaches no file of the host, and that episodes connect to no other host.
 
 A file with a secret is made outside of the world. Every text argument of every tool, and the answer, name its
 path in the forms that a tool for files, a shell and Python would follow; others name a file to be written.
 The secret in an observation, or the new file, shows that a model could read or write the host.
+
+Sockets of Python raise the audit event `socket.connect` (PEP 578). Connections of child processes, and of
+packages that connect in their own machine code, are not seen; those of whatever else runs in the process are.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import secrets
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from agentrl.envs.base import Env, Script
 from agentrl.envs.check import arguments
 from agentrl.envs.check.arena import Arena, Policy
-from agentrl.envs.check.findings import Finding, ProbeResult, error
+from agentrl.envs.check.findings import Finding, ProbeResult, error, some, warning
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import Message, Task, ToolCall, say
 
 _UP = "../" * 16
+_LOCAL = ("localhost", "")
+_LISTENING: list[list[str]] = []
 
 
 async def probe_host(arena: Arena) -> ProbeResult:
@@ -90,3 +99,50 @@ def _answering(text: str) -> Policy:
             yield say(text)
 
     return policy
+
+
+@contextmanager
+def connections() -> Iterator[list[str]]:
+    """The addresses of other hosts, `host:port`, that sockets connect to in the block."""
+    _listen()
+    found: list[str] = []
+    _LISTENING.append(found)
+    try:
+        yield found
+    finally:
+        # By identity: two checks may have found the same.
+        _LISTENING[:] = [other for other in _LISTENING if other is not found]
+
+
+@cache
+def _listen() -> None:
+    # Once: a hook stays as long as the process. It returns at once where no check runs.
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[object, ...]) -> None:
+    if not _LISTENING or event != "socket.connect":
+        return
+    address = arguments[1]
+    if isinstance(address, tuple) and len(address) > 1 and not _is_local(str(address[0])):
+        for found in _LISTENING:
+            found.append(f"{address[0]}:{address[1]}")
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host in _LOCAL
+
+
+def connecting(found: Sequence[str], *, declares_server: bool) -> ProbeResult:
+    """A warning where an environment that declares no server connects to another host."""
+    figures = {"connections": float(len(found))}
+    if not found or declares_server:
+        return ProbeResult((), figures)
+    text = (
+        f"episodes connect to other hosts: {some(list(dict.fromkeys(found)))}; bring the data along, or say "
+        'so with `needs = ("server",)`.'
+    )
+    return ProbeResult((warning("network-undeclared", text),), figures)

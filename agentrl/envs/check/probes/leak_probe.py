@@ -1,9 +1,10 @@
-"""Checks that the world does not tell the answer to a policy that does nothing.
+"""Checks what a model is told: no answers, and every tool that the expert uses.
 
-It calls a tool that there is not, a few times, and then answers with nothing. What it can read beyond the
-prompt, and what it is told of tools, must not hold the answer: neither behind a label, nor so that a random
-word of it earns more than `chance_score` (the rules of `task_probe`). The same text for all tasks, such as
-the options of a tool, holds every answer and tells none.
+A policy that does nothing calls a tool that there is not, a few times, and then answers with nothing. What it
+can read beyond the prompt, and what it is told of tools, must not hold the answer: neither behind a label,
+nor so that a random word of it earns more than `chance_score` (the rules of `task_probe`). The same text for
+all tasks, such as the options of a tool, holds every answer and tells none. A tool that works and is not on
+offer is a way to the answer that only the expert knows.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentrl.envs.base import Env, Script
-from agentrl.envs.check.arena import Arena, Watching
+from agentrl.envs.check.arena import Arena, Watching, expert
 from agentrl.envs.check.findings import Finding, ProbeResult, error, some
 from agentrl.envs.check.intervals import lowest_mean
+from agentrl.envs.check.probes.score_probe import has_expert
 from agentrl.envs.check.probes.task_probe import (
     TOLERANCE,
     holding,
@@ -25,11 +27,14 @@ from agentrl.envs.check.probes.task_probe import (
     random_word_score,
 )
 from agentrl.envs.normal_form import squad_normalize
+from agentrl.tools.schema import compile_validator
 from agentrl.types import Message, Task, ToolCall, say
+from agentrl.types.seams import ToolSchema
 
 _TASKS = 16
 _CALLS = 2
 _LEAST = 4
+_WATCHED = 4
 
 
 def _idle(env: Env, task: Task, rng: random.Random) -> Script:
@@ -100,3 +105,37 @@ def _described(tasks: Sequence[Task], told: Sequence[str]) -> list[Finding]:
     leaking = [task.id for task, holds in zip(tasks, own, strict=True) if holds]
     text = f"the description of the tools holds the answer of {some(leaking)}; take it out."
     return [error("answer-in-tools", text)]
+
+
+async def probe_tools(arena: Arena) -> ProbeResult:
+    """Watch the expert on a few tasks."""
+    if not await has_expert(arena):
+        return ProbeResult()
+    undeclared: dict[str, None] = {}
+    for task in arena.some_tasks(_WATCHED):
+        undeclared.update(dict.fromkeys(_undeclared(await arena.watch(expert, task))))
+    return ProbeResult(_findings(list(undeclared)))
+
+
+def _findings(undeclared: list[str]) -> tuple[Finding, ...]:
+    if not undeclared:
+        return ()
+    text = f"the expert calls what the model is not told of: {some(undeclared)}; list it in `tool_schemas`."
+    return (error("tool-undeclared", text),)
+
+
+def _undeclared(agent: Watching) -> list[str]:
+    return [name for turn in agent.turns for name in _of_turn(turn.action, turn.tools)]
+
+
+def _of_turn(action: Message, tools: tuple[ToolSchema, ...]) -> list[str]:
+    offered = {tool.name: tool for tool in tools}
+    wrong = []
+    for call in action.tool_calls:
+        if call.name not in offered:
+            wrong.append(f"`{call.name}`")
+        elif call.arguments is not None and not compile_validator(offered[call.name]).is_valid(
+            dict(call.arguments)
+        ):
+            wrong.append(f"arguments of `{call.name}` that its schema refuses")
+    return wrong
