@@ -178,9 +178,10 @@ def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: boo
     """
     kwargs = read_json_object("--env-kwargs", env_kwargs)
     budget, n, seed = (numbers[name] for name in ("budget", "n", "seed"))
+    # First: that there is no such model is told before anything is played.
+    of_model = None if model is None else _played_by(model, env_id, kwargs, n, seed)
     with _bar(Console(stderr=True), budget) as advance:
         report = attack_env(env_id, env_kwargs=kwargs, budget=budget, seed=seed, progress=advance)
-    of_model = None if model is None else _played_by(model, env_id, kwargs, n, seed)
     if as_json:
         click.echo(json.dumps({**report.to_json(), "model": of_model}))
     else:
