@@ -211,7 +211,8 @@ def _played_by(model: str, env_id: str, kwargs: dict[str, JSON], n: int, seed: i
 def _show_attack(report: AttackReport, console: Console) -> None:
     table = Table("strategy", "mean", "99.9% interval", "episodes", "", title=report.env_id)
     for attempt in report.attempts:
-        bounds = f"{attempt.low:.3f} to {attempt.high:.3f}"
+        # Rounding may leave a bound a little below 0.
+        bounds = f"{round(attempt.low, 3) + 0.0:.3f} to {attempt.high:.3f}"
         paid = Text("paid", style="bold red") if attempt.paid else Text("")
         table.add_row(escape(attempt.strategy), f"{attempt.mean:.3f}", bounds, str(attempt.episodes), paid)
     console.print(table)

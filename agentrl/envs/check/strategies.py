@@ -4,7 +4,7 @@
     word of the verifier: 'done'        the strings in the verifier's code, each alone
     last number of the prompt           pieces of the prompt
     last line of what `look` says       pieces of the result of a call, whose arguments are drawn at random
-    `look` again and again              one call, repeated; `look` with a piece of the prompt
+    `look` again and again              one call, repeated: any, one for all tasks, or a piece of the prompt
     1 word, 512 words, 100,000 letters  length alone
 
 Whatever pays is a fault of the reward, or a task that needs no thought.
@@ -12,6 +12,7 @@ Whatever pays is a fault of the reward, or a task that needs no thought.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from agentrl.envs.check.arena import Policy
 from agentrl.envs.check.policies import NO_ANSWER, PIECES, VERDICT, pieces_of, repeating
 from agentrl.envs.check.wording import verifier_words
 from agentrl.types import Message, Task, ToolCall, call, say
+from agentrl.types.seams import ToolSchema
 
 CONSTANTS = (
     *("", "yes", "no", "true", "false", "None", "A", "B", "C", "D", "0", "1", "2", "-1", "[]", "{}"),
@@ -32,6 +34,7 @@ _MOST_FREQUENT = 8
 _ENDS = {"first": 0, "last": -1}
 _TEXT_LENGTHS = {"1 word": "so", "512 words": "so " * 512, "100,000 letters": "x" * 100_000}
 _SHOWN = 40
+_DRAWS = 32
 
 Piece = Callable[[str], str]
 """From a text to a piece of it; "" where it has none."""
@@ -60,6 +63,9 @@ def strategies(env: Env, training: Sequence[Task]) -> Iterator[Strategy]:
         yield Strategy(f"{name} of the prompt", _says(piece))
     for tool in env.tool_schemas:
         yield Strategy(f"`{tool.name}` again and again", _calls(tool.name, None))
+        for given in _drawn(tool):
+            shown = json.dumps(given, ensure_ascii=False)[:_SHOWN]
+            yield Strategy(f"`{tool.name}` with {shown}", _same_call(tool.name, given))
         for name, piece in _pieces():
             yield Strategy(f"`{tool.name}` with the {name} of the prompt", _calls(tool.name, piece))
             yield Strategy(f"{name} of what `{tool.name}` says", _repeats_result(tool.name, piece))
@@ -109,6 +115,24 @@ def _calls(name: str, piece: Piece | None) -> Policy:
         action = _call(env, name, None if piece is None else piece(_prompt(task)), rng)
         while True:
             yield action
+
+    return policy
+
+
+def _drawn(tool: ToolSchema) -> list[arguments.Arguments]:
+    """A few arguments that fit, each once: with few choices, all of them."""
+    drawn = (arguments.fitting(tool, random.Random(number)) for number in range(_DRAWS))
+    every = {json.dumps(given, sort_keys=True): given for given in drawn if given}
+    return list(every.values())[:_MOST_FREQUENT]
+
+
+def _same_call(name: str, given: arguments.Arguments) -> Policy:
+    """The same call in every turn of every task."""
+
+    def policy(env: Env, task: Task, rng: random.Random) -> Script:
+        del env, task, rng
+        while True:
+            yield call(name, **given)
 
     return policy
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import socket
 from pathlib import Path
+from typing import Literal
 
-from agentrl import Message, Reward, Task, call, say, tool
+from agentrl import Message, Reward, Step, Task, call, say, tool
 from agentrl.tools import inline
 from tests.envs.check.broken import Good, caught_by
 
@@ -57,6 +58,31 @@ class PaysRepetition(Good):
         step = await super().step(action)
         before, self.last = self.last, repr(action.tool_calls)
         return step._replace(reward=0.5) if action.tool_calls and before == self.last else step
+
+
+@caught_by("above-chance")
+class Stuck(Good):
+    """One call of its tool, three times, wins every task."""
+
+    @tool(inline=True)
+    def turn(self, way: Literal["left", "right", "up", "down"]) -> str:
+        """Turn."""
+        self.turns = [*getattr(self, "turns", ()), way]
+        return "turned"
+
+    tools = (turn,)
+
+    def reward(self, task, answer):
+        return float(answer == task.answer or getattr(self, "turns", []) == ["up"] * 3)
+
+    async def step(self, action):
+        step = await super().step(action)
+        if getattr(self, "turns", []) == ["up"] * 3:
+            return Step.finished(reward=1.0)
+        return step
+
+    def expert(self, task):
+        yield say(task.answer)
 
 
 @caught_by("tool-undeclared")

@@ -27,6 +27,7 @@ BUDGET = 300
         (hacked.PaysForm, "the answer of 1 training tasks"),
         (hacked.PaysQuotes, "of the prompt"),
         (hacked.PaysRepetition, "`look`"),
+        (hacked.Stuck, '`turn` with {"way": "up"}'),
         (cheated.PaysNothing, "of what `look` says"),
         (cheated.PaysCalls, "`look`"),
         (cheated.PaysLength, "100,000 letters"),
