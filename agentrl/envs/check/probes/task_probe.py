@@ -81,8 +81,8 @@ def _identity(splits: Splits, again: Splits) -> Sequence[Finding]:
         findings.append(error("splits-overlap", text))
     elif shared := _shared(splits, _loosely):
         text = (
-            f"tasks of two splits differ in case or the last mark alone: {some(shared)}; a held-out task must "
-            "not be trained on."
+            f"tasks of two splits differ in case or the last mark alone: {some(shared)}; a held-out task "
+            "must not be trained on."
         )
         findings.append(warning("splits-nearly-overlap", text))
     return findings
