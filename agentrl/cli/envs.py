@@ -17,7 +17,14 @@ import rich_click as click
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -26,10 +33,12 @@ from agentrl.cli.flags import read_json_object
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
-from agentrl.envs.check import CheckReport, Severity, check_env
+from agentrl.envs.check import AttackReport, CheckReport, Severity, attack_env, check_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
+from agentrl.errors import ConfigError
+from agentrl.runtime.files import write_text
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
 from agentrl.view.scores import time_text
@@ -58,12 +67,25 @@ env_kwargs_option = click.option(
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool) -> None:
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="Write the report of RFC 008 in OpenEnv's schema, beside it the whole one and a badge.",
+)
+def check_command(
+    env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool, report_file: Path | None
+) -> None:
     """Check whether an environment is worth training on.
 
     The expert must reach its score; silence, chance and cheats must not. Leaving an episode must not pay more
     than losing it. Exit code 1: there are errors.
     """
+    if report_file is not None and not report_file.absolute().parent.is_dir():
+        raise ConfigError(
+            f"--report {report_file}: its folder does not exist; make it, or choose another path."
+        )
     check = partial(
         check_env, env_id, env_kwargs=read_json_object("--env-kwargs", env_kwargs), n=n, seed=seed
     )
@@ -74,6 +96,8 @@ def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool
         with _shown(Console(stderr=True)) as shown:
             report = check(progress=shown)
         _show(report, Console())
+    if report_file is not None:
+        _write(report, report_file, quiet=as_json)
     if not report.ok:
         sys.exit(FAILED)
 
@@ -108,10 +132,93 @@ def _show(report: CheckReport, console: Console) -> None:
     warnings = _counted(len(report.findings) - len(report.errors), "warning")
     verdict = "passed" if report.ok else "failed"
     console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
+    statuses = ", ".join(f"{count} {status.value}" for status, count in sorted(report.counts.items()))
+    console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
+    """Both reports, each as one JSON object, and the badge.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    whole = file.with_suffix(".agentrl.json")
+    try:
+        write_text(file, json.dumps(report.to_openenv(), indent=1) + "\n")
+        write_text(whole, json.dumps(report.to_json(), indent=1) + "\n")
+        write_text(file.with_suffix(".svg"), report.badge())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another path.") from None
+    if not quiet:
+        click.echo(f"{file} has the report in OpenEnv's schema, {whole} the whole one. For a README:")
+        click.echo(f"![agentrl envs check: {report.summary}]({file.with_suffix('.svg').name})")
+
+
+def _counted(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+# `agentrl envs attack`.
+
+
+@click.command("attack", cls=Command)
+@click.argument("env_id")
+@env_kwargs_option
+@click.option("--budget", default=600, show_default=True, help="Most episodes that are played.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the attack.")
+@click.option("--model", metavar="DIR", help="Hugging Face model directory that plays beside the strategies.")
+@click.option("--n", default=32, show_default=True, help="Episodes of the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
+def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: bool, **numbers: int) -> None:
+    """Try to win an environment without solving it.
+
+    A search over cheap strategies: constant answers, the most frequent ones of training, words of the
+    verifier, pieces of the prompt and of observations, one call again and again, length alone. The best of
+    them play tasks that the search has not seen. Exit code 1: some are paid more than chance_score.
+    """
+    kwargs = read_json_object("--env-kwargs", env_kwargs)
+    budget, n, seed = (numbers[name] for name in ("budget", "n", "seed"))
+    # First: that there is no such model is told before anything is played.
+    of_model = None if model is None else _played_by(model, env_id, kwargs, n, seed)
+    with _bar(Console(stderr=True), budget) as advance:
+        report = attack_env(env_id, env_kwargs=kwargs, budget=budget, seed=seed, progress=advance)
+    if as_json:
+        click.echo(json.dumps({**report.to_json(), "model": of_model}))
+    else:
+        _show_attack(report, Console())
+        if of_model is not None:
+            click.echo(f"{model} earned {of_model:.3f} in {n} episodes.")
+    if report.paid:
+        sys.exit(FAILED)
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar of the episodes that are played, on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda played, what: bar.update(task, advance=played, description=escape(what))
+
+
+def _played_by(model: str, env_id: str, kwargs: dict[str, JSON], n: int, seed: int) -> float:
+    """The mean score of a model (over `n` episodes)."""
+    from agentrl.evaluation.model import evaluate
+
+    return evaluate(env_id, model, quiet=True, n=n, seed=seed, env_kwargs=kwargs).mean
+
+
+def _show_attack(report: AttackReport, console: Console) -> None:
+    table = Table("strategy", "mean", "99.9% interval", "episodes", "", title=report.env_id)
+    for attempt in report.attempts:
+        # Rounding may leave a bound a little below 0.
+        bounds = f"{round(attempt.low, 3) + 0.0:.3f} to {attempt.high:.3f}"
+        paid = Text("paid", style="bold red") if attempt.paid else Text("")
+        table.add_row(escape(attempt.strategy), f"{attempt.mean:.3f}", bounds, str(attempt.episodes), paid)
+    console.print(table)
+    tried = f"{report.tried} of {report.strategies} strategies in {report.episodes} episodes"
+    found = f"{_counted(len(report.paid), 'strategy', 'strategies')} paid more than"
+    console.print(f"{tried}: {found} chance_score = {report.chance_score:g}.", highlight=False)
 
 
 # `agentrl envs new`.
@@ -150,6 +257,7 @@ def envs() -> None:
 
 
 envs.add_command(check_command)
+envs.add_command(attack_command)
 envs.add_command(new_command)
 
 

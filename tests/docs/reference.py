@@ -20,7 +20,7 @@ from textwrap import dedent, indent
 import griffe
 
 from agentrl.cli.settings import all_settings
-from tests.docs import hooks, keywords, shipped, slime_features
+from tests.docs import hooks, keywords, rfc008, shipped, slime_features
 from tests.docs.blocks import ROOT
 from tests.docs.docstrings import (
     OWN,
@@ -390,6 +390,7 @@ def write() -> None:
     keywords.write()
     hooks.write()
     slime_features.write()
+    rfc008.write()
 
 
 if __name__ == "__main__":

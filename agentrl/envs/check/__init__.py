@@ -10,7 +10,23 @@ Every probe plays through `agentrl.play`. An error means that training on this w
 behaviour, or stop; a warning is for the author to judge; figures are only reported.
 """
 
-from agentrl.envs.check.report import CheckReport, Finding, Severity
+from agentrl.envs.check.attack import AttackReport, TriedStrategy, attack_env
+from agentrl.envs.check.findings import Finding, Severity
+from agentrl.envs.check.outcomes import CheckOutcome, Status
+from agentrl.envs.check.report import CheckReport
+from agentrl.envs.check.rfc008 import Check
 from agentrl.envs.check.run import check_env, check_env_async
 
-__all__ = ["CheckReport", "Finding", "Severity", "check_env", "check_env_async"]
+__all__ = [
+    "AttackReport",
+    "Check",
+    "CheckOutcome",
+    "CheckReport",
+    "Finding",
+    "Severity",
+    "Status",
+    "TriedStrategy",
+    "attack_env",
+    "check_env",
+    "check_env_async",
+]

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import AnyScript, Env
@@ -145,6 +145,28 @@ class YieldingAgent(ScriptedAgent):
         return await super().act(observation, tools=tools, session=session)
 
 
+class WatchedTurn(NamedTuple):
+    """A turn as its agent met it: the observation, the tools on offer, and its action."""
+
+    observation: Observation
+    tools: tuple[ToolSchema, ...]
+    action: Message
+
+
+class Watching(YieldingAgent):
+    """A scripted agent that keeps what it was shown, turn by turn, in `turns`."""
+
+    def __init__(self, script: AnyScript | Callable[[str], AnyScript], leaves_at: int | None = None) -> None:
+        super().__init__(script, leaves_at)
+        self.turns: list[WatchedTurn] = []
+
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
+        """The script's next action."""
+        act = await super().act(observation, tools=tools, session=session)
+        self.turns.append(WatchedTurn(observation, tuple(tools), act.message))
+        return act
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """The environment, tasks and seed of all probes.
@@ -182,10 +204,21 @@ class Arena:
         """
         async with stage("make", None):
             env = self.make()
-        rng = random.Random(f"{self.seed}/{task.id}/{number}")
-        agent = YieldingAgent(lambda _: policy(env, task, rng), leaves_at)
+        agent = YieldingAgent(self._script(policy, env, task, number), leaves_at)
         world_seed = self.seed + number if seed is None else seed
         return await play(TimedEnv(env, self.seconds), agent, task, seed=world_seed, sampling_seed=number)
+
+    async def watch(self, policy: Policy, task: Task, *, number: int = 0) -> Watching:
+        """What a policy is shown in one episode, however that ends. number: as for `play`."""
+        async with stage("make", None):
+            env = self.make()
+        agent = Watching(self._script(policy, env, task, number))
+        await outcome(play(TimedEnv(env, self.seconds), agent, task, seed=self.seed + number))
+        return agent
+
+    def _script(self, policy: Policy, env: Env, task: Task, number: int) -> Callable[[str], AnyScript]:
+        rng = random.Random(f"{self.seed}/{task.id}/{number}")
+        return lambda _: policy(env, task, rng)
 
 
 def expert(env: Env, task: Task, _: random.Random) -> AnyScript:

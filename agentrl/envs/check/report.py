@@ -1,34 +1,28 @@
-"""The results of a check: findings, figures, and the report of both."""
+"""The report of a check: findings, figures, and the outcome of every check of RFC 008."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from html import escape
 
+from agentrl.envs.check.findings import Finding, Severity
+from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
 from agentrl.types import JSON
 
-_MAX_NAMES = 5
-_KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
-"""Where the failure of an episode begins, as `failure_line` writes it."""
-
-
-class Severity(StrEnum):
-    """Of a finding. With an error do not train on this world; a warning is for the author to judge."""
-
-    ERROR = "error"
-    WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A fault of an environment. code: its name, kebab-case. text: a sentence with the next step."""
-
-    code: str
-    severity: Severity
-    text: str
+_LABEL = "agentrl envs check"
+_PASSED, _FAILED = "#3c873a", "#b03030"
+_EDGE, _CHARACTER = 12, 7
+"""Pixels at the ends of a text, and of a character of the badge's font."""
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img" aria-label="{label}: {text}">
+<rect width="{first}" height="20" fill="#555"/>
+<rect x="{first}" width="{second}" height="20" fill="{colour}"/>
+<g fill="#fff" text-anchor="middle" font-family="Verdana,sans-serif" font-size="11">
+<text x="{left}" y="14">{label}</text><text x="{right}" y="14">{text}</text>
+</g>
+</svg>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +32,16 @@ class CheckReport:
     env_id: its id, or `module:Class` of an unregistered one. seed: the seed of all randomness of the check.
     findings: in the order of the checks.
     figures: name -> number; units are in the names (`reset_ms`, `memory_mib_per_100_episodes`).
+    probes: what was tried: name -> seconds that it took.
+    declared: what the environment says of itself: scores, limits, resources, tools, tasks of each split.
     """
 
     env_id: str
     seed: int
     findings: tuple[Finding, ...]
     figures: Mapping[str, float]
+    probes: Mapping[str, float] = field(default_factory=dict)
+    declared: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -60,11 +58,47 @@ class CheckReport:
         """The codes of all findings, in the order of the checks."""
         return tuple(finding.code for finding in self.findings)
 
+    @property
+    def outcomes(self) -> tuple[CheckOutcome, ...]:
+        """The outcome of every check of OpenEnv's RFC 008, in the order of its policy."""
+        return outcomes(self.findings, self.figures, self.probes, self.declared)
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """How many checks of RFC 008 came out how; without those that are reserved for operators of hubs."""
+        return counted(self.outcomes)
+
+    @property
+    def summary(self) -> str:
+        """The verdict, and how many checks of RFC 008 passed: the text of the badge."""
+        passed, total = self.counts.get(Status.PASS, 0), sum(self.counts.values())
+        return f"{'passed' if self.ok else 'failed'}, RFC 008 {passed} of {total}"
+
+    def badge(self) -> str:
+        """The badge for a README, as an image (SVG): no other host is asked for it."""
+        left, right = _LABEL, self.summary
+        widths = [_EDGE + _CHARACTER * len(text) for text in (left, right)]
+        return _SVG.format(
+            total=sum(widths),
+            first=widths[0],
+            second=widths[1],
+            colour=_PASSED if self.ok else _FAILED,
+            label=left,
+            text=right,
+            left=widths[0] // 2,
+            right=widths[0] + widths[1] // 2,
+        )
+
     def to_json(self) -> dict[str, JSON]:
         """The report as JSON."""
         findings: list[JSON] = [asdict(finding) for finding in self.findings]
+        checks: list[JSON] = [outcome.to_json() for outcome in self.outcomes]
         head: dict[str, JSON] = {"env": self.env_id, "ok": self.ok, "seed": self.seed}
-        return {**head, "findings": findings, "figures": dict(self.figures)}
+        return {**head, "findings": findings, "figures": dict(self.figures), "checks": checks}
+
+    def to_openenv(self) -> dict[str, JSON]:
+        """The report in the JSON schema of OpenEnv's `openenv validate` (version 2, policy v2)."""
+        return openenv_report(self.env_id, self.outcomes, self.declared)
 
     def __str__(self) -> str:
         """One line for each finding, as a failed assertion prints it."""
@@ -74,52 +108,3 @@ class CheckReport:
     def _repr_html_(self) -> str:
         """The same lines, where a notebook shows the report."""
         return f"<pre style='white-space: pre-wrap'>{escape(str(self))}</pre>"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The findings and figures of one probe."""
-
-    findings: tuple[Finding, ...] = ()
-    figures: Mapping[str, float] | None = None
-
-
-def error(code: str, text: str) -> Finding:
-    """A finding that fails the check."""
-    return Finding(code, Severity.ERROR, _single_line(text))
-
-
-def warning(code: str, text: str) -> Finding:
-    """A finding that does not fail the check."""
-    return Finding(code, Severity.WARNING, _single_line(text))
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def some_failures(lines: Sequence[str]) -> str:
-    """The first few of some failures, `who: what`, and how many more there are; each once, with who has it.
-
-    who: a task, or a policy and a task.
-    """
-    by_kind: dict[str, list[str]] = {}
-    for line in lines:
-        place = _KIND.search(line)
-        who, what = (line[: place.start()], line[place.start() + 2 :]) if place else ("", line)
-        by_kind.setdefault(what, []).append(who)
-    return some([f"{what} ({some(whos)})" if any(whos) else what for what, whos in by_kind.items()])
-
-
-def findings_of(results: Sequence[ProbeResult]) -> Iterator[Finding]:
-    """All findings, in the order of the probes."""
-    for result in results:
-        yield from result.findings
-
-
-def _single_line(text: str) -> str:
-    """A text in one line, with unprintable characters escaped: it may quote exceptions of other packages."""
-    line = " ".join(text.split())
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, cast
 
-from agentrl.envs.base import BaseEnv, Env, tasks_of
+from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
-from agentrl.envs.check.cancel_probe import probe_cancelling
-from agentrl.envs.check.cost_probe import holding, latencies, probe_memory, slow
-from agentrl.envs.check.leaving_probe import probe_leaving
+from agentrl.envs.check.findings import ProbeResult, error, findings_of
 from agentrl.envs.check.policies import random_policy
-from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_of
-from agentrl.envs.check.same_probe import probe_sameness
-from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
-from agentrl.envs.check.shared_probe import probe_release
-from agentrl.envs.check.state_probe import probe_states
-from agentrl.envs.check.task_probe import Splits, probe_tasks, subsampled
+from agentrl.envs.check.probes.cancel_probe import probe_cancelling
+from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
+from agentrl.envs.check.probes.hint_probe import probe_hints
+from agentrl.envs.check.probes.host_probe import connecting, connections, probe_host
+from agentrl.envs.check.probes.leak_probe import probe_leaks, probe_tools
+from agentrl.envs.check.probes.leaving_probe import probe_leaving
+from agentrl.envs.check.probes.same_probe import probe_replay, probe_sameness
+from agentrl.envs.check.probes.score_probe import has_expert, probe_chance, probe_expert
+from agentrl.envs.check.probes.shared_probe import probe_release
+from agentrl.envs.check.probes.state_probe import probe_states
+from agentrl.envs.check.probes.task_probe import probe_tasks
+from agentrl.envs.check.report import CheckReport
+from agentrl.envs.check.subject import CheckedEnv, chosen, declared_by, named, seats, splits_of
 from agentrl.envs.check.traces import own_temporary_folder, present
-from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
+from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
-from agentrl.envs.registry import find, path_of
 from agentrl.envs.resuming import saves_state
 from agentrl.errors import StageError, UserError
 from agentrl.runtime.authorship import place_of
 from agentrl.runtime.event_loop import blocking
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.stage import EnvCode, stage, summary_of
-from agentrl.tools.secrets import with_secrets
-from agentrl.types import Episode, Task
+from agentrl.types import AGENT, JSON, Episode
 
 Progress = Callable[[str], None]
-CheckedEnv: TypeAlias = str | type[AnyEnv] | Callable[[], AnyEnv]
-"""The id or the path of an environment, its class, or a function that makes an instance."""
 
 
 def check_env(
@@ -86,46 +88,29 @@ async def check_env_async(
     """
     if n < 1:
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
-    name, make = _named(env, env_kwargs or {})
-    with own_temporary_folder() as folder:
-        before = present(folder)
+    name, make = named(env, env_kwargs or {})
+    results: list[ProbeResult] = []
+    seconds: defaultdict[str, float] = defaultdict(float)
+    with own_temporary_folder() as folder, connections() as connected:
+        before, began = present(folder), time.perf_counter()
         try:
-            probes = _probe_agents(make, n, seed, progress or _silent)
-            results = [result async for result in _until_broken(probes)]
+            async for result in _until_broken(_probe_agents(make, n, seed, progress or _silent)):
+                results.append(result)
+                began, last = time.perf_counter(), began
+                seconds[result.probe] += began - last
         finally:
             released = await probe_release(before, folder)
     # A leak of a single episode is still there at the end, and has been reported.
     if not any(finding.code.startswith("leaves-") for finding in findings_of(results)):
         results = [*results, released]
+    declared = {name: value for result in results for name, value in (result.declared or {}).items()}
+    if declared:
+        results.append(connecting(connected, declares_server=not declared["offline"]))
+        seconds["network"] = 0.0
     figures = {name: number for result in results for name, number in (result.figures or {}).items()}
-    return CheckReport(name, seed, tuple(findings_of(results)), figures)
-
-
-def _named(env: CheckedEnv, kwargs: Mapping[str, object]) -> tuple[str, Callable[[], AnyEnv]]:
-    """The name of the environment in the report, and what makes its instances."""
-    if isinstance(env, str | type):
-        path = env if isinstance(env, str) else path_of(env)
-        return path, find(path).factory(**with_secrets(kwargs))
-    if isinstance(env, BaseEnv) or not callable(env):
-        raise UserError(
-            f"a check plays new instances, got {env!r:.60}; pass an id, the class, or a function that makes "
-            "an instance."
-        )
-    if kwargs:
-        raise UserError(
-            "env_kwargs have no effect with a function that makes the environment; pass the class."
-        )
-    name = getattr(env, "__qualname__", type(env).__name__)
-    return name, partial(_made, name, env)
-
-
-def _made(name: str, make: Callable[[], AnyEnv]) -> AnyEnv:
-    env: object = make()
-    if not isinstance(env, BaseEnv):
-        raise UserError(f"{name} makes {env!r:.60}, which is no agentrl.Env; return an instance of one.")
-    made = cast(AnyEnv, env)
-    made.id = made.id or name
-    return made
+    findings = tuple(findings_of(results))
+    tried = {name: took for name, took in seconds.items() if name}
+    return CheckReport(name, seed, findings, figures, tried, declared)
 
 
 def _silent(what: str) -> None:
@@ -156,30 +141,26 @@ async def _probe_agents(
     """Run every probe; with several agents for each of them, while scripts play the others."""
     async with stage("make", None):
         example = make()
+    views = seats(make, example)
     if not isinstance(example, MultiAgentEnv):
-        async for result in _probe(cast(Callable[[], Env], make), n, seed, progress):
+        async for result in _probe(views[AGENT], n, seed, progress):
             yield result
         return
     progress("stopping and going on")
-    yield await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed)
-    for agent in example.possible_agents:
-        view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
+    yield replace(await _probe_joint_states(make, seed), probe="state")
+    for agent, view in views.items():
         async for result in _probe(view, n, seed, progress):
             yield _of_agent(agent, result)
-    yield await _probe_closing(example)
+    yield replace(await _probe_closing(example), probe="close")
 
 
-def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
-    return AgentView(make(), agent)
-
-
-async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> ProbeResult:
+async def _probe_joint_states(make: Callable[[], AnyEnv], seed: int) -> ProbeResult:
     """Resume an episode of the environment's scripts."""
     try:
         async with stage("tasks", None):
             env = make()
             task = next(iter(tasks_of(env, env.splits[0])), None) if env.splits else None
-        if task is None or not saves_state(env):
+        if not isinstance(env, MultiAgentEnv) or task is None or not saves_state(env):
             return ProbeResult()
         scripts = {
             name: env.scripted(task, name, random.Random(f"{seed}/{name}")) for name in env.possible_agents
@@ -193,7 +174,7 @@ async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> P
 def _of_agent(agent: str, result: ProbeResult) -> ProbeResult:
     findings = [replace(finding, text=f"{agent}: {finding.text}") for finding in result.findings]
     figures = {f"{agent}/{name}": number for name, number in (result.figures or {}).items()}
-    return ProbeResult(tuple(findings), figures)
+    return replace(result, findings=tuple(findings), figures=figures)
 
 
 def _broken(at: StageError) -> ProbeResult:
@@ -209,23 +190,31 @@ async def _probe(
     async with stage("make", None):
         example, other = make(), make()
     async with stage("tasks", None):
-        splits, again = _splits(example), _splits(other)
+        splits, again = splits_of(example), splits_of(other)
     if other is example:
         raise UserError(f"{example.id} is one instance at every call; return a new one, as episodes need.")
     chance, span = example.chance_score, example.expert_score - example.chance_score
-    yield probe_tasks(splits, again, example.limits.max_tokens, chance, span)
+    of_tasks = probe_tasks(splits, again, example.limits.max_tokens, chance, span)
+    yield replace(of_tasks, probe="tasks", declared=declared_by(example, splits))
     yield _declared(example)
-    arena = Arena(make, example, _chosen(splits, n, seed), seed)
+    arena = Arena(make, example, chosen(splits, n, seed), seed)
     if arena.tasks:
         progress("the expert")
-        of_expert, answered_in = await probe_expert(arena, n)
-        yield of_expert
+        of_expert, by_expert = await probe_expert(arena, n)
+        solves = bool(by_expert) and not of_expert.findings and all(task.answer for task in arena.tasks)
+        plays: dict[str, JSON] = {"expert_plays": await has_expert(arena)}
+        yield replace(of_expert, probe="expert", declared=plays)
+        yield replace(await probe_tools(arena), probe="tools")
         progress("random and adversarial policies")
-        yield await probe_chance(arena, n, answered_in)
-        yield await probe_leaving(arena, n)
-        for result in await _probe_world(arena, progress):
+        yield replace(await probe_chance(arena, n, by_expert, misleads=solves), probe="chance")
+        yield replace(await probe_leaving(arena, n), probe="leaving")
+        yield replace(await probe_leaks(arena), probe="leaks")
+        yield replace(await probe_hints(arena, by_expert), probe="hints")
+        progress("files of the host")
+        yield replace(await probe_host(arena), probe="host")
+        async for result in _probe_world(arena, progress):
             yield result
-    yield await _probe_closing(other, example)
+    yield replace(await _probe_closing(other, example), probe="close")
 
 
 async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:
@@ -245,29 +234,29 @@ async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:
     return ProbeResult((error("close-fails", text),))
 
 
-async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult]:
+async def _probe_world(arena: Arena, progress: Progress) -> AsyncIterator[ProbeResult]:
     gold = expert if await has_expert(arena) else random_policy
     progress("same seed, same episode")
     sameness = await probe_sameness(arena, (gold, random_policy))
+    yield replace(sameness, probe="same")
+    # An episode that differs by itself says nothing of its actions.
+    if not sameness.findings:
+        yield replace(await probe_replay(arena, (gold, random_policy)), probe="replay")
     progress("stopping and going on")
     policies = (gold, random_policy) if saves_state(arena.example) else ()
     episodes = [await outcome(arena.play(policy, arena.tasks[0])) for policy in policies]
-    states = await probe_states(arena.make, [played for played in episodes if isinstance(played, Episode)])
+    saved = await probe_states(arena.make, [played for played in episodes if isinstance(played, Episode)])
+    yield replace(saved, probe="state")
     progress("cancelling at every await")
-    cancelling = await probe_cancelling(arena, gold)
+    yield replace(await probe_cancelling(arena, gold), probe="cancel")
     # Before the memory probe: tracing makes everything slower.
     held = arena.seconds.pop(HELD, [])
     figures = latencies(arena.seconds)
+    yield ProbeResult((), figures)
+    yield slow(figures)
+    yield holding(held)
     progress("memory")
-    return (
-        sameness,
-        states,
-        cancelling,
-        ProbeResult((), figures),
-        slow(figures),
-        holding(held),
-        await probe_memory(arena, gold),
-    )
+    yield replace(await probe_memory(arena, gold), probe="memory")
 
 
 def _declared(env: Env) -> ProbeResult:
@@ -276,16 +265,3 @@ def _declared(env: Env) -> ProbeResult:
         return ProbeResult()
     text = f"expert_score = {best:g} is not above chance_score = {chance:g}; there would be nothing to learn."
     return ProbeResult((error("nothing-to-learn", text),))
-
-
-def _splits(env: Env) -> Splits:
-    return {name: subsampled(tasks_of(env, name)) for name in env.splits}
-
-
-def _chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:
-    """`n` tasks to play, from all splits in equal numbers."""
-    rng = random.Random(seed)
-    drawn = [rng.sample(list(tasks), min(len(tasks), n)) for tasks in splits.values() if tasks]
-    longest = max(map(len, drawn), default=0)
-    interleaved = [tasks[k] for k in range(longest) for tasks in drawn if k < len(tasks)]
-    return tuple(interleaved[:n])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 from agentrl import Env, Limits, Message, SingleTurnEnv, Step, Task, call, say, tool
 from agentrl.envs.scoring import Reward
 from agentrl.tools import inline
 from agentrl.types import Ending
-from tests.envs.check.broken import Good
+from tests.envs.check.broken import WORDS, Good
+from tests.envs.check.hacked import ELSEWHERE, knock
 
 CAPITALS = {
     "Peru": "Lima",
@@ -124,4 +126,91 @@ class Charges(Good):
         return 1.0 if answer == task.answer else -0.3
 
 
-HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges)
+class Picks(Good):
+    """The schema of its tool holds all answers, as choices."""
+
+    @tool(inline=True)
+    def pick(self, word: Literal["Lima", "Nairobi", "Havana", "Tokyo", "Oslo", "Bamako"]) -> str:
+        """Choose a city."""
+        self.picked = word
+        return "thank you"
+
+    tools = (pick,)
+    chance_score = 1 / 6
+
+    def tasks(self, split):
+        cities = list(CAPITALS.items())[split == "train" :: 2]
+        return [Task.ask(f"{split}-{land}", f"Pick the capital of {land}.", city) for land, city in cities]
+
+    @inline
+    def reward(self, task, answer):
+        return float(getattr(self, "picked", "") == task.answer)
+
+    def expert(self, task):
+        yield call("pick", word=task.answer)
+        yield say("done")
+
+
+class Shelf(Good):
+    """Reads files of its own, by name; a connection to this host is none to another."""
+
+    @tool(inline=True)
+    def read(self, name: str) -> str:
+        """Read a file."""
+        return {"hidden.txt": "nothing to see"}.get(name.rpartition("/")[2], f"no file {name[:80]}")
+
+    tools = (*Good.tools, read)
+
+    async def reset(self, task, *, seed):
+        knock(("127.0.0.1", 9))
+        return await super().reset(task, seed=seed)
+
+
+class Serves(Good):
+    """It says that it needs a server."""
+
+    needs = ("server",)
+
+    async def reset(self, task, *, seed):
+        knock(ELSEWHERE)
+        return await super().reset(task, seed=seed)
+
+
+class Trails(Good):
+    """Its short messages end in an ellipsis, and its hints name other answers."""
+
+    async def step(self, action):
+        step = await super().step(action)
+        if step.terminated:
+            return step
+        return step._replace(observation=(*step.observation, Message("user", "Think...")))
+
+    def expert(self, task):
+        yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
+
+
+class Guesses(Env):
+    """Its expert is not told the answer: it finds it, and so does the expert of another task."""
+
+    limits = Limits(max_turns=8)
+    task = None
+
+    def tasks(self, split):
+        words = WORDS[::2] if split == "train" else WORDS[1::2]
+        return [Task.ask(f"{split}-{word}", f"Guess a word, in game {len(word)}.", word) for word in words]
+
+    async def reset(self, task, *, seed):
+        self.seed_rng(seed)
+        self.task = task
+        return task.prompt, {}
+
+    async def step(self, action):
+        right = action.content == self.task.answer
+        return Step.finished(reward=1.0) if right else Step.going(Message("user", "No."))
+
+    def expert(self, task):
+        for word in WORDS:
+            yield say(word)
+
+
+HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges, Picks, Shelf, Serves, Trails, Guesses)

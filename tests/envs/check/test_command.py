@@ -46,7 +46,7 @@ def test_the_json_flag_prints_exactly_one_json_object(capsys, world, code):
     exit_code, out, _ = run(capsys, f"tests.envs.check.{world}", "--n", "4", "--seed", "2", "--json")
     report = json.loads(out)
     assert exit_code == code
-    assert set(report) == {"env", "ok", "seed", "findings", "figures"}
+    assert set(report) == {"env", "ok", "seed", "findings", "figures", "checks"}
     assert report["ok"] == (code == 0)
     assert report["seed"] == 2
     assert [finding["severity"] for finding in report["findings"]] == ["error"] * code

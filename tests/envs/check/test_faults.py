@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 
 from agentrl import UserError, register
-from agentrl.envs.check import CheckReport, Severity, check_env, check_env_async, cost_probe
+from agentrl.envs.check import CheckReport, Severity, check_env, check_env_async
+from agentrl.envs.check.probes import cost_probe
 from agentrl.errors import UnknownEnvError
-from tests.envs.check import cheated, leaking
+from tests.envs.check import cheated, hacked, leaking
 from tests.envs.check.broken import FAULTS, Counting, Good
 from tests.envs.check.honest import HONEST, YesNo
 from tests.house.source import ROOT
@@ -26,10 +27,12 @@ WARNINGS = {
     "blocks-loop",
     "slow-reset",
     "slow-rewards",
+    *("network-undeclared", "scores-differ"),
+    *("observation-cut", "length-pays", "splits-nearly-overlap", "never-full-marks"),
 }
 
 LONG_FAULTS = ("leaves-file", "leaves-socket", "leaves-task", "slow-reset")
-MODULES = (cheated, leaking)  # with broken.py, the modules of the worlds of FAULTS
+MODULES = (cheated, hacked, leaking)  # with broken.py, the modules of the worlds of FAULTS
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +157,7 @@ def test_an_environment_is_checked_by_its_id_too_and_the_report_names_it():
         "seed": 0,
         "findings": [],
         "figures": dict(report.figures),
+        "checks": [outcome.to_json() for outcome in report.outcomes],
     }
 
 
@@ -176,11 +180,11 @@ def test_progress_is_reported_in_the_order_of_the_checks():
     check_env(Good, n=2, progress=steps.append)
     assert steps[0] == "tasks"
     assert steps[-1] == "memory"
-    assert len(steps) == 7
+    assert len(steps) == 8
 
 
 def test_the_same_seed_gives_the_same_report_and_global_generators_are_not_touched():
-    from agentrl.envs.check.same_probe import global_random_state
+    from agentrl.envs.check.probes.same_probe import global_random_state
 
     before = global_random_state()
     scores = [check_env(Good, n=4, seed=3).figures["random_score"] for _ in range(2)]

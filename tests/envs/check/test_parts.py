@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from agentrl import Task
 from agentrl.envs.check import arguments
 from agentrl.envs.check.intervals import Z, interval
-from agentrl.envs.check.task_probe import probe_tasks, subsampled
+from agentrl.envs.check.probes.task_probe import probe_tasks, subsampled
 from agentrl.envs.check.traces import leftovers, own_temporary_folder, present
 from agentrl.tools import Tool
 
@@ -171,6 +171,24 @@ def test_of_many_tasks_evenly_spaced_ones_are_checked():
     assert 10_000 < len(sample) <= 20_000
     assert sample[0] is tasks[0]
     assert subsampled(tasks[:7]) == tasks[:7]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "codes"),
+    [
+        ("HOW MANY  # are there", ["splits-nearly-overlap"]),
+        ("How many  # are there?", ["splits-overlap"]),
+        # A picture: the same signs elsewhere.
+        ("How many #  are there?", []),
+    ],
+)
+def test_tasks_of_two_splits_may_differ_in_more_than_case(held_out, codes):
+    splits = {
+        "train": [Task.ask("one", "How many  # are there?", "1")],
+        "test": [Task.ask("two", held_out, "1")],
+    }
+    findings = probe_tasks(splits, splits, None, 0.0, 1.0).findings
+    assert [finding.code for finding in findings] == codes
 
 
 async def test_a_thread_of_the_event_loop_is_left_behind_only_while_it_is_busy():

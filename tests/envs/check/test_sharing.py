@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.envs.check import check_env, cost_probe
+from agentrl.envs.check import check_env
+from agentrl.envs.check.probes import cost_probe
 from tests.envs.check import sharing
 from tests.envs.check.sharing import Forgotten, ForgottenShared, Kept, KeptShared
 from tests.tools.mcp.watching import alive, servers

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl import call, say
 from agentrl.envs.check.arena import Arena
-from agentrl.envs.check.cancel_probe import probe_cancelling
+from agentrl.envs.check.probes.cancel_probe import probe_cancelling
 from agentrl.errors import ToolError
 from agentrl.tools import release_shared
 from agentrl.tools.mcp import McpTools, stdio

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.report import Finding, ProbeResult, error
+from agentrl.envs.check.findings import Finding, ProbeResult, error
 from agentrl.envs.check.traces import Trace, leftovers, own_temporary_folder, present
 from agentrl.types import Episode
 

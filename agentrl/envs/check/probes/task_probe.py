@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from agentrl.envs.check.report import Finding, ProbeResult, error, some, warning
+from agentrl.envs.check.findings import Finding, ProbeResult, error, some, warning
 from agentrl.envs.normal_form import squad_normalize
 from agentrl.types import Task
 
@@ -79,17 +79,32 @@ def _identity(splits: Splits, again: Splits) -> Sequence[Finding]:
     if shared := _shared(splits):
         text = f"tasks stand in two splits: {some(shared)}; a held-out task must not be trained on."
         findings.append(error("splits-overlap", text))
+    elif shared := _shared(splits, _loosely):
+        text = (
+            f"tasks of two splits differ in case or the last mark alone: {some(shared)}; a held-out task "
+            "must not be trained on."
+        )
+        findings.append(warning("splits-nearly-overlap", text))
     return findings
 
 
-def _shared(splits: Splits) -> list[str]:
+def _exactly(task: Task) -> object:
+    return task.prompt
+
+
+def _loosely(task: Task) -> object:
+    # Spaces stay: they are the content of pictures made of characters.
+    return text_of(task).lower().strip().rstrip(".?!: ")
+
+
+def _shared(splits: Splits, key: Callable[[Task], object] = _exactly) -> list[str]:
     """Tasks in two splits with the same prompt and the same answer or (without answers) metadata."""
     first: dict[tuple[object, ...], tuple[str, str]] = {}
     shared = []
     for name, tasks in splits.items():
         for task in tasks:
             rest = task.answer if task.answer is not None else repr(sorted(task.metadata.items()))
-            where, id = first.setdefault((task.prompt, task.answer is None, rest), (name, task.id))
+            where, id = first.setdefault((key(task), task.answer is None, rest), (name, task.id))
             if where != name:
                 shared.append(f"{id} ({where}) = {task.id} ({name})")
     return shared
@@ -110,26 +125,23 @@ def _lengths(tasks: Sequence[Task], max_tokens: int | None) -> Sequence[Finding]
 
 
 def _leaks(tasks: Sequence[Task], chance: float, span: float) -> Sequence[Finding]:
-    if labelled := [task.id for task in tasks if _is_labelled(task)]:
+    answers, texts = [task.answer or "" for task in tasks], [text_of(task) for task in tasks]
+    if labelled := [tasks[k].id for k in labelled_in(texts, answers)]:
         text = f"the prompt shows the answer behind a label in {some(labelled)}; leave it to Task.answer."
         return (error("answer-in-prompt", text),)
-    prompts = [f" {squad_normalize(text_of(task))} " for task in tasks]
-    answers = [squad_normalize(task.answer or "") for task in tasks]
-    own = [_holds(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    prompts, wanted = normalized(texts), [squad_normalize(answer) for answer in answers]
+    own = holding(prompts, wanted)
     leaking = [task.id for task, holds in zip(tasks, own, strict=True) if holds]
     if not leaking:
         return ()
-    random_word_score = fmean(
-        holds / len(prompt.split()) for prompt, holds in zip(prompts, own, strict=True) if prompt.split()
-    )
-    if random_word_score > chance + TOLERANCE * span:
+    if (earned := random_word_score(prompts, own)) > chance + TOLERANCE * span:
         text = (
-            f"a random word of the prompt would earn {random_word_score:.3f}, chance_score is "
+            f"a random word of the prompt would earn {earned:.3f}, chance_score is "
             f"{chance:g}: {len(leaking)} of {len(tasks)} prompts hold their answer ({some(leaking)}); "
             "take it out or raise chance_score."
         )
         return (error("answer-in-prompt", text),)
-    others = fmean(_holds(prompt, answer) for prompt, answer in zip(prompts, _shifted(answers), strict=True))
+    others = fmean(holding(prompts, _shifted(wanted)))
     if chance <= 0 and fmean(own) - others > _MUCH_MORE_OFTEN:
         text = (
             f"{len(leaking)} of {len(tasks)} prompts hold their own answer ({some(leaking)}); make sure that "
@@ -139,8 +151,30 @@ def _leaks(tasks: Sequence[Task], chance: float, span: float) -> Sequence[Findin
     return ()
 
 
-def _is_labelled(task: Task) -> bool:
-    answer, text = (task.answer or "").strip().lower(), text_of(task).lower()
+def labelled_in(texts: Sequence[str], answers: Sequence[str]) -> list[int]:
+    """The indices of texts in which the answer of the same index follows a label, such as `Answer:`."""
+    pairs = zip(texts, answers, strict=True)
+    return [k for k, (text, answer) in enumerate(pairs) if _is_labelled(text, answer)]
+
+
+def normalized(texts: Sequence[str]) -> list[str]:
+    """The texts by `squad_normalize`, with a space at both ends: words can be looked for in them."""
+    return [f" {squad_normalize(text)} " for text in texts]
+
+
+def holding(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+    """Whether each normalized text holds the normalized answer of the same index, as complete words."""
+    return [bool(answer) and f" {answer} " in text for text, answer in zip(texts, answers, strict=True)]
+
+
+def random_word_score(texts: Sequence[str], own: Sequence[bool]) -> float:
+    """What a random word of each normalized text earns, on average. own: whether it holds its answer."""
+    earned = [holds / len(text.split()) for text, holds in zip(texts, own, strict=True) if text.split()]
+    return fmean(earned) if earned else 0.0
+
+
+def _is_labelled(text: str, answer: str) -> bool:
+    answer, text = answer.strip().lower(), text.lower()
     if _PLACEHOLDER.fullmatch(answer):
         return False
     label_ends = (match.end() for match in _LABEL.finditer(text))
@@ -148,10 +182,6 @@ def _is_labelled(task: Task) -> bool:
         text.startswith(answer, at) and not text[at + len(answer) : at + len(answer) + 1].isalnum()
         for at in label_ends
     )
-
-
-def _holds(prompt: str, answer: str) -> bool:
-    return bool(answer) and f" {answer} " in prompt
 
 
 def _shifted(answers: list[str]) -> list[str]:

@@ -16,19 +16,16 @@ were left themselves.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from agentrl.envs.base import AnyScript, Env
-from agentrl.envs.check.arena import Arena, Policy, expert
+from agentrl.envs.check.arena import Arena, Policy
+from agentrl.envs.check.findings import ProbeResult, error, some, some_failures
 from agentrl.envs.check.intervals import ROUNDING, lowest_mean
-from agentrl.envs.check.policies import random_policy
-from agentrl.envs.check.report import ProbeResult, error, some, some_failures
-from agentrl.envs.check.score_probe import PlayedEpisodes, has_expert, played
-from agentrl.envs.check.task_probe import TOLERANCE
-from agentrl.types import Ending, Task
+from agentrl.envs.check.policies import misled, random_policy
+from agentrl.envs.check.probes.score_probe import PlayedEpisodes, has_expert, played
+from agentrl.envs.check.probes.task_probe import TOLERANCE
+from agentrl.types import Ending
 
 NEVER, EARLY = "never answer", "stop early"
 RANDOM, MISLED = "random play", "an answer to another task"
@@ -81,7 +78,7 @@ async def probe_leaving(arena: Arena, n: int) -> ProbeResult:
     """Compare lost episodes with the same ones left, over `n` tasks and half as many of the expert's."""
     played_left = await _left(arena, RANDOM, random_policy, n)
     if len(arena.tasks) > 1 and await has_expert(arena):
-        played_left += await _left(arena, MISLED, _misled(arena.tasks), max(_LEAST_PAIRS, n // 2))
+        played_left += await _left(arena, MISLED, misled(arena.tasks), max(_LEAST_PAIRS, n // 2))
     findings = []
     if failures := [f"{left.name}: {line}" for left in played_left for line in left.failures]:
         text = (
@@ -113,16 +110,6 @@ async def _left(arena: Arena, honest: str, policy: Policy, n: int) -> list[_Left
                 _Pair(to_the_end.scores[0], score, by_the_world) for score in left.scores
             )
     return list(results.values())
-
-
-def _misled(tasks: Sequence[Task]) -> Policy:
-    """The expert of the task after the one that is played."""
-    following = dict(zip((task.id for task in tasks), (*tasks[1:], tasks[0]), strict=True))
-
-    def policy(env: Env, task: Task, rng: random.Random) -> AnyScript:
-        return expert(env, following[task.id], rng)
-
-    return policy
 
 
 def _is_lost(arena: Arena, score: float) -> bool:

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.report import ProbeResult, warning
+from agentrl.envs.check.findings import ProbeResult, warning
 
 SLOW_MS = 1000.0
 """Medians above this give a warning."""
@@ -67,7 +67,8 @@ def slow(figures: Mapping[str, float]) -> ProbeResult:
 async def probe_memory(arena: Arena, policy: Policy) -> ProbeResult:
     """The memory of Python objects (numpy arrays included) that 100 more episodes keep alive, in MiB.
 
-    Of slow episodes fewer are played, and the figure is scaled.
+    `memory_peak_mib` is the most that they took at a time. Of slow episodes fewer are played, and the first
+    figure is scaled.
     """
     tracing = tracemalloc.is_tracing()
     tracemalloc.start()
@@ -75,11 +76,12 @@ async def probe_memory(arena: Arena, policy: Policy) -> ProbeResult:
         await _play(arena, policy, _WARM_UP)
         before = _traced_bytes()
         count = await _play(arena, policy, _EPISODES)
+        peak = tracemalloc.get_traced_memory()[1] / 2**20
         grown = (_traced_bytes() - before) / count * _PER / 2**20
     finally:
         if not tracing:
             tracemalloc.stop()
-    figures = {"memory_mib_per_100_episodes": grown}
+    figures = {"memory_mib_per_100_episodes": grown, "memory_peak_mib": peak}
     if grown <= GROWS_MIB:
         return ProbeResult((), figures)
     text = f"100 episodes leave {grown:.1f} MiB behind; do not keep episodes in the module or in the class."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from agentrl.envs.check.report import ProbeResult, error
+from agentrl.envs.check.findings import ProbeResult, error
 from agentrl.envs.check.traces import Trace, leftovers
 from agentrl.errors import StageError
 from agentrl.runtime.stage import stage

@@ -20,7 +20,7 @@ from agentrl.envs.boundary import (
     call_save_state,
     closing,
 )
-from agentrl.envs.check.report import ProbeResult, error
+from agentrl.envs.check.findings import ProbeResult, error
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.errors import StageError, UserError
 from agentrl.runtime.stage import stage

@@ -8,10 +8,19 @@ from typing import NamedTuple
 
 from agentrl.envs.agents import discard
 from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcome
+from agentrl.envs.check.findings import Finding, ProbeResult, error, some, some_failures, warning
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
-from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_tools, random_policy
-from agentrl.envs.check.report import Finding, ProbeResult, error, some, some_failures, warning
-from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
+from agentrl.envs.check.policies import (
+    ADVERSARIES,
+    FORGING,
+    KNOWING,
+    gold_in_tools,
+    misled,
+    random_policy,
+    repeating,
+)
+from agentrl.envs.check.probes.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
+from agentrl.envs.check.wording import verifier_words
 from agentrl.envs.normal_form import squad_normalize
 from agentrl.envs.scoring import score
 from agentrl.envs.values import OBSERVATION_CHARS
@@ -69,25 +78,24 @@ async def has_expert(arena: Arena) -> bool:
     return True
 
 
-async def probe_expert(arena: Arena, n: int) -> tuple[ProbeResult, frozenset[str]]:
-    """The expert over `n` tasks; and the tools whose arguments held its answer."""
+async def probe_expert(arena: Arena, n: int) -> tuple[ProbeResult, tuple[Episode, ...]]:
+    """The expert over `n` tasks; and its episodes."""
     if not await has_expert(arena):
         text = (
             "not provable: without an `expert(task)` nothing shows that the tasks can be solved; write one."
         )
-        return ProbeResult((warning("no-expert", text),)), frozenset()
+        return ProbeResult((warning("no-expert", text),)), ()
     result = await played(arena, expert, arena.some_tasks(n))
-    answered_in = frozenset(name for episode in result.episodes for name in _answering(episode))
     if result.failures:
         failures = some_failures(result.failures)
         text = f"the expert's episode fails: {failures}; mend the environment or its expert."
-        return ProbeResult((error("expert-fails", text),)), answered_in
+        return ProbeResult((error("expert-fails", text),)), result.episodes
     declared = arena.example.expert_score
     bounds = interval(result.scores, (declared, arena.example.chance_score))
     episodes = result.episodes
     findings = [*_expert_findings(bounds, declared), *_too_long(episodes), *_expert_lengths(episodes)]
     figures = {"expert_score": bounds.mean, "expert_score_low": bounds.low, "expert_score_high": bounds.high}
-    return ProbeResult(tuple(findings), figures), answered_in
+    return ProbeResult(tuple(findings), figures), episodes
 
 
 def _expert_findings(bounds: Interval, declared: float) -> list[Finding]:
@@ -128,6 +136,11 @@ def _argument_text(action: Message) -> str:
     return " ".join(str(call.arguments) for call in action.tool_calls)
 
 
+def answering(episodes: Sequence[Episode]) -> frozenset[str]:
+    """The tools whose arguments held the answer."""
+    return frozenset(name for episode in episodes for name in _answering(episode))
+
+
 def _answering(episode: Episode) -> set[str]:
     gold = squad_normalize(episode.task.answer or "")
     return {
@@ -138,12 +151,17 @@ def _answering(episode: Episode) -> set[str]:
     }
 
 
-async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> ProbeResult:
-    """Random play over `n` tasks, each adversary over a quarter of them."""
+async def probe_chance(arena: Arena, n: int, by_expert: Sequence[Episode], *, misleads: bool) -> ProbeResult:
+    """Random play over `n` tasks, each adversary over a quarter of them.
+
+    by_expert: the expert's episodes. misleads: whether the expert of another task is an adversary, too.
+    """
     few = arena.some_tasks(max(4, n // 4))
     outcomes = {"random": await played(arena, random_policy, arena.some_tasks(n))}
-    for name, policy in _adversaries(arena, answered_in).items():
+    for name, policy in _adversaries(arena, answering(by_expert)).items():
         outcomes[name] = await played(arena, policy, few)
+    if misleads and len({task.answer for task in arena.tasks}) > 1:
+        outcomes["another task's answer"] = _without_answer(await played(arena, misled(arena.tasks), few))
     chance, best = arena.example.chance_score, arena.example.expert_score
     allowed = chance + TOLERANCE * (best - chance) + ROUNDING
     bounds = {
@@ -166,11 +184,30 @@ async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> Pro
     random_mean = bounds["random"].mean if "random" in bounds else chance
     played_policies = float(len(outcomes))
     figures = {"random_score": random_mean, "best_adversary_score": highest, "policies": played_policies}
+    if "empty" in bounds:
+        figures["floor_score"] = bounds["empty"].mean
     return ProbeResult(tuple(findings), figures)
 
 
+def _without_answer(result: PlayedEpisodes) -> PlayedEpisodes:
+    """Without the episodes that found the right answer after all, as an expert of a game does."""
+    kept = [
+        (episode, total)
+        for episode, total in zip(result.episodes, result.scores, strict=True)
+        if not _says_answer(episode)
+    ]
+    episodes, scores = tuple(episode for episode, _ in kept), tuple(total for _, total in kept)
+    return PlayedEpisodes(episodes, scores, result.failures)
+
+
+def _says_answer(episode: Episode) -> bool:
+    gold = squad_normalize(episode.task.answer or "")
+    said = (f"{turn.action.text} {_argument_text(turn.action)}" for turn in episode.turns)
+    return any(f" {gold} " in f" {squad_normalize(text)} " for text in said)
+
+
 def _adversaries(arena: Arena, answered_in: frozenset[str]) -> dict[str, Policy]:
-    chosen = dict(ADVERSARIES)
+    chosen = {**ADVERSARIES, "the verifier's own words": repeating("\n".join(verifier_words(arena.example)))}
     if not all(task.answer for task in arena.tasks):
         return chosen
     chosen |= KNOWING

@@ -1,0 +1,85 @@
+"""The results of probes: findings and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentrl.types import JSON
+
+_MAX_NAMES = 5
+_KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
+"""Where the failure of an episode begins, as `failure_line` writes it."""
+
+
+class Severity(StrEnum):
+    """Of a finding. With an error do not train on this world; a warning is for the author to judge."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault of an environment. code: its name, kebab-case. text: a sentence with the next step."""
+
+    code: str
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The findings and figures of one probe.
+
+    probe: its name, by which the checks of RFC 008 say what must have been tried; "" = none asks for it.
+    declared: what it has read of the environment's own statements.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    figures: Mapping[str, float] | None = None
+    probe: str = ""
+    declared: Mapping[str, JSON] | None = None
+
+
+def error(code: str, text: str) -> Finding:
+    """A finding that fails the check."""
+    return Finding(code, Severity.ERROR, _single_line(text))
+
+
+def warning(code: str, text: str) -> Finding:
+    """A finding that does not fail the check."""
+    return Finding(code, Severity.WARNING, _single_line(text))
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def some_failures(lines: Sequence[str]) -> str:
+    """The first few of some failures, `who: what`, and how many more there are; each once, with who has it.
+
+    who: a task, or a policy and a task.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for line in lines:
+        place = _KIND.search(line)
+        who, what = (line[: place.start()], line[place.start() + 2 :]) if place else ("", line)
+        by_kind.setdefault(what, []).append(who)
+    return some([f"{what} ({some(whos)})" if any(whos) else what for what, whos in by_kind.items()])
+
+
+def findings_of(results: Sequence[ProbeResult]) -> Iterator[Finding]:
+    """All findings, in the order of the probes."""
+    for result in results:
+        yield from result.findings
+
+
+def _single_line(text: str) -> str:
+    """A text in one line, with unprintable characters escaped: it may quote exceptions of other packages."""
+    line = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
