@@ -117,8 +117,8 @@ class RequestChecks:
         expected = f"Bearer {self.control_key}".encode()
         return self.control_key is not None and hmac.compare_digest(credentials, expected)
 
-    def check_key(self, request: Request) -> None:
-        """Check that a request has the control key.
+    def check_key(self, request: HTTPConnection) -> None:
+        """Check that a request, or the handshake of a WebSocket, has the control key.
 
         Raises:
             HTTPException: 403, the server has no key; 401, the request has none, or another one.
@@ -271,12 +271,14 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def serve(app: Starlette, listener: socket.socket) -> None:
+def serve(
+    app: Starlette, listener: socket.socket, *, websocket: type[asyncio.Protocol] | None = None
+) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; requests in flight then have 5 s to finish.
 
-    A SIGHUP that is ignored, as under `nohup`, stays so.
+    A SIGHUP that is ignored, as under `nohup`, stays so. websocket: see `server_of`.
     """
-    asyncio.run(_serve(app, listener))
+    asyncio.run(_serve(server_of(app, websocket=websocket), listener))
 
 
 def server_of(
@@ -304,8 +306,7 @@ def server_of(
     )
 
 
-async def _serve(app: Starlette, listener: socket.socket) -> None:
-    server = server_of(app)
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     limit = LogLimit()
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(limit)

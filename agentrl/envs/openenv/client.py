@@ -27,7 +27,6 @@ import httpx2
 
 from agentrl.envs.base import Env
 from agentrl.envs.openenv.replies import (
-    ACT,
     CALL_TOOL,
     ActionForm,
     FailedError,

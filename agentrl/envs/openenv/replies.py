@@ -180,7 +180,9 @@ def _reasons(data: Mapping[str, JSON]) -> str:
     errors = data.get("errors")
     entries: Sequence[JSON] = errors[:3] if isinstance(errors, list) else ()
     reasons = [
-        f"{_path(entry.get('loc'))}: {_text(entry.get('msg'))}" for entry in entries if isinstance(entry, dict)
+        f"{_path(entry.get('loc'))}: {_text(entry.get('msg'))}"
+        for entry in entries
+        if isinstance(entry, dict)
     ]
     return "; ".join(reasons) or _text(data.get("message"))
 

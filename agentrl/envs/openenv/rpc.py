@@ -1,0 +1,140 @@
+"""JSON-RPC of a served environment: the tools of a session, as OpenEnv and as MCP ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from agentrl.envs.openenv.replies import CALL_TOOL, FullError
+from agentrl.envs.openenv.sessions import (
+    Body,
+    InvalidError,
+    NamedAction,
+    ServedSession,
+    ServedSessions,
+    described,
+)
+from agentrl.errors import AgentRLError
+from agentrl.types import JSON
+
+_PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
+_ENDS = "openenv/session/close"
+
+
+class RpcError(IntEnum):
+    """The codes of JSON-RPC."""
+
+    PARSE = -32700
+    REQUEST = -32600
+    METHOD = -32601
+    PARAMS = -32602
+    INTERNAL = -32603
+    SERVER = -32000
+
+
+class _RefusedCall(Exception):
+    def __init__(self, code: RpcError, sentence: str, **data: JSON) -> None:
+        super().__init__(sentence)
+        self.code, self.data = code, data
+
+
+def error_reply(code: RpcError, message: str, id: JSON, **data: JSON) -> Body:
+    """A reply that says why a request failed."""
+    error: Body = {"code": int(code), "message": message}
+    return {"jsonrpc": "2.0", "id": id, "error": {**error, "data": data} if data else error}
+
+
+class Rpc:
+    """Answers requests over the sessions of a server."""
+
+    def __init__(self, sessions: ServedSessions) -> None:
+        self._sessions = sessions
+
+    async def answer(
+        self, asked: Mapping[str, JSON], session: ServedSession | None
+    ) -> tuple[Body | None, ServedSession | None]:
+        """The reply, and the session that the request has opened. session: that of the connection, if any.
+
+        A notification has no reply.
+        """
+        id, method, params = asked.get("id"), asked.get("method"), asked.get("params") or {}
+        if asked.get("jsonrpc") != "2.0" or not isinstance(method, str) or isinstance(id, dict | list):
+            return error_reply(RpcError.REQUEST, "Invalid request", None), None
+        if method.startswith("notifications/"):
+            return None, None
+        opened: ServedSession | None = None
+        try:
+            if not isinstance(params, dict):
+                raise _RefusedCall(RpcError.PARAMS, "Params must be an object")
+            if method in ("initialize", "openenv/session/create"):
+                opened = session or self._sessions.open()
+                result = await self._begun(opened, method, params)
+            else:
+                result = await self._result(method, params, self._session_of(params, session))
+        except _RefusedCall as error:
+            return error_reply(error.code, str(error), id, **error.data), None
+        except InvalidError as error:
+            return error_reply(RpcError.PARAMS, str(error), id), None
+        except FullError as error:
+            counts: Body = {"active_sessions": len(self._sessions), "max_sessions": self._sessions.most}
+            return error_reply(RpcError.SERVER, str(error), id, **counts), None
+        except AgentRLError as error:
+            if opened is not None and opened is not session:
+                await self._sessions.close(opened)
+            return error_reply(RpcError.INTERNAL, str(error), id), None
+        return {"jsonrpc": "2.0", "id": id, "result": result}, opened
+
+    def _session_of(self, params: Mapping[str, JSON], own: ServedSession | None) -> ServedSession | None:
+        id = params.get("session_id")
+        if id is None or own is not None:
+            return own
+        session = self._sessions.find(id)
+        if session is None:
+            raise _RefusedCall(RpcError.PARAMS, f"Unknown session_id: {str(id)[:40]}")
+        return session
+
+    async def _begun(self, session: ServedSession, method: str, params: Mapping[str, JSON]) -> Body:
+        if method != "initialize":
+            return {"session_id": session.id}
+        await session.reset({})
+        asked = params.get("protocolVersion")
+        return {
+            "protocolVersion": asked if asked in _PROTOCOLS else _PROTOCOLS[0],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": self._sessions.world.example.id, "version": "1"},
+            "instructions": session.prompt,
+        }
+
+    async def _result(self, method: str, params: Mapping[str, JSON], session: ServedSession | None) -> Body:
+        if method == "ping":
+            return {}
+        if method == "tools/list":
+            tools = self._sessions.world.example.tool_schemas if session is None else session.tools
+            return {"tools": described(tools, "inputSchema")}
+        if method not in ("tools/call", _ENDS):
+            raise _RefusedCall(RpcError.METHOD, f"Method not found: {method[:40]}")
+        if session is None:
+            raise _RefusedCall(RpcError.PARAMS, "Invalid params - 'session_id' is required")
+        return await (self._closed(session) if method == _ENDS else self._called(session, params))
+
+    async def _closed(self, session: ServedSession) -> Body:
+        if session.is_attached:
+            raise _RefusedCall(RpcError.REQUEST, "Cannot close a session that a WebSocket holds")
+        await self._sessions.close(session)
+        return {"session_id": session.id, "closed": True}
+
+    async def _called(self, session: ServedSession, params: Mapping[str, JSON]) -> Body:
+        name, arguments = params.get("name"), params.get("arguments") or {}
+        if not isinstance(name, str) or not name:
+            raise _RefusedCall(RpcError.PARAMS, "Missing 'name' in params")
+        if not isinstance(arguments, dict):
+            raise _RefusedCall(RpcError.PARAMS, "'arguments' must be an object")
+        reply = await session.step(NamedAction(CALL_TOOL, "", name, arguments))
+        observation = reply["observation"]
+        text = observation["text"] if isinstance(observation, dict) else ""
+        return {
+            "content": [{"type": "text", "text": text}],
+            "isError": False,
+            "data": text,
+            "_meta": {"reward": reply["reward"], "done": reply["done"]},
+        }
