@@ -27,8 +27,8 @@ class _Flags(Section):
 def serve_env_command(env_id: str, env_kwargs: str, as_json: bool, **flags: str | bool | None) -> None:
     """Serve an environment over HTTP in the protocol of openenv 0.10, for trainers and agents of others.
 
-    Clients of OpenEnv take ADDRESS, clients of MCP ADDRESS/mcp. Each session plays episodes of its own: a reset
-    of seed n begins task n of the split. An action is {"message": "an answer"}, or a call of a tool:
+    Clients of OpenEnv take ADDRESS, clients of MCP ADDRESS/mcp. Each session plays episodes of its own: a
+    reset of seed n begins task n of the split. An action is {"message": "an answer"}, or a call of a tool:
     {"type": "call_tool", "tool_name": "search", "arguments": {"query": "..."}}.
     With a key in AGENTRL_ENV_KEY, clients send `Authorization: Bearer KEY`; without one, whoever reaches the
     address plays. Ctrl-C ends it, and all episodes.

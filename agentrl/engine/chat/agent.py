@@ -60,7 +60,10 @@ class Transcript:
             self._open = [call.id for call in calls]
             yield assistant_body(message.text, calls)
         else:
-            yield {"role": "user" if message.role == "tool" else message.role, "content": openai_content(message)}
+            yield {
+                "role": "user" if message.role == "tool" else message.role,
+                "content": openai_content(message),
+            }
 
     def _unanswered(self) -> Iterator[Body]:
         while self._open:

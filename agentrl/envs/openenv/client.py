@@ -57,6 +57,7 @@ _SCHEMA_TIMEOUT_S = 10.0
 _MAX_SCHEMA_BYTES = 1 << 20
 _PART_BYTES = 1 << 13
 _CLOSE_TIMEOUT_S = 2.0
+_MOST_WAIT_S = 60.0
 _WHILE_FULL = Backoff(attempts=1 << 30, first_wait_s=0.5, max_wait_s=5.0)
 _T = TypeVar("_T")
 
@@ -67,12 +68,12 @@ class OpenEnv(Env):
     url: of the server. rules: the text before the first observation. text: the field of an observation that
         is shown; left out, all of it as JSON. reset: further arguments of the server's reset.
     answer: the field of an action that a message without a call fills; left out, such a message does nothing.
-    headers: sent with every request; in their values, "$NAME" is an environment variable.
-    wait_s: how long an episode waits for a place where the server has as many sessions as it takes (seconds).
+    headers: sent with every request; a run reads environment variables that they name, "Bearer $NAME".
 
     The reward of a step is the server's. An action that does not fit the server's schema gets a sentence as
-    its answer and is counted as `invalid_moves`. Each episode holds one session of the server, whose
-    `max_concurrent_envs` has to allow as many as are played at once.
+    its answer and is counted as `invalid_moves`. Each episode holds one session of the server. Where that has
+    as many as it takes (`max_concurrent_envs`), an episode waits for a place, a minute at most, which no
+    deadline counts.
 
     Raises (from reset() and step()):
         MissingExtraError: websockets is not installed.
@@ -93,7 +94,6 @@ class OpenEnv(Env):
         answer: str = "",
         reset: Mapping[str, JSON] | None = None,
         headers: Mapping[str, str] | None = None,
-        wait_s: float = 60.0,
     ) -> None:
         super().__init__()
         if urlsplit(url).scheme not in ("http", "https"):
@@ -101,7 +101,6 @@ class OpenEnv(Env):
         self._server = _Server(url.rstrip("/"), dict(headers or {}))
         self._rules, self._text, self._answer = rules, text, answer
         self._reset_arguments = dict(reset or {})
-        self._wait_s = wait_s
         self._tools: tuple[ToolSchema, ...] = ()
         self._lists_tools = False
         self._session = _Session(self._server)
@@ -160,7 +159,7 @@ class OpenEnv(Env):
             except FullError as error:
                 failures += 1
                 wait_s = _WHILE_FULL.seconds(failures)
-                if time.monotonic() + wait_s > began_s + self._wait_s:
+                if time.monotonic() + wait_s > began_s + _MOST_WAIT_S:
                     raise StageError("reset", "unavailable", f"{self._server.url}: {error}") from error
             await self._session.close()
             # Others have the places: that is no time of this episode.
@@ -340,7 +339,7 @@ class _Session:
         try:
             await self._socket.send(text)
         except ConnectionClosed:
-            # A session that is refused gets a reason and is closed, maybe before this is sent: it is read next.
+            # A session that is refused gets a reason, which is read next, and is closed.
             return
 
 

@@ -1,14 +1,14 @@
 """What an OpenEnv server sends: observations, errors, the description of its actions, and its tools.
 
-A server is untrusted: what is no reply is a ValueError whose message is one sentence, and its words are cut and
-made printable.
+A server is untrusted: what is no reply is a ValueError whose message is one sentence, and its words are cut
+and made printable.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from agentrl.errors import ToolDefinitionError
@@ -53,7 +53,7 @@ class StepReply(NamedTuple):
 
 
 class ActionForm(NamedTuple):
-    """The actions of a server. act: as one tool. has_tools: it takes calls of tools, which it lists itself."""
+    """The actions of a server. act: as one tool. has_tools: they are calls of tools, which it lists."""
 
     act: ToolSchema
     has_tools: bool
@@ -178,12 +178,8 @@ def _described(item: Mapping[str, JSON]) -> str:
 
 def _reasons(data: Mapping[str, JSON]) -> str:
     errors = data.get("errors")
-    entries: Sequence[JSON] = errors[:3] if isinstance(errors, list) else ()
-    reasons = [
-        f"{_path(entry.get('loc'))}: {_text(entry.get('msg'))}"
-        for entry in entries
-        if isinstance(entry, dict)
-    ]
+    entries = [entry for entry in errors[:3] if isinstance(entry, dict)] if isinstance(errors, list) else []
+    reasons = [f"{_path(entry.get('loc'))}: {_text(entry.get('msg'))}" for entry in entries]
     return "; ".join(reasons) or _text(data.get("message"))
 
 

@@ -8,7 +8,6 @@ from enum import IntEnum
 from agentrl.envs.openenv.replies import CALL_TOOL, FullError
 from agentrl.envs.openenv.sessions import (
     Body,
-    InvalidError,
     NamedAction,
     ServedSession,
     ServedSessions,
@@ -18,10 +17,11 @@ from agentrl.errors import AgentRLError
 from agentrl.types import JSON
 
 _PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
-_ENDS = "openenv/session/close"
+_INITIALIZE, _ENDS = "initialize", "openenv/session/close"
+_OPENING = (_INITIALIZE, "openenv/session/create")
 
 
-class RpcError(IntEnum):
+class RpcCode(IntEnum):
     """The codes of JSON-RPC."""
 
     PARSE = -32700
@@ -32,13 +32,13 @@ class RpcError(IntEnum):
     SERVER = -32000
 
 
-class _RefusedCall(Exception):
-    def __init__(self, code: RpcError, sentence: str, **data: JSON) -> None:
+class _RefusedError(Exception):
+    def __init__(self, code: RpcCode, sentence: str, **data: JSON) -> None:
         super().__init__(sentence)
         self.code, self.data = code, data
 
 
-def error_reply(code: RpcError, message: str, id: JSON, **data: JSON) -> Body:
+def error_reply(code: RpcCode, message: str, id: JSON, **data: JSON) -> Body:
     """A reply that says why a request failed."""
     error: Body = {"code": int(code), "message": message}
     return {"jsonrpc": "2.0", "id": id, "error": {**error, "data": data} if data else error}
@@ -57,32 +57,38 @@ class Rpc:
 
         A notification has no reply.
         """
-        id, method, params = asked.get("id"), asked.get("method"), asked.get("params") or {}
-        if asked.get("jsonrpc") != "2.0" or not isinstance(method, str) or isinstance(id, dict | list):
-            return error_reply(RpcError.REQUEST, "Invalid request", None), None
-        if method.startswith("notifications/"):
+        id, method = asked.get("id"), asked.get("method")
+        if isinstance(method, str) and method.startswith("notifications/"):
             return None, None
-        opened: ServedSession | None = None
         try:
-            if not isinstance(params, dict):
-                raise _RefusedCall(RpcError.PARAMS, "Params must be an object")
-            if method in ("initialize", "openenv/session/create"):
-                opened = session or self._sessions.open()
-                result = await self._begun(opened, method, params)
-            else:
-                result = await self._result(method, params, self._session_of(params, session))
-        except _RefusedCall as error:
+            result, opened = await self._handled(asked, session)
+        except _RefusedError as error:
             return error_reply(error.code, str(error), id, **error.data), None
-        except InvalidError as error:
-            return error_reply(RpcError.PARAMS, str(error), id), None
         except FullError as error:
             counts: Body = {"active_sessions": len(self._sessions), "max_sessions": self._sessions.most}
-            return error_reply(RpcError.SERVER, str(error), id, **counts), None
+            return error_reply(RpcCode.SERVER, str(error), id, **counts), None
         except AgentRLError as error:
-            if opened is not None and opened is not session:
-                await self._sessions.close(opened)
-            return error_reply(RpcError.INTERNAL, str(error), id), None
+            return error_reply(RpcCode.INTERNAL, str(error), id), None
         return {"jsonrpc": "2.0", "id": id, "result": result}, opened
+
+    async def _handled(
+        self, asked: Mapping[str, JSON], session: ServedSession | None
+    ) -> tuple[Body, ServedSession | None]:
+        method, params = asked.get("method"), asked.get("params") or {}
+        is_request = asked.get("jsonrpc") == "2.0" and not isinstance(asked.get("id"), dict | list)
+        if not is_request or not isinstance(method, str):
+            raise _RefusedError(RpcCode.REQUEST, "Invalid request")
+        if not isinstance(params, dict):
+            raise _RefusedError(RpcCode.PARAMS, "Params must be an object")
+        if method not in _OPENING:
+            return await self._result(method, params, self._session_of(params, session)), None
+        opened = session or self._sessions.open()
+        try:
+            return await self._begun(opened, method, params), opened
+        except AgentRLError:
+            if opened is not session:
+                await self._sessions.close(opened)
+            raise
 
     def _session_of(self, params: Mapping[str, JSON], own: ServedSession | None) -> ServedSession | None:
         id = params.get("session_id")
@@ -90,11 +96,11 @@ class Rpc:
             return own
         session = self._sessions.find(id)
         if session is None:
-            raise _RefusedCall(RpcError.PARAMS, f"Unknown session_id: {str(id)[:40]}")
+            raise _RefusedError(RpcCode.PARAMS, f"Unknown session_id: {str(id)[:40]}")
         return session
 
     async def _begun(self, session: ServedSession, method: str, params: Mapping[str, JSON]) -> Body:
-        if method != "initialize":
+        if method != _INITIALIZE:
             return {"session_id": session.id}
         await session.reset({})
         asked = params.get("protocolVersion")
@@ -112,23 +118,23 @@ class Rpc:
             tools = self._sessions.world.example.tool_schemas if session is None else session.tools
             return {"tools": described(tools, "inputSchema")}
         if method not in ("tools/call", _ENDS):
-            raise _RefusedCall(RpcError.METHOD, f"Method not found: {method[:40]}")
+            raise _RefusedError(RpcCode.METHOD, f"Method not found: {method[:40]}")
         if session is None:
-            raise _RefusedCall(RpcError.PARAMS, "Invalid params - 'session_id' is required")
+            raise _RefusedError(RpcCode.PARAMS, "Invalid params - 'session_id' is required")
         return await (self._closed(session) if method == _ENDS else self._called(session, params))
 
     async def _closed(self, session: ServedSession) -> Body:
         if session.is_attached:
-            raise _RefusedCall(RpcError.REQUEST, "Cannot close a session that a WebSocket holds")
+            raise _RefusedError(RpcCode.REQUEST, "Cannot close a session that a WebSocket holds")
         await self._sessions.close(session)
         return {"session_id": session.id, "closed": True}
 
     async def _called(self, session: ServedSession, params: Mapping[str, JSON]) -> Body:
         name, arguments = params.get("name"), params.get("arguments") or {}
         if not isinstance(name, str) or not name:
-            raise _RefusedCall(RpcError.PARAMS, "Missing 'name' in params")
+            raise _RefusedError(RpcCode.PARAMS, "Missing 'name' in params")
         if not isinstance(arguments, dict):
-            raise _RefusedCall(RpcError.PARAMS, "'arguments' must be an object")
+            raise _RefusedError(RpcCode.PARAMS, "'arguments' must be an object")
         reply = await session.step(NamedAction(CALL_TOOL, "", name, arguments))
         observation = reply["observation"]
         text = observation["text"] if isinstance(observation, dict) else ""

@@ -5,7 +5,8 @@
     /schema         of actions, observations and the state; also /metadata and /health
     /ENV/splits     the tasks; also /list_environments, /ENV/num_tasks, /ENV/task, /ENV/task_range
 
-For clients of MCP itself `initialize` opens a session and begins an episode, whose prompt is in `instructions`.
+For clients of MCP itself `initialize` opens a session and begins an episode, whose prompt is in
+`instructions`.
 OpenEnv's /reset, /step and /state over HTTP make an environment for each request, in which nothing can be
 played; they are left out, as by OpenEnv's own servers in production.
 """
@@ -17,6 +18,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
+from inspect import getdoc
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,7 +31,7 @@ from agentrl.engine.served.config import control_key
 from agentrl.envs.multi_agent import one_agent_of
 from agentrl.envs.openenv.config import ENV_KEY, ServeEnv
 from agentrl.envs.openenv.replies import FullError
-from agentrl.envs.openenv.rpc import Rpc, RpcError, error_reply
+from agentrl.envs.openenv.rpc import Rpc, RpcCode, error_reply
 from agentrl.envs.openenv.sessions import (
     ACTION,
     OBSERVATION,
@@ -64,6 +66,7 @@ _GOING_AWAY = 1001
 _MOST_TASKS = 1000
 _PART_BYTES = 1 << 13
 _SESSION_HEADER = "mcp-session-id"
+_Socket = Callable[[WebSocket], Awaitable[None]]
 _Answer = Callable[[Mapping[str, JSON]], Awaitable[Body | None]]
 
 
@@ -141,10 +144,9 @@ class _Endpoints:
     async def metadata(self, request: Request) -> Response:
         del request
         example = self._world.example
-        text = (type(example).__doc__ or example.id).strip()
-        return JSONResponse(
-            {"name": example.id, "description": text, "version": example.id.rpartition("-v")[2]}
-        )
+        text = (getdoc(type(example)) or example.id).partition("\n\n")[0]
+        version = example.id.rpartition("-v")[2]
+        return JSONResponse({"name": example.id, "description": text, "version": version})
 
     async def schema(self, request: Request) -> Response:
         del request
@@ -189,15 +191,13 @@ class _Endpoints:
         try:
             asked = await _read(body)
         except ValueError:
-            return JSONResponse(error_reply(RpcError.PARSE, "Parse error", None))
+            return JSONResponse(error_reply(RpcCode.PARSE, "Parse error", None))
         reply, opened = await self._rpc.answer(asked, session)
         if reply is None:
             return Response(status_code=202)
         return JSONResponse(reply, headers={} if opened is None else {_SESSION_HEADER: opened.id})
 
-    def guarded(
-        self, serve: Callable[[WebSocket], Awaitable[None]]
-    ) -> Callable[[WebSocket], Awaitable[None]]:
+    def guarded(self, serve: _Socket) -> _Socket:
         """A WebSocket that is accepted from senders that the checks let through."""
 
         async def guarded(websocket: WebSocket) -> None:
@@ -238,7 +238,7 @@ class _Endpoints:
         try:
             session = self._sessions.open()
         except FullError as error:
-            return await _refuse(websocket, error_reply(RpcError.SERVER, str(error), None))
+            return await _refuse(websocket, error_reply(RpcCode.SERVER, str(error), None))
         session.is_attached = True
 
         async def answer(asked: Mapping[str, JSON]) -> Body | None:
@@ -246,12 +246,12 @@ class _Endpoints:
             return reply if reply is not None else {}
 
         try:
-            await self._exchange(websocket, answer, partial(error_reply, RpcError.PARSE, id=None))
+            await self._exchange(websocket, answer, partial(error_reply, RpcCode.PARSE, id=None))
         finally:
             await self._sessions.close(session)
 
     async def _exchange(self, websocket: WebSocket, answer: _Answer, wrong: Callable[[str], Body]) -> None:
-        """Answer messages until the client goes, rests for too long or closes: what it waits for then ends."""
+        """Answer messages until the client goes, rests for too long or closes: its work then ends."""
         arriving = asyncio.create_task(websocket.receive())
         working: asyncio.Task[Body | None] | None = None
         try:
@@ -281,25 +281,28 @@ class _Endpoints:
         kind, data = message.get("type", ""), message.get("data", {})
         if kind == "close":
             return None
-        if not isinstance(data, dict):
-            return _invalid(InvalidError([("data", "Input should be a valid dictionary")]))
         try:
-            match kind:
-                case "reset":
-                    return {"type": "observation", "data": await session.reset(data)}
-                case "step":
-                    return {"type": "observation", "data": await session.step(read_action(data))}
-                case "state":
-                    return {"type": "state", "data": session.state}
-                case "mcp":
-                    reply, _ = await self._rpc.answer(data, session)
-                    return {"type": "mcp", "data": reply or {}}
+            if not isinstance(data, dict):
+                raise InvalidError([("data", "Input should be a valid dictionary")])
+            return await self._done(session, kind, data)
         except InvalidError as error:
-            return _invalid(error)
+            return _failure("VALIDATION_ERROR", "Invalid message", errors=error.errors)
         except EnvCodeError as error:
             return _failure("FACTORY_ERROR", str(error), factory_name=self._world.example.id)
         except AgentRLError as error:
             return _failure("EXECUTION_ERROR", str(error))
+
+    async def _done(self, session: ServedSession, kind: JSON, data: Mapping[str, JSON]) -> Body:
+        match kind:
+            case "reset":
+                return {"type": "observation", "data": await session.reset(data)}
+            case "step":
+                return {"type": "observation", "data": await session.step(read_action(data))}
+            case "state":
+                return {"type": "state", "data": session.state}
+            case "mcp":
+                reply, _ = await self._rpc.answer(data, session)
+                return {"type": "mcp", "data": reply or {}}
         return _failure("UNKNOWN_TYPE", f"Unknown message type: {str(kind)[:40]}")
 
     def _attached(self, id: str) -> ServedSession:
@@ -330,8 +333,8 @@ class _Endpoints:
 def paced_socket() -> type[asyncio.Protocol]:
     """A WebSocket that takes what arrives in parts, between which other tasks get their turns.
 
-    Pings are answered where they arrive: 256 KiB of them, which asyncio hands over at once, would hold the event
-    loop for a second. While a client does not read the answers, nothing of it is read.
+    Pings are answered where they arrive: 256 KiB of them, which asyncio hands over at once, would hold the
+    event loop for a second. While a client does not read the answers, nothing of it is read.
     """
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -403,10 +406,6 @@ def _failure(code: str, message: str, **more: JSON) -> Body:
 
 def _wrong_message(reason: str) -> Body:
     return _failure("INVALID_JSON", f"Invalid JSON: {reason}")
-
-
-def _invalid(error: InvalidError) -> Body:
-    return _failure("VALIDATION_ERROR", "Invalid message", errors=error.errors)
 
 
 def _shown(task: Task, number: int) -> Body:
