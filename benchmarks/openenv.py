@@ -2,9 +2,9 @@
 
     python -m benchmarks.openenv URL SESSIONS
 
-`agentrl serve-env` serves an environment whose step takes a second, and computes nothing. All clients begin in
-the same moment: each connects, resets, takes one step, and goes. They are one process of their own, this module
-as a program, which shares the machine with the server: a client is a socket and little else.
+`agentrl serve-env` serves an environment whose step takes a second, and computes nothing. All clients begin
+in the same moment: each connects, resets, takes one step, and goes. They are one process of their own, this
+module as a program, which shares the machine with the server: a client is a socket and little else.
 
     whole      the time of a session, from the first byte of its handshake to the answer of its step
     step       of the step alone, which waits for a second: what is above is the server's, and the client's
@@ -26,6 +26,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from agentrl.envs import Env
+from agentrl.runtime.collector import rare_collections
 from agentrl.types import JSON, Message, Observation, Step, Task
 from benchmarks.compare import figures_of, quantile
 from benchmarks.machine import machine
@@ -97,10 +98,8 @@ async def _bench(load: OpenEnvLoad) -> dict[str, JSON]:
     loads: dict[str, JSON] = {}
     for size in load.sizes:
         loads[str(size)] = os.getloadavg()[0]
-        repeats: list[Mapping[str, float]] = []
         async with _server(load.wait_s) as url:
-            for _ in range(load.repeats):
-                repeats.append(await _played(url, size))
+            repeats = [await _played(url, size) for _ in range(load.repeats)]
         figures = {name: figures_of([repeat[name] for repeat in repeats]) for name in repeats[0]}
         summary[str(size)] = {name: round(one.median, 4) for name, one in figures.items()}
         runs[str(size)] = {name: one._asdict() for name, one in figures.items()}
@@ -169,9 +168,7 @@ async def _session(url: str) -> _Spent | None:
     return _Spent(end_s - began_s, end_s - reset_s) if is_served else None
 
 
-async def _asked(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: str, data: JSON
-) -> JSON:
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: str, data: JSON) -> JSON:
     """The reply to a message, which is one frame."""
     text = json.dumps({"type": kind, "data": data}).encode()
     assert len(text) < _SHORT, "its length is one byte"
@@ -187,7 +184,8 @@ async def _asked(
 
 async def main(url: str, size: int) -> None:
     """Play so many sessions at once, and print what each has spent."""
-    spent = await asyncio.gather(*(_session(url) for _ in range(size)))
+    with rare_collections():
+        spent = await asyncio.gather(*(_session(url) for _ in range(size)))
     print(json.dumps([each for each in spent if each is not None]), flush=True)
 
 

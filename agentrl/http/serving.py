@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -189,6 +190,7 @@ def _host_of(header: str) -> str | None:
         return None
 
 
+@lru_cache(maxsize=64)
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The address that a text is; IPv4 where it is an IPv4 address in IPv6's notation."""
     try:

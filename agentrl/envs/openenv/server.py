@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from inspect import getdoc
@@ -58,11 +58,13 @@ from agentrl.http.serving import (
     host_names,
     serve,
 )
+from agentrl.runtime.collector import rare_collections
 from agentrl.runtime.extras import require
 from agentrl.tools import release_shared
 from agentrl.types import JSON, Task
 
 _GOING_AWAY = 1001
+_GONE = "websocket.disconnect"
 _MOST_TASKS = 1000
 _PART_BYTES = 1 << 13
 _SESSION_HEADER = "mcp-session-id"
@@ -86,7 +88,8 @@ def serve_env(id: str, kwargs: Mapping[str, object], own: ServeEnv, *, ready: Ca
     with bound(own.host, own.port) as listener:
         listener.listen(WAITING_CONNECTIONS)
         ready(address_of(listener))
-        serve(app, listener, websocket=paced_socket())
+        with rare_collections():
+            serve(app, listener, websocket=paced_socket())
 
 
 def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette:
@@ -227,7 +230,7 @@ class _Endpoints:
             return await _refuse(websocket, _failure("SESSION_ERROR", str(error)))
         session.is_attached = True
         try:
-            await self._exchange(websocket, partial(self._message, session), _wrong_message)
+            await self._exchange(websocket, session, partial(self._message, session), _wrong_message)
         finally:
             session.is_attached = False
             if not asked_id:
@@ -246,35 +249,42 @@ class _Endpoints:
             return reply if reply is not None else {}
 
         try:
-            await self._exchange(websocket, answer, partial(error_reply, RpcCode.PARSE, id=None))
+            await self._exchange(websocket, session, answer, partial(error_reply, RpcCode.PARSE, id=None))
         finally:
             await self._sessions.close(session)
 
-    async def _exchange(self, websocket: WebSocket, answer: _Answer, wrong: Callable[[str], Body]) -> None:
+    async def _exchange(
+        self, websocket: WebSocket, session: ServedSession, answer: _Answer, wrong: Callable[[str], Body]
+    ) -> None:
         """Answer messages until the client goes, rests for too long or closes: its work then ends."""
-        arriving = asyncio.create_task(websocket.receive())
-        working: asyncio.Task[Body | None] | None = None
+        own = asyncio.current_task()
+        assert own is not None, "a WebSocket is served in a task"
+
+        def look(arrived: asyncio.Task[MutableMapping[str, object]]) -> None:
+            if _is_gone(arrived):
+                own.cancel()
+
+        arriving = session.arriving = asyncio.create_task(websocket.receive())
         try:
-            while True:
-                await asyncio.wait([arriving], timeout=self._sessions.idle_s)
-                if not arriving.done():
-                    return await websocket.close(_GOING_AWAY, "The session has rested for too long.")
-                message = arriving.result()
-                if message["type"] == "websocket.disconnect":
-                    return None
+            while (message := await arriving)["type"] != _GONE:
                 # The next thing that arrives may be that the client is gone.
-                arriving = asyncio.create_task(websocket.receive())
-                working = asyncio.create_task(_answered(message, answer, wrong))
-                await asyncio.wait([working, arriving], return_when=asyncio.FIRST_COMPLETED)
-                if arriving.done() and arriving.result()["type"] == "websocket.disconnect":
-                    return None
-                reply = await working
+                arriving = session.arriving = asyncio.create_task(websocket.receive())
+                arriving.add_done_callback(look)
+                reply = await _answered(message, answer, wrong)
+                arriving.remove_done_callback(look)
                 if reply is None:
                     return await websocket.close()
                 if reply:
                     await websocket.send_text(json.dumps(reply))
+        except asyncio.CancelledError:
+            if _is_gone(arriving) and own.cancelling() == 1:
+                own.uncancel()
+            elif arriving.cancelled() and not own.cancelling():
+                await websocket.close(_GOING_AWAY, "The session has rested for too long.")
+            else:
+                raise
         finally:
-            await cancel([arriving] if working is None else [arriving, working])
+            await cancel([arriving])
 
     async def _message(self, session: ServedSession, message: Mapping[str, JSON]) -> Body | None:
         """The answer to a message of a session; None = it ends."""
@@ -369,6 +379,11 @@ def paced_socket() -> type[asyncio.Protocol]:
                 self.transport.resume_reading()
 
     return Paced
+
+
+def _is_gone(arrived: asyncio.Task[MutableMapping[str, object]]) -> bool:
+    """Whether what has arrived is that the client is gone."""
+    return arrived.done() and not arrived.cancelled() and arrived.result()["type"] == _GONE
 
 
 async def _answered(

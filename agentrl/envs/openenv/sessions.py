@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -172,12 +172,14 @@ class ServedWorld:
 class ServedSession:
     """One session: an episode at a time. All of its requests take turns.
 
-    is_attached: a WebSocket holds it. used_s: when its last request ended (`time.monotonic`).
+    is_attached: a WebSocket holds it; arriving: what waits there for the next message, or None. used_s: when
+    its last request ended (`time.monotonic`).
     """
 
     def __init__(self, world: ServedWorld) -> None:
         self.id = str(uuid.uuid4())
         self.is_attached = False
+        self.arriving: asyncio.Future[MutableMapping[str, object]] | None = None
         self.used_s = time.monotonic()
         self.prompt = ""
         self._world = world
@@ -185,7 +187,7 @@ class ServedSession:
         self._env: Env | None = None
         self._task: Task | None = None
         self._episode_id = self.id
-        self._num_steps, self._total, self._is_done = 0, 0.0, False
+        self._num_episodes, self._num_steps, self._total, self._is_done = 0, 0, 0.0, False
 
     @property
     def is_busy(self) -> bool:
@@ -226,7 +228,8 @@ class ServedSession:
         async with self._one_at_a_time():
             await self._end()
             env = self._env = self._world.make()
-            self._episode_id, self._task = episode_id or str(uuid.uuid4()), task
+            self._num_episodes += 1
+            self._episode_id, self._task = episode_id or f"{self.id}-{self._num_episodes}", task
             self._num_steps, self._total, self._is_done = 0, 0.0, False
             env.seed_rng(seed)
             async with self._ends_where_it_fails(), stage("reset", env.limits.reset_timeout_s):
@@ -332,14 +335,19 @@ class ServedSessions:
                 await session.close()
 
     async def watch(self) -> None:
-        """End sessions without a WebSocket that have rested for too long, until it is cancelled; then all."""
+        """End sessions that have rested for too long, until it is cancelled; then all."""
         try:
             while True:
                 await asyncio.sleep(min(_LOOK_EVERY_S, self.idle_s))
                 end_s = time.monotonic() - self.idle_s
                 for session in [*self._open.values()]:
-                    if not (session.is_attached or session.is_busy) and session.used_s < end_s:
+                    if session.is_busy or session.used_s > end_s:
+                        continue
+                    if not session.is_attached:
                         await self.close(session)
+                    elif session.arriving is not None:
+                        # Its WebSocket ends, and with it the session.
+                        session.arriving.cancel()
         finally:
             await asyncio.gather(*(self.close(session) for session in [*self._open.values()]))
 
