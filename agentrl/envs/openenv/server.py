@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -33,7 +34,6 @@ from agentrl.envs.openenv.config import ENV_KEY, ServeEnv
 from agentrl.envs.openenv.replies import FullError
 from agentrl.envs.openenv.rpc import Rpc, RpcCode, error_reply
 from agentrl.envs.openenv.sessions import (
-    ACTION,
     OBSERVATION,
     STATE,
     Body,
@@ -41,6 +41,7 @@ from agentrl.envs.openenv.sessions import (
     ServedSession,
     ServedSessions,
     ServedWorld,
+    action_schema,
     read_action,
 )
 from agentrl.envs.registry import find
@@ -153,7 +154,8 @@ class _Endpoints:
 
     async def schema(self, request: Request) -> Response:
         del request
-        return JSONResponse({"action": ACTION, "observation": OBSERVATION, "state": STATE})
+        action = action_schema(self._world.example.tool_schemas)
+        return JSONResponse({"action": action, "observation": OBSERVATION, "state": STATE})
 
     async def environments(self, request: Request) -> Response:
         del request
@@ -272,6 +274,7 @@ class _Endpoints:
                 arriving.add_done_callback(look)
                 reply = await _answered(message, answer, wrong)
                 arriving.remove_done_callback(look)
+                session.used_s = time.monotonic()
                 if reply is None:
                     return await websocket.close()
                 if reply:

@@ -7,6 +7,7 @@ tokens do not: the time between two actions is the client's, and so are the toke
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 import uuid
@@ -25,19 +26,6 @@ from agentrl.types.seams import ToolSchema
 
 Body = dict[str, JSON]
 MESSAGE, LIST_TOOLS = "message", "list_tools"
-ACTION: Mapping[str, JSON] = {
-    "title": "Action",
-    "description": "What the agent does: it says something, which is its answer, or calls one tool.",
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": [MESSAGE, CALL_TOOL, LIST_TOOLS], "default": MESSAGE},
-        "message": {"type": "string", "default": "", "description": "What is said; of type `message`."},
-        "tool_name": {"type": "string", "default": "", "description": "Of type `call_tool`."},
-        "arguments": {"type": "object", "default": {}, "description": "Of the tool."},
-        "metadata": {"type": "object", "default": {}},
-    },
-    "additionalProperties": False,
-}
 OBSERVATION: Mapping[str, JSON] = {
     "title": "Observation",
     "type": "object",
@@ -98,6 +86,28 @@ class NamedAction(NamedTuple):
         if self.kind == MESSAGE:
             return Message("assistant", self.message)
         return Message("assistant", tool_calls=(ToolCall(self.tool_name, self.arguments, id="call"),))
+
+
+def action_schema(tools: Sequence[ToolSchema]) -> Body:
+    """The JSON Schema of actions. It describes the tools, too: trainers show it to their models."""
+    takes = "; ".join(f"{tool.name}: {json.dumps(dict(tool.parameters))}" for tool in tools)
+    names: list[JSON] = ["", *(tool.name for tool in tools)]
+    purposes = "; ".join(f"{tool.name}: {tool.description}" for tool in tools)
+    kinds: list[JSON] = [MESSAGE, CALL_TOOL, LIST_TOOLS]
+    said = "What is said, which is the answer where it is final; of type `message`."
+    return {
+        "title": "AgentAction",
+        "description": "What the agent does: it says something, or calls one tool.",
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": kinds, "default": MESSAGE},
+            "message": {"type": "string", "default": "", "description": said},
+            "tool_name": {"type": "string", "enum": names, "default": "", "description": purposes},
+            "arguments": {"type": "object", "default": {}, "description": f"Of the tool. {takes}"},
+            "metadata": {"type": "object", "default": {}},
+        },
+        "additionalProperties": False,
+    }
 
 
 def read_action(data: Mapping[str, JSON]) -> NamedAction:

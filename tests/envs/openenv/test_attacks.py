@@ -9,8 +9,8 @@ import pytest
 from websockets.client import ClientProtocol
 
 from agentrl import ScriptedAgent, call, play
-from agentrl.envs.openenv import client as openenv
 from agentrl.envs.openenv import OpenEnv
+from agentrl.envs.openenv import client as openenv
 from agentrl.errors import StageError
 from tests.hostile import attacking, frame, measured, redirected, replied
 
