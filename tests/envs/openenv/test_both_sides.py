@@ -1,0 +1,113 @@
+"""OpenEnv's own server is played by our client, and its own clients play an environment served here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from agentrl import ScriptedAgent, call, play
+from agentrl.envs.openenv import OpenEnv, client
+from agentrl.envs.openenv.config import ENV_KEY
+from envs_contrib.calculator import Calculator
+from tests.envs.openenv.test_client import solves_refuses_and_fails
+from tests.house.source import ROOT
+
+pytestmark = pytest.mark.full
+
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+SCRIPTS = Path(__file__).parent / "scripts"
+KEY = "a-key-of-these-tests"
+
+
+@contextlib.contextmanager
+def real_server(kind, places):
+    """The address of a server of OpenEnv."""
+    assert PYTHON.exists(), "make .venv-clients/.installed makes the environment of OpenEnv"
+    client._forms.clear()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([PYTHON, SCRIPTS / "server.py", kind, str(port), str(places)])
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(900):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/health", timeout=1).close()
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def test_a_real_server_is_played():
+    with real_server("guess", 8) as url:
+        await solves_refuses_and_fails(url)
+
+
+async def test_the_tools_of_a_real_server_are_tools_of_the_episode_and_a_full_one_is_waited_for():
+    def script():
+        assert "Error: " in (yield call("add", a="many", b=1))
+        yield call("add", a=2, b=5)
+
+    async def played(url):
+        env = OpenEnv(url)
+        episode = await play(env, ScriptedAgent(script()), env.tasks("train")[7])
+        return episode, env
+
+    with real_server("tools", 2) as url:
+        for episode, env in await asyncio.gather(*(played(url) for _ in range(5))):
+            assert (episode.ending, episode.total_of()) == ("completed", 1.0), episode.failure
+            (add,) = env.tool_schemas
+            assert (add.name, add.description) == ("add", "Add two numbers.")
+            assert set(add.parameters["properties"]) == {"a", "b"}
+            assert "Make 7." in episode.turns[0].observation[-1].text
+
+
+def expressions(task):
+    """What its expert computes."""
+    script = Calculator().expert(task)
+    action, said = next(script), []
+    while action.tool_calls:
+        said.append(action.tool_calls[0].arguments["expression"])
+        action = script.send(str(eval(said[-1])))
+    return said
+
+
+async def test_the_clients_of_openenv_play_the_expert_of_a_served_environment():
+    tasks = Calculator().tasks("train")[:8]
+    command = [sys.executable, "-m", "agentrl.cli", "serve-env", "Calculator-v0", "--port", "0", "--json"]
+    environment = {**os.environ, ENV_KEY: KEY}
+    server = subprocess.Popen([*command, "--max-sessions", "4"], stdout=subprocess.PIPE, env=environment)
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        given = json.dumps([expressions(task) for task in tasks]) + "\n"
+        done = subprocess.run(
+            [PYTHON, SCRIPTS / "client.py", url, KEY],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) is not None
+    steps = [len(expressions(task)) + 1 for task in tasks]
+    assert found["played"] == [[[1.0, True, number]] * 2 for number in steps]
+    assert "401" in found["refused"]
+    assert [("CAPACITY_REACHED" in each) for each in found["full"]] == [False] * 4 + [True]
