@@ -17,16 +17,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache, partial
 from inspect import getdoc
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentrl.engine.served.config import control_key
 from agentrl.envs.multi_agent import one_agent_of
@@ -64,7 +65,10 @@ from agentrl.runtime.extras import require
 from agentrl.tools import release_shared
 from agentrl.types import JSON, Task
 
-_GOING_AWAY = 1001
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
+_NORMAL, _GOING_AWAY = 1000, 1001
 _GONE = "websocket.disconnect"
 _MOST_TASKS = 1000
 _PART_BYTES = 1 << 13
@@ -215,8 +219,10 @@ class _Endpoints:
                     JSONResponse({"detail": error.detail}, status_code=error.status_code)
                 )
                 return
-            await websocket.accept()
-            await serve(websocket)
+            # A client may go at any time, also before it is answered.
+            with suppress(WebSocketDisconnect):
+                await websocket.accept()
+                await serve(websocket)
 
         return guarded
 
@@ -227,23 +233,29 @@ class _Endpoints:
             session = self._attached(asked_id) if asked_id else self._sessions.open()
         except FullError as error:
             more: Body = {"active_sessions": len(self._sessions), "max_sessions": self._sessions.most}
-            return await _refuse(websocket, _failure("CAPACITY_REACHED", str(error), **more))
+            await _refuse(websocket, _failure("CAPACITY_REACHED", str(error), **more))
+            return
         except AgentRLError as error:
-            return await _refuse(websocket, _failure("SESSION_ERROR", str(error)))
+            await _refuse(websocket, _failure("SESSION_ERROR", str(error)))
+            return
         session.is_attached = True
         try:
-            await self._exchange(websocket, session, partial(self._message, session), _wrong_message)
+            code = await self._exchange(websocket, session, partial(self._message, session), _wrong_message)
         finally:
             session.is_attached = False
+            # Its place is free before its client hears that it has ended.
             if not asked_id:
                 await self._sessions.close(session)
+        if code is not None:
+            await websocket.close(code)
 
     async def mcp_session(self, websocket: WebSocket) -> None:
         """JSON-RPC over a WebSocket, which has a session."""
         try:
             session = self._sessions.open()
         except FullError as error:
-            return await _refuse(websocket, error_reply(RpcCode.SERVER, str(error), None))
+            await _refuse(websocket, error_reply(RpcCode.SERVER, str(error), None))
+            return
         session.is_attached = True
 
         async def answer(asked: Mapping[str, JSON]) -> Body | None:
@@ -251,14 +263,20 @@ class _Endpoints:
             return reply if reply is not None else {}
 
         try:
-            await self._exchange(websocket, session, answer, partial(error_reply, RpcCode.PARSE, id=None))
+            wrong = partial(error_reply, RpcCode.PARSE, id=None)
+            code = await self._exchange(websocket, session, answer, wrong)
         finally:
             await self._sessions.close(session)
+        if code is not None:
+            await websocket.close(code)
 
     async def _exchange(
         self, websocket: WebSocket, session: ServedSession, answer: _Answer, wrong: Callable[[str], Body]
-    ) -> None:
-        """Answer messages until the client goes, rests for too long or closes: its work then ends."""
+    ) -> int | None:
+        """Answer messages until the client goes, rests for too long or says that it ends; its work then ends.
+
+        The result is the code to close the WebSocket with; None = it is closed.
+        """
         own = asyncio.current_task()
         assert own is not None, "a WebSocket is served in a task"
 
@@ -276,16 +294,18 @@ class _Endpoints:
                 arriving.remove_done_callback(look)
                 session.used_s = time.monotonic()
                 if reply is None:
-                    return await websocket.close()
+                    return _NORMAL
                 if reply:
                     await websocket.send_text(json.dumps(reply))
         except asyncio.CancelledError:
             if _is_gone(arriving) and own.cancelling() == 1:
                 own.uncancel()
-            elif arriving.cancelled() and not own.cancelling():
-                await websocket.close(_GOING_AWAY, "The session has rested for too long.")
-            else:
+                return None
+            if not arriving.cancelled() or own.cancelling():
                 raise
+            return _GOING_AWAY
+        else:
+            return None
         finally:
             await cancel([arriving])
 
@@ -367,6 +387,11 @@ def paced_socket() -> type[asyncio.Protocol]:
             super().resume_writing()
             if self._rest:
                 self._go_on()
+
+        async def send(self, message: ASGISendEvent) -> None:
+            await super().send(message)
+            # A handshake that is refused is answered, which uvicorn takes for an error of the application.
+            self.handshake_complete = self.handshake_complete or self.initial_response is not None
 
         def _go_on(self) -> None:
             if not self.writable.is_set() or self.transport.is_closing():

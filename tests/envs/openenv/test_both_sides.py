@@ -28,6 +28,7 @@ pytestmark = pytest.mark.full
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 SCRIPTS = Path(__file__).parent / "scripts"
 KEY = "a-key-of-these-tests"
+TASKS = Calculator().tasks("train")[:8]
 
 
 @contextlib.contextmanager
@@ -86,28 +87,38 @@ def expressions(task):
     return said
 
 
-async def test_the_clients_of_openenv_play_the_expert_of_a_served_environment():
-    tasks = Calculator().tasks("train")[:8]
+@contextlib.contextmanager
+def served_calculator():
+    """Runs a script against a served Calculator, with the expressions of eight tasks; what it prints."""
     command = [sys.executable, "-m", "agentrl.cli", "serve-env", "Calculator-v0", "--port", "0", "--json"]
     environment = {**os.environ, ENV_KEY: KEY}
     server = subprocess.Popen([*command, "--max-sessions", "4"], stdout=subprocess.PIPE, env=environment)
-    try:
-        url = json.loads(server.stdout.readline())["url"]
-        given = json.dumps([expressions(task) for task in tasks]) + "\n"
+
+    def run(script):
         done = subprocess.run(
-            [PYTHON, SCRIPTS / "client.py", url, KEY],
-            input=given,
+            [PYTHON, SCRIPTS / script, url, KEY],
+            input=json.dumps([expressions(task) for task in TASKS]) + "\n",
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        return json.loads(done.stdout)
+
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        yield run
     finally:
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) is not None
-    steps = [len(expressions(task)) + 1 for task in tasks]
-    assert found["played"] == [[[1.0, True, number]] * 2 for number in steps]
-    assert "401" in found["refused"]
-    assert [("CAPACITY_REACHED" in each) for each in found["full"]] == [False] * 4 + [True]
+        server.wait(20)
+
+
+def test_the_clients_of_openenv_and_its_rollouts_for_trl_play_the_expert_of_a_served_environment():
+    with served_calculator() as run:
+        found = run("client.py")
+        steps = [len(expressions(task)) + 1 for task in TASKS]
+        assert found["played"] == [[[1.0, True, number]] * 2 for number in steps]
+        assert "401" in found["refused"]
+        assert [("CAPACITY_REACHED" in each) for each in found["full"]] == [False] * 4 + [True]
+        assert run("trl_rollouts.py") == {"rewards": [1.0] * 8, "turns": steps}
