@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from agentrl import UserError, call, play
+from agentrl import Limits, UserError, call, play
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.openenv import OpenEnv, client
 from agentrl.envs.openenv.sessions import ServedWorld, action_schema
@@ -32,7 +32,7 @@ def _nothing_of_another_test():
 
 async def until(is_so):
     """Wait for what a server does a moment later."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(5):
         while not is_so():
             await asyncio.sleep(0.01)
 
@@ -139,8 +139,14 @@ async def test_a_full_server_refuses_as_openenv_does_and_takes_another_one_when_
             assert (await one.ask("reset"))["type"] == "observation"
 
 
+class Patient(Adding):
+    """No deadline of it ends what its client has left behind."""
+
+    limits = Limits(max_turns=4)
+
+
 async def test_a_client_that_goes_ends_its_work_and_leaves_nothing():
-    async with serving() as (sessions, url):
+    async with serving(Patient) as (sessions, url):
         for is_working in (False, True):
             async with session(url) as one:
                 await one.ask("reset", seed=0)
