@@ -45,6 +45,8 @@ VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
 # Clients of others, whose requirements are theirs alone.
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
+NPM_CLIENTS := .npm-clients
+NPM_INSTALLED := $(NPM_CLIENTS)/.installed
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
 
@@ -70,7 +72,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (2.5 min at most)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
-test-full: lint sglang-cpu $(CLIENTS_INSTALLED) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
+test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
 	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)
@@ -94,6 +96,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Me
 	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
+	$(BIN)/python -m benchmarks tasks --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
@@ -112,7 +115,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) $(CLIENTS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -137,6 +140,13 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLE
 $(SGLANG_INSTALLED): sglang-cpu.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r $< $(PIP_ARGS)
+	touch $@
+
+# Agents of the command line, where there is npm.
+$(NPM_INSTALLED): tests/envs/gateway/npm/package.json
+	mkdir -p $(NPM_CLIENTS)
+	cp $< $(NPM_CLIENTS)
+	npm install --prefix $(NPM_CLIENTS) --no-audit --no-fund --loglevel=error
 	touch $@
 
 $(CLIENTS_INSTALLED): clients.txt

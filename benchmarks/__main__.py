@@ -62,6 +62,7 @@ _PLAIN: Final = {
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "gateway": "The cost of the recording gateway: CPU time of a request, and the first word of a stream.",
     "openenv": "Sessions at once of a served environment that waits: how many are served, and how long each takes.",
+    "tasks": "How long the machine of a task takes to start: repositories, and tasks in Harbor's format.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
 }
 """Benchmarks without settings, each `bench_NAME` in benchmarks/NAME.py, and what they measure."""

@@ -63,7 +63,8 @@ class RunCluster:
     def launcher(self, fleet: str) -> RayLauncher:
         """The places of the servers of a fleet, by its name."""
         placement = self.placement
-        clients = placement.players if fleet == POLICY else ()
+        # Players reach the policy's servers and further models; evaluations are played by the driver.
+        clients = () if fleet == EVALUATIONS else placement.players
         places, ranks = self.fleets.get(fleet, ()), placement.ranks
         return RayLauncher(self.session, placement.group, places, ranks, clients, title=title_of(fleet))
 
@@ -103,7 +104,7 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConfigError: no cluster answers, it has no room for the run, or see `check_reach`.
+        ConfigError: no cluster answers, or it has no room for the run.
     """
     if not uses_ray(config):
         yield None
@@ -112,8 +113,6 @@ def run_cluster(config: RunConfig, folder: Path) -> Iterator[RunCluster | None]:
     with connected(config.cluster, folder, os.environ, metadata) as session:
         layout = run_layout(config, has_gpus=session.has_gpus)
         with _reserved(session, config.cluster, layout, needs) as cluster:
-            players = cluster.placement.players
-            check_reach(config, [place.host for place in players if place.node != session.node])
             yield cluster
 
 
@@ -188,21 +187,6 @@ def check_machines(config: RunConfig, environment: Mapping[str, str]) -> None:
         )
 
 
-def check_reach(config: RunConfig, hosts: Sequence[str]) -> None:
-    """Check that players on these other machines reach all that they need.
-
-    Raises:
-        ConfigError: the run serves models for environments, at an address of its own machine alone.
-    """
-    if hosts and config.engine.sglang_models:
-        name = next(iter(config.engine.sglang_models))
-        raise ConfigError(
-            f"a player on {hosts[0]} cannot reach sglang_models.{name}, which the run serves on the loopback "
-            "address of its own machine; start that model's server yourself and give its URL, or leave "
-            "num_rollout_workers out."
-        )
-
-
 def run_layout(config: RunConfig, *, has_gpus: bool) -> ClusterLayout:
     """The bundles and the slots of the run. has_gpus: whether any machine of the cluster has a GPU."""
     nodes, per_node, gpus = config.layout.actor_num_nodes, config.layout.actor_num_gpus_per_node, 0
@@ -242,7 +226,9 @@ def needs_of(engine: EngineConfig, section: ClusterConfig) -> Needs:
     """
     needs: Needs = {}
     if engine.engine == "sglang" and engine.sglang_url is None:
-        needs[POLICY] = [part for group in engine.groups for part in _parts(engine, group, section)]
+        needs[POLICY] = [
+            part for group in engine.sglang_groups or engine.groups for part in _parts(engine, group, section)
+        ]
     for name, model in engine.sglang_models.items():
         needs[fleet_of_model(name)] = _parts(engine, model.group, section)
     return needs
@@ -256,7 +242,9 @@ def _parts(engine: EngineConfig, group: ServerGroup, section: ClusterConfig) -> 
             f"a server of {gpus} GPUs is spread over {machines} machines of num_gpus_per_node = "
             f"{engine.num_gpus_per_node}; add cluster = ray, which has several, or take fewer GPUs."
         )
-    one = [ServerNeeds(section.num_cpus_per_server, gpus // machines, n) for n in range(machines)]
+    starts = group.role is not None
+    cpus = section.num_cpus_per_server if starts else 0.0
+    one = [ServerNeeds(cpus, gpus // machines, n, starts) for n in range(machines)]
     return one * group.num_engines
 
 
@@ -285,12 +273,12 @@ def _metadata(config: RunConfig, folder: Path) -> dict[str, str]:
 
 
 def fleets_of(needs: Needs, places: Sequence[T]) -> dict[str, Sequence[T]]:
-    """The places of all servers, in their order, by the fleet that each belongs to."""
-    fleets, first = {}, 0
-    for name, servers in needs.items():
-        fleets[name] = places[first : first + len(servers)]
-        first += len(servers)
-    return fleets
+    """The places of all servers that start, in their order, by the fleet that each belongs to."""
+    following = iter(places)
+    return {
+        name: tuple(place for server, place in zip(servers, following, strict=False) if server.starts)
+        for name, servers in needs.items()
+    }
 
 
 def uses_ray(config: RunConfig) -> bool:
@@ -323,8 +311,11 @@ def server_names(config: RunConfig) -> list[tuple[str, str]]:
     """The fleet and the number in it of each server that the run starts; of its parts, where it is spread."""
     names: list[tuple[str, str]] = []
     for name, fleet in server_needs(config).items():
-        numbers = accumulate(int(part.machine == 0) for part in fleet)
+        numbers = accumulate(int(part.machine == 0 and part.starts) for part in fleet)
         for number, part in zip(numbers, fleet, strict=True):
+            if not part.starts:
+                names.append((name, "(placeholder)"))
+                continue
             # The first of several machines is named as the server is.
             names.append((name, f"{number - 1}" + (f", machine {part.machine + 1}," if part.machine else "")))
     return names

@@ -50,6 +50,7 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER, plugin_folder
 from agentrl.engine.sglang.transports.lora import LoraAdapters
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, ModelLoadError
+from agentrl.http.guarded import sent_with
 from agentrl.processes.interfaces import address_to
 from agentrl.runtime.activity import current_activities
 from agentrl.types import JSON
@@ -250,7 +251,7 @@ class FleetPlan:
         return ServerSettings(
             model=self.model,
             log_folder=self.folder,
-            role=group.worker_type,
+            role=group.role or "regular",
             device="cuda" if gpus else "cpu",
             arguments={**self.arguments, **own, **_values(config.arguments_of(group))},
             python=Path(config.sglang_python or sys.executable),
@@ -308,6 +309,7 @@ def fleet_policy(
         vocab_size=vocab_size,
         decode=decode,
         resend_lost=True,
+        is_routed=not config.addresses,
     )
 
 
@@ -392,6 +394,7 @@ async def served_models(
             plan = model_plan(config, name, folder, on_event)
             fleet = await replace(plan, launcher=places.launcher(fleet_of_model(name))).start()
             stack.push_async_callback(fleet.close)
+            stack.enter_context(sent_with(fleet.url, fleet.policy.headers))
             addresses[name] = fleet.url
         yield addresses
 

@@ -42,11 +42,16 @@ def token_texts(home: Path, tokenizer: str | None = None) -> Callable[[int], str
 def model_directories(home: Path) -> Iterator[Path]:
     """Where the model of a run's folder may be, by whose tokenizer the tokens of its journal are read."""
     yield from (home / name for name in _DIRECTORIES)
+    if (path := named_model(home)) is not None:
+        yield Path(path)
+
+
+def named_model(home: Path) -> str | None:
+    """The directory of the model that the run in a folder began with; None = it names none."""
     config = home / "config.toml"
     section = read_written(config).get("model") if config.exists() else None
     path = section.get("hf_checkpoint") if isinstance(section, dict) else section
-    if isinstance(path, str):
-        yield Path(path)
+    return path if isinstance(path, str) else None
 
 
 def _opened(directory: Path) -> Callable[[int], str]:

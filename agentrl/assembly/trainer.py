@@ -32,6 +32,7 @@ from agentrl.trainer.snapshots import Ranks
 from agentrl.trainer.torch import plan as torch_plan
 from agentrl.types import ScoreRole
 from agentrl.types.seams import Trainer
+from agentrl.weights.hf.quantized import quantized_model, scheme_of
 from agentrl.weights.hf.source import ModelSource, open_source, open_tokenizer
 
 
@@ -265,6 +266,32 @@ def check_device(config: RunConfig) -> None:
         )
 
 
+def check_published(model: Path, config: RunConfig) -> None:
+    """Check that the engine of a run can take new weights in the form that its model is stored in.
+
+    Raises:
+        ConfigError: it cannot; or a warm start would leave a model in another form.
+    """
+    scheme = None if quantized_model(str(model)) is None else scheme_of(model)
+    if scheme is None:
+        return
+    if config.warm_starts:
+        raise ConfigError(
+            f"{model} is quantized, and a warm start of it would leave a model that is not; train it with "
+            "`agentrl sft`, cast what that saves (`agentrl convert`), and begin with the result."
+        )
+    engine = config.engine
+    takes_adapters = config.trainer.lora_rank is not None and engine.update_weights_transport == "lora"
+    is_served = engine.engine == "sglang" and config.rollout.replay is None
+    if is_served and not takes_adapters and not scheme.is_block_fp8:
+        raise ConfigError(
+            f"{model} has weights in {scheme.in_words}, and SGLang takes new ones in block fp8 alone: it "
+            "rearranges others once it has loaded them. Cast the model so "
+            f"(`agentrl convert {model} OUT --cast fp8`), or train adapters with "
+            "update_weights_transport = lora."
+        )
+
+
 def check_trainable(source: ModelSource, config: RunConfig) -> None:
     """Check before the first episode that the trainer can train such a model.
 
@@ -275,6 +302,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
         ModelLoadError: Megatron does not train such a model.
     """
     is_here = config.cluster.cluster == "local"
+    check_published(source.directory, config)
     expert_layers_of(config, source.config)
     if config.trainer.trainer != "megatron":
         if config.trainer.lora_rank:

@@ -31,8 +31,8 @@ def cli() -> None:
     several on several environments with `agentrl benchmark`, list the environments with `agentrl envs list`,
     the tools that can be added to them with `agentrl tools list`, the graders of answers with `agentrl
     graders list`, and the settings of runs with `agentrl settings`. Record what your own tools do with a
-    model by `agentrl gateway`, read what agents did with `agentrl view`, and size a run with `agentrl
-    simulate`.
+    model by `agentrl gateway`, read what agents did with `agentrl view`, take it to other tools with `agentrl
+    export`, and size a run with `agentrl simulate`.
     """
 
 
@@ -63,6 +63,12 @@ cli.offer(
         "data": Offer("agentrl.cli.data:data", "Check and count files of prompts."),
         "envs": Offer(
             "agentrl.cli.envs:envs", "The environments that are installed: list, show, check, make new ones."
+        ),
+        "export": Offer(
+            "agentrl.cli.formats:export_command", "Write episodes in the formats of other tools."
+        ),
+        "import": Offer(
+            "agentrl.cli.formats:import_command", "Read trajectories of other tools into a journal."
         ),
         "fit": Offer(
             "agentrl.cli.fit:fit_command",

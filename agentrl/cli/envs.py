@@ -27,6 +27,7 @@ from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
 from agentrl.envs.check import CheckReport, Severity, check_env
+from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
 from agentrl.tools.secrets import with_secrets
@@ -37,6 +38,7 @@ from agentrl.view.scores import time_text
 FAILED = 1
 LONG_S = 5.0
 """After that a check without a terminal says what it does (seconds)."""
+HARBOR = "agentrl.envs.harbor:HarborTasks"
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 
@@ -159,8 +161,12 @@ def list_command(pattern: str, as_json: bool, each: bool) -> None:
     """List the registered environments by group: what each needs, its scores and its limits.
 
     PATTERN: ids to list, such as 'ReasoningGym-*'; left out, all. A family, many environments of one class,
-    is one row, until a pattern or --all lists them.
+    is one row, until a pattern or --all lists them. Or a folder of tasks in Harbor's format: its tasks, and
+    what each of them needs that only an image has.
     """
+    if Path(pattern).is_dir():
+        _list_tasks(pattern, as_json=as_json)
+        return
     entries = catalog(matching(pattern))
     if as_json:
         click.echo(json.dumps([asdict(entry) for entry in entries]))
@@ -173,6 +179,21 @@ def list_command(pattern: str, as_json: bool, each: bool) -> None:
             console.print(Padding(_line(row), (0, 0, 0, 2), expand=False))
             console.print(Padding(Text(row.error or row.description), (0, 0, 0, 6), expand=False))
     console.print("\nNone that ships needs the network. Extras in red are not installed.")
+
+
+def _list_tasks(folder: str, *, as_json: bool) -> None:
+    """The tasks of a folder."""
+    tasks = survey(folder)
+    if as_json:
+        click.echo(json.dumps([{"name": name, "refused": list(refused)} for name, refused in tasks]))
+        return
+    console = Console(highlight=False)
+    for name, refused in tasks:
+        console.print(Text(name, style="red" if refused else "cyan"))
+        for reason in refused:
+            console.print(Padding(Text(reason), (0, 0, 0, 4), expand=False))
+    playable = sum(not refused for _, refused in tasks)
+    console.print(f"\n{playable} of {len(tasks)} tasks can be played without an image, by {HARBOR}.")
 
 
 @envs.command("table")

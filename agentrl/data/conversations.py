@@ -118,7 +118,7 @@ def _schema(tool: JSON) -> ToolSchema:
 
 
 def _turns(messages: Observation, items: Sequence[JSON]) -> tuple[DialogueTurn, ...]:
-    _check_roles(messages)
+    check_roles(messages)
     turns: list[DialogueTurn] = []
     begin = 0
     for end, (message, item) in enumerate(zip(messages, items, strict=True)):
@@ -132,7 +132,7 @@ def _turns(messages: Observation, items: Sequence[JSON]) -> tuple[DialogueTurn, 
     return tuple(turns)
 
 
-def _check_roles(messages: Observation) -> None:
+def check_roles(messages: Observation) -> None:
     """Check that every message may follow the one before.
 
     Raises:

@@ -61,25 +61,43 @@ def _addresses(value: object) -> object:
     return found[0] if len(found) == 1 else found
 
 
-def incomplete(roles: Collection[Role]) -> str:
-    """An error message where servers of these roles cannot serve requests together; "" where they can."""
-    if set(roles) in ({"regular"}, {"prefill", "decode"}, set()):
+def incomplete(roles: Collection[Role | None]) -> str:
+    """An error message where servers of these roles cannot serve requests together; "" where they can.
+
+    None is a place without a server.
+    """
+    if set(roles) == {None}:
+        return "there are placeholders alone; add a group of servers, or leave it out."
+    own = {role for role in roles if role is not None}
+    if own in ({"regular"}, {"prefill", "decode"}, set()):
         return ""
-    listed = " and ".join(sorted(roles))
+    listed = " and ".join(sorted(own))
     return f"servers that are {listed} cannot serve together; have regular ones, or both prefill and decode."
 
 
 class ServerGroup(Section):
     """A group of identical SGLang servers; several groups may serve the policy."""
 
-    worker_type: Role = "regular"
-    """Stages of a request: `regular` runs both; `prefill` computes the prompt, `decode` the completion."""
+    worker_type: Role | Literal["placeholder"] = "regular"
+    """Stages of a request: `regular` runs both; `prefill` computes the prompt, `decode` the completion. No
+    server is started for a `placeholder`, which keeps GPUs free."""
     num_engines: int = Field(default=1, ge=1)
     """Servers (count)."""
     num_gpus_per_engine: int | None = Field(default=None, ge=0)
     """GPUs of each (count); left out, rollout_num_gpus_per_engine."""
     sglang: Arguments = Field(default_factory=dict)
     """SGLang's own arguments, over those of all groups."""
+
+    @property
+    def role(self) -> Role | None:
+        """Stages of a request that its servers run; None = it has no servers, only places."""
+        return None if self.worker_type == "placeholder" else self.worker_type
+
+    @model_validator(mode="after")
+    def _a_placeholder_has_no_arguments(self) -> ServerGroup:
+        if self.role is None and self.sglang:
+            raise ValueError("a placeholder starts no server; leave its sglang out.")
+        return self
 
 
 class ServedModel(Section):
@@ -309,7 +327,7 @@ class EngineConfig(EngineChoice):
                 f"rollout_num_engines = {self.rollout_num_engines} conflicts with sglang_groups, each of "
                 "which has num_engines; leave it out."
             )
-        if problem := incomplete({group.worker_type for group in self.sglang_groups}):
+        if problem := incomplete({group.role for group in self.sglang_groups}):
             raise ValueError(f"sglang_groups: {problem}")
         return self
 
@@ -323,7 +341,8 @@ class EngineConfig(EngineChoice):
     @property
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
-        return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+        own = [group for group in self.sglang_groups if group.role is not None]
+        return own or [ServerGroup(num_engines=self.rollout_num_engines)]
 
     @property
     def all_groups(self) -> Sequence[ServerGroup]:

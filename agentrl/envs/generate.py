@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from agentrl.envs.own_tokens import OwnTokens
-from agentrl.envs.play import Game, PlayEpisode, ending_of
+from agentrl.envs.play import Game, PlayEpisode, check_names, ending_of, is_name
 from agentrl.errors import AgentRLError, StageError, UserError
 from agentrl.runtime.stage import stage
 from agentrl.types import (
@@ -29,6 +29,7 @@ from agentrl.types import (
     Observation,
     Restart,
     RewardParts,
+    StepReward,
     Task,
     quoted,
 )
@@ -48,7 +49,8 @@ class EpisodeInPlay:
     after `limits.max_turns` turns, or when the function returns, which truncates it.
 
     One that writes its prompts itself calls `tokens.sample` and `keep` in place of `act`. It ends the episode
-    with a `step`, which the environment rewards, or with `finish`, and a reward of its own.
+    with a `step`, which the environment rewards, or with `finish`, and a reward of its own. It may also play
+    several agents by one policy, each with trajectories and a reward of its own.
     """
 
     def __init__(self, game: Game) -> None:
@@ -139,53 +141,67 @@ class EpisodeInPlay:
         return self._deliver(step.observations)
 
     def keep(
-        self, ids: Sequence[int], trained: Sequence[bool], *, reason: Restart = Restart.REWRITTEN
+        self,
+        ids: Sequence[int],
+        trained: Sequence[bool],
+        *,
+        agent: str | None = None,
+        reason: Restart = Restart.REWRITTEN,
     ) -> None:
         """Make turns of tokens: those of the world, and those that `tokens.sample` returned after them.
 
-        Called again, it begins another trajectory of the same rollout. A token is trained once: in later
+        Called again, it begins another trajectory of that agent. A token is trained once: in later
         trajectories it is the world's.
 
         Args:
             ids: int [T], a whole trajectory, the prompt first. trained: bool [T].
-            reason: why it does not continue the trajectory before; the first has none.
+            agent: whose trajectory it is; None = the environment's agent's. Any other name is another agent
+                of this episode, which is compared with the one of its name in each sibling.
+            reason: why it does not continue the agent's trajectory before; the first has none.
 
         Raises:
             EpisodeEndedError: the episode had ended before.
-            StageError: a trained token is not one that the policy sampled in this place.
+            StageError: a trained token is not one that the policy sampled in this place, or no agent can
+                have that name.
         """
         self._check_running()
-        game = self._game
-        if game.turns[self._name] and not self._has_kept:
+        turned = self._game.turns
+        if turned.total() and not self._has_kept:
             raise _mixed()
+        name = self._name if agent is None else agent
+        if not is_name(name):
+            raise StageError("generate", "invalid", f"an agent cannot be called {quoted(name)}")
         self._has_kept = True
-        restart = reason if game.turns[self._name] else None
-        turns = self.tokens.turns_of(ids, trained, game.turns[self._name])
-        for turn in turns:
+        restart = reason if turned[name] else None
+        for turn in self.tokens.turns_of(ids, trained, turned.total()):
             if self._is_step_due:
-                game.record.rewards.append(None)
-            game.record.add(self._name, turn, Act(turn.action, turn.tokens, restart))
-            game.turns[self._name] += 1
+                self._game.record.rewards.append(None)
+            self._game.record.add(name, turn, Act(turn.action, turn.tokens, restart))
+            turned[name] += 1
             self._has_news, self._is_step_due, restart = False, True, None
 
-    def finish(self, reward: float | None, *, truncated: bool = False) -> None:
+    def finish(self, reward: StepReward, *, truncated: bool = False) -> None:
         """End the episode with a reward of the function's own, which the environment does not see.
 
-        reward: of the last turn; a number, or `RewardParts`; None = it has no score.
+        reward: of the last turn; a number, or `RewardParts`, for each agent, or by the agent's name; None =
+            it has no score.
         truncated: whether a limit ended it.
 
         Raises:
             EpisodeEndedError: the episode had ended before.
-            StageError: the reward is not finite, or there was no turn since the last step.
+            StageError: a reward is not finite, or of no agent; or there was no turn since the last step.
         """
         self._check_running()
         if self.tokens.was_aborted:
             self._end(Ending.ABORTED)
         if not self._is_step_due:
             raise StageError("generate", "invalid", "finish() needs a turn before it; call act() or keep()")
-        if reward is not None and not math.isfinite(reward):
-            raise StageError("reward", "invalid", f"the reward must be a finite number, got {reward!r}")
-        self._game.record.rewards.append(reward if isinstance(reward, RewardParts | None) else float(reward))
+        if isinstance(reward, Mapping):
+            check_names(reward, self._game.agents)
+            reward = {name: _number(own) for name, own in reward.items()}
+        else:
+            reward = _number(reward)
+        self._game.record.rewards.append(reward)
         self._is_step_due = False
         self._ending = Ending.TRUNCATED if truncated else Ending.COMPLETED
 
@@ -200,7 +216,7 @@ class EpisodeInPlay:
                 await generate(self)
         if self._ending is None and self.tokens.was_aborted:
             return Ending.ABORTED
-        if not self._game.turns[self._name] and self._ending is None:
+        if not self._game.turns.total() and self._ending is None:
             raise StageError("generate", "invalid", "it returned without a turn; call reset(), then act()")
         return self._ending or Ending.TRUNCATED
 
@@ -216,6 +232,12 @@ class EpisodeInPlay:
     def _end(self, ending: Ending) -> None:
         self._ending = ending
         self._check_running()
+
+
+def _number(reward: float | None) -> float | None:
+    if reward is not None and not math.isfinite(reward):
+        raise StageError("reward", "invalid", f"the reward must be a finite number, got {reward!r}")
+    return reward if isinstance(reward, RewardParts | None) else float(reward)
 
 
 def _mixed() -> StageError:

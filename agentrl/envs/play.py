@@ -265,9 +265,15 @@ class Game:
         """Pass the actions to the world, and record its rewards."""
         async with stage("step", self.world.limits.step_timeout_s):
             step = await call_joint_step(self.world, actions)
-            _check_names(step.reward, self.players)
+            check_names(step.reward, self.players)
         self.record.rewards.append(step.reward)
         return step
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Those of the environment, and those that a generate function has added."""
+        recorded = (agent for agent, _, _ in self.record.trajectories)
+        return tuple(dict.fromkeys((*self.players, *recorded)))
 
     def episode(self, ending: Ending, failure: Failure | None, seconds: float) -> Episode:
         """The record as an Episode."""
@@ -286,7 +292,7 @@ class Game:
             counts=dict(record.counts + Counter(world.counts)),
             tools=dict(world.tool_stats),
             usage=record.usage,
-            agents=tuple(self.players),
+            agents=self.agents,
             frozen_agents=frozen,
             seconds=seconds,
         )
@@ -340,13 +346,18 @@ class Game:
 def _players(world: MultiAgentEnvironment, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
     names = tuple(world.possible_agents)
     by_name = dict(agents) if isinstance(agents, Mapping) else dict.fromkeys(names[:1], agents)
-    if wrong := [name for name in names if not _NAME.fullmatch(name) or name == "parts"]:
+    if wrong := [name for name in names if not is_name(name)]:
         raise UserError(f"{world.id}: an agent cannot be called {wrong[0]!r}; use letters, digits and `_`.")
     if missing := [name for name in names if name not in by_name]:
         raise UserError(
             f"{world.id}: nobody plays {', '.join(missing)}; pass play() a mapping of all agents."
         )
     return {name: by_name[name] for name in names}
+
+
+def is_name(name: str) -> bool:
+    """Whether an agent may have it."""
+    return _NAME.fullmatch(name) is not None and name != "parts"
 
 
 def _joined(before: Observation, observation: Observation) -> Observation:
@@ -374,7 +385,8 @@ def session_id_of(episode_id: str, agent: str) -> str:
     return episode_id if agent == AGENT else f"{episode_id}/{agent}"
 
 
-def _check_names(reward: StepReward, players: Collection[str]) -> None:
+def check_names(reward: StepReward, players: Collection[str]) -> None:
+    """Raises StageError where it rewards somebody else."""
     if reward is None or isinstance(reward, float):
         return
     if unknown := [name for name in reward if name not in players]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import httpx2
 
@@ -25,6 +25,7 @@ _CODING = b"content-encoding"
 _MAX_REPLY_BYTES = 256 << 20
 _MAX_REDIRECT_BYTES = 1 << 16
 _TURN_CHUNKS = 64
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,31 @@ def bearer(key: str, key_env: str) -> dict[str, str]:
     if not (key and key.isascii() and key.isprintable() and key == key.strip()):
         raise ConfigError(f"the environment variable {key_env} holds no key; set it to the key alone.")
     return {"authorization": f"Bearer {key}"}
+
+
+_SENT_WITH: dict[Origin, Mapping[str, str]] = {}
+
+
+@contextmanager
+def sent_with(address: str, headers: Mapping[str, str]) -> Iterator[None]:
+    """Guarded clients of this process send these headers to an origin, in place of their own of these names.
+
+    A server that the run itself started asks for a key that no argument of an environment holds.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+    origin = _configured(address)
+    _SENT_WITH[origin] = {**headers}
+    try:
+        yield
+    finally:
+        del _SENT_WITH[origin]
+
+
+def headers_to(address: str) -> Mapping[str, str]:
+    """The headers of `sent_with` for the origin of an address; none where there are none."""
+    return _SENT_WITH.get(_configured(address), _NO_HEADERS)
 
 
 class AllowedAddresses:
@@ -204,6 +230,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             if _SENT_BEFORE in request.extensions:
                 raise ToolError("refused", f"a server redirects elsewhere: {reason}")
             raise ToolRejected(reason)
+        if (origin := origin_of(request.url)) is not None:
+            request.headers.update(_SENT_WITH.get(origin, _NO_HEADERS))
         # The request that follows a redirect inherits the extensions of the first request.
         request.extensions[_SENT_BEFORE] = True
         response = await self._inner.handle_async_request(request)

@@ -31,11 +31,15 @@ class RankNeeds(NamedTuple):
 
 
 class ServerNeeds(NamedTuple):
-    """One server, or its part on one of several machines: what it takes (counts). machine: which, from 0."""
+    """One server, or its part on one of several machines: what it takes (counts). machine: which, from 0.
+
+    starts: whether there is one; else its place stays empty.
+    """
 
     cpus: float
     gpus: int
     machine: int = 0
+    starts: bool = True
 
 
 class PlayerNeeds(NamedTuple):

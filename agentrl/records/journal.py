@@ -117,7 +117,7 @@ def read_journal(path: str | PathLike[str]) -> Iterator[Entry]:
         RecordError: it is a link, or broken before its last member; or a line is not an entry.
     """
     file = Path(path)
-    return (_entry(row, file) for row in members.read(file))
+    return (entry_of(row, file) for row in members.read(file))
 
 
 def find_entries(path: str | PathLike[str], id: str) -> Iterator[Entry]:
@@ -127,16 +127,24 @@ def find_entries(path: str | PathLike[str], id: str) -> Iterator[Entry]:
         OSError, RecordError: as for `read_journal`.
     """
     file = Path(path)
-    return (_entry(row, file) for row in members.read(file) if _id_of(row) == id)
+    return (entry_of(row, file) for row in members.read(file) if _id_of(row) == id)
 
 
-def _entry(row: dict[str, JSON], path: Path) -> Entry:
+def entry_of(row: Mapping[str, object], place: object) -> Entry:
+    """The entry whose fields a row holds. place: of the row, for the sentence.
+
+    Raises:
+        RecordError: it is none.
+    """
     try:
         return _ENTRIES.validate_python(row)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise RecordError(f"{path} holds no entry of a journal: {place}: {problem['msg']}") from None
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise RecordError(f"{place} holds no entry of a journal: {name}: {problem['msg']}") from None
+    except (ArithmeticError, LookupError, TypeError, RecursionError) as error:
+        # Of a constructor that was given other JSON than was written: pydantic passes these on.
+        raise RecordError(f"{place} holds no entry of a journal: {error!r}") from None
 
 
 def _id_of(row: dict[str, JSON]) -> JSON:

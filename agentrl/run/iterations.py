@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from agentrl.assembly.config import RunConfig
@@ -16,7 +16,7 @@ from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations, shown
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Iteration, PlayLoop
-from agentrl.run.metrics import RAW_REWARD, skipped_metrics
+from agentrl.run.metrics import RAW_REWARD, engine_metrics, skipped_metrics
 from agentrl.run.parts import Progress, Records
 from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.stages import LagMeter
@@ -37,7 +37,7 @@ class Iterations:
     """The iterations of a loop; `run` has them all, `iteration` is the frame of a single one.
 
     number: of iterations until the run ends (count). recorder: of single steps; None = no trainer is there to
-    be recorded. engine: whose events count; None = nothing plays.
+    be recorded. engine: whose events count; None = nothing plays. counted: those so far.
     """
 
     config: RunConfig
@@ -52,6 +52,7 @@ class Iterations:
     number: int
     lag: LagMeter
     bar: StageBar
+    counted: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Those that are left, with what is due between them."""
@@ -180,9 +181,9 @@ class Iterations:
         for warning in iteration.warnings:
             records.console.line(f"Warning: {warning}")
         await records.journal.write_step(step, iteration_entries(iteration))
-        events = {} if self.engine is None else self.engine.counts
-        counts = {f"engine/{name}": float(count) for name, count in events.items()}
-        records.log(step, iteration.metrics | counts)
+        counts = {} if self.engine is None else self.engine.counts
+        records.log(step, iteration.metrics | engine_metrics(counts, self.counted))
+        self.counted.update(counts)
 
 
 def _played(iteration: Iteration) -> list[Group]:

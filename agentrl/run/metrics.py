@@ -26,6 +26,7 @@ from agentrl.evaluation.statistics import SOLVED
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
 from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
+from agentrl.types.statistics import SPECULATION
 
 RAW_REWARD = "rollout/raw_reward"
 _LAST_CHARS, _REPEATED = 10_000, 10
@@ -164,6 +165,20 @@ def skipped_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """Skipped prompts of the data by reason (count); always with the entry for those that are too long."""
     by_reason = {TOO_LONG: 0, **counts}
     return {f"rollout/skipped/{reason}": float(count) for reason, count in by_reason.items()}
+
+
+def engine_metrics(counts: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+    """Events of the engine so far, and what came of the draft tokens since `before`, its counts of then.
+
+    rollout/spec_accept_rate: accepted / proposed. rollout/spec_accept_length: tokens of a verifying pass, of
+    which one is its own.
+    """
+    events = {f"engine/{name}": float(n) for name, n in counts.items() if name not in SPECULATION}
+    proposed, accepted, verified = (counts.get(name, 0) - before.get(name, 0) for name in SPECULATION)
+    if not (proposed and verified):
+        return events
+    lengths = {"rollout/spec_accept_length": 1 + accepted / verified}
+    return {**events, "rollout/spec_accept_rate": accepted / proposed, **lengths}
 
 
 def cached_ratio(episodes: Sequence[Episode]) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from agentrl.assembly.env import run_env_factory
@@ -19,9 +19,10 @@ from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs.registry import register
+from agentrl.http.guarded import sent_with
 from agentrl.rollout.players.hosted import HostedPlayer, main
 from agentrl.run.parts import World, filters_of, player_of, scoring_of
-from agentrl.run.players import PlayerSetup
+from agentrl.run.players import PlayerSetup, ServersAt
 from agentrl.runtime.clocks import Waits
 from agentrl.types.seams import Policy
 from agentrl.weights.hf.source import ModelSource, open_source
@@ -35,7 +36,8 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
         UserError: the environment or a function by path cannot be imported here, or an opponent not opened.
     """
     setup = PlayerSetup(*pickle.loads(plan))
-    config, spec, addresses = setup.config, setup.env, setup.addresses
+    config, spec = setup.config, setup.env
+    addresses = {name: served.url for name, served in setup.addresses.items()}
     if ":" not in spec.id:
         register(spec.id, spec.env_class, **spec.kwargs)
     make_env = run_env_factory(config, addresses)
@@ -47,13 +49,24 @@ async def opened_player(plan: bytes, policy: Policy, absence: Waits) -> AsyncIte
     world = World(make_env, scorer, renderer, play_episode=play, expert_layers=layers)
     # Each player has opponents of its own.
     opponent_setup = OpponentSetup(config.rendering, setup.folder / f"opponents-{os.getpid()}")
-    async with (
-        opened_opponents(config.env.opponents, env, addresses, opponent_setup) as opponents,
-        _own_policy(setup, source) as own,
-    ):
-        world = replace(world, opponents=opponents)
-        player = player_of(config, world, own or policy, filters_of(config.rollout), absence, may_move=True)
-        yield HostedPlayer(player, own, keeps=config.rollout.is_async)
+    with _reached(setup.addresses.values()):
+        async with (
+            opened_opponents(config.env.opponents, env, addresses, opponent_setup) as opponents,
+            _own_policy(setup, source) as own,
+        ):
+            world = replace(world, opponents=opponents)
+            filters = filters_of(config.rollout)
+            player = player_of(config, world, own or policy, filters, absence, may_move=True)
+            yield HostedPlayer(player, own, keeps=config.rollout.is_async)
+
+
+@contextmanager
+def _reached(models: Iterable[ServersAt]) -> Iterator[None]:
+    """Requests to the run's further models have the headers that these ask for, for the block."""
+    with ExitStack() as stack:
+        for url, headers in models:
+            stack.enter_context(sent_with(url, headers))
+        yield
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.places import ProcessPlaces
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.envs.registry import EnvSpec, find
+from agentrl.http.guarded import headers_to
 from agentrl.rollout.players.launcher import PlayerPlan
 from agentrl.rollout.players.players import Players
 from agentrl.run.parts import Records
@@ -35,13 +36,14 @@ class PlayerSetup(NamedTuple):
     """What a player is built from.
 
     directory: of the model, for its tokenizer. env: the environment that the driver has under that name.
-    folder: for the output of opponents. servers: None = its requests go through the driver.
+    addresses: of further models, each with the headers of requests to it. folder: for the output of
+    opponents. servers: None = its requests go through the driver.
     """
 
     config: RunConfig
     directory: Path
     env: EnvSpec
-    addresses: Mapping[str, str]
+    addresses: Mapping[str, ServersAt]
     folder: Path
     servers: ServersAt | None
 
@@ -66,7 +68,8 @@ def players_of(
     folder, fleet = records.folder.players, _reached(engine, places)
     servers = None if fleet is None else ServersAt(fleet.url, {**fleet.policy.headers})
     env = find(config.env.env)
-    plan = PlayerSetup(config, source.directory.absolute(), env, {**addresses}, folder, servers)
+    models = {name: ServersAt(url, {**headers_to(url)}) for name, url in addresses.items()}
+    plan = PlayerSetup(config, source.directory.absolute(), env, models, folder, servers)
     activities: Activities = records.monitor.activities
     started = PlayerPlan(_PROGRAM, pickled_plan(plan), folder)
     clients = None if fleet is None else fleet.clients

@@ -16,6 +16,7 @@ import torch
 
 from agentrl.losses import Loss, TokenOutputs, explained_variance
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.cast_weights import Cast
 from agentrl.trainer.launch.device_weights import DeviceFacts
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
@@ -100,11 +101,15 @@ class Worker(Protocol):
     def move_reference(self, share: float) -> None:
         """Move the reference towards the policy: share x policy + (1 - share) x reference."""
 
-    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
+    def weights(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> Generator[Filled, None, int]:
         """The tensors of `manifest` or `adapters` in buckets, on rank 0; the generator returns their
-        checksum."""
+        checksum. cast: None = as they are."""
 
-    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+    def weights_on_device(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> DeviceFacts | None:
         """The policy's weights in memory of rank 0's device; None on other ranks, or where it has none.
 
         What is done with them later are the methods of `DeviceStore`.

@@ -67,7 +67,7 @@ class RankTrainer:
         self._streaming = asyncio.Lock()
         self._is_offloaded = False
         ranks.begin(plan)
-        self.publisher = Publisher(ranks, bucket_bytes, self._streaming)
+        self.publisher = Publisher(ranks, bucket_bytes, self._streaming, plan.models["old"])
         """Sends its weights."""
 
     @classmethod

@@ -9,12 +9,14 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import DivergedError
+from agentrl.trainer.launch.cast_weights import Cast
 from agentrl.trainer.launch.device_weights import DeviceSnapshot, DeviceStore
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.plan import Worker
 from agentrl.types.seams import AdapterSink, Bucket, Snapshot, SnapshotSink, TensorSpec, WeightSink
 from agentrl.weights.codec import non_finite, size_of, views
+from agentrl.weights.hf.quantized import quantized_model
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -90,7 +92,9 @@ class Snapshots:
     def __init__(self, ranks: Ranks, streaming: asyncio.Lock) -> None:
         self._ranks, self._streaming = ranks, streaming
 
-    async def take(self, manifest: Sequence[TensorSpec], bucket_bytes: int, *, on_device: bool) -> Snapshot:
+    async def take(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None, *, on_device: bool
+    ) -> Snapshot:
         """The current weights: in memory of rank 0's device, if that may be and it has such.
 
         Raises:
@@ -99,10 +103,10 @@ class Snapshots:
         async with self._streaming:
             facts = None
             if on_device:
-                facts = (await called(self._ranks, Worker.weights_on_device, manifest, bucket_bytes))[0]
+                facts = (await called(self._ranks, Worker.weights_on_device, manifest, bucket_bytes, cast))[0]
             if facts is None:
                 ranks = self._ranks
-                return await ranks.run(lambda: ranks.snapshot(Worker.weights, manifest, bucket_bytes))
+                return await ranks.run(lambda: ranks.snapshot(Worker.weights, manifest, bucket_bytes, cast))
         copy, process = partial(self._copied, bucket_bytes), self._ranks.where[0]
         return DeviceSnapshot(facts, process=process, copy=copy, freed=self._freed)
 
@@ -141,11 +145,16 @@ class Publisher:
     """Sends the weights of ranks that have their model.
 
     bucket_bytes: size of a bucket of weights; a larger tensor has a bucket of its own. streaming: held while
-    ranks send buckets: a call between two of them would take their replies.
+    ranks send buckets: a call between two of them would take their replies. model: the directory that engines
+    began with, too: where it is quantized, weights are cast likewise as they are published.
+
+    Raises:
+        ModelLoadError: it is quantized in a way that is not read here.
     """
 
-    def __init__(self, ranks: Ranks, bucket_bytes: int, streaming: asyncio.Lock) -> None:
+    def __init__(self, ranks: Ranks, bucket_bytes: int, streaming: asyncio.Lock, model: str) -> None:
         self._ranks, self._bucket_bytes, self._streaming = ranks, bucket_bytes, streaming
+        self._quantized = quantized_model(model)
         self._snapshots = Snapshots(ranks, streaming)
         self.manifest = ranks.call(Worker.manifest)[0]
         """The tensors of the policy."""
@@ -166,10 +175,15 @@ class Publisher:
         async with self._streaming:
             return await self._send(target, version)
 
-    def buckets(self, manifest: Sequence[TensorSpec] | None = None) -> ReceivedWeights:
-        """The weights as a stream. manifest: `adapters`; None = all of them."""
+    def buckets(
+        self, manifest: Sequence[TensorSpec] | None = None, cast: Cast | None = None
+    ) -> ReceivedWeights:
+        """The weights as a stream. manifest: `adapters`; None = all of them. cast: None = as they are."""
         chosen = self.manifest if manifest is None else manifest
-        return ReceivedWeights(self._ranks.stream(Worker.weights, chosen, self._bucket_bytes))
+        return ReceivedWeights(self._ranks.stream(Worker.weights, chosen, self._bucket_bytes, cast))
+
+    def _cast(self, *, is_rounded: bool) -> Cast | None:
+        return None if self._quantized is None else Cast(self._quantized, is_rounded)
 
     async def _hand_over(
         self, target: SnapshotSink, version: int, *, keeps_memory: Callable[[], bool]
@@ -180,8 +194,10 @@ class Publisher:
         num_bytes = sum(map(size_of, manifest))
         # Each has a descriptor, and a process has few of these.
         bucket_bytes = max(self._bucket_bytes, num_bytes // _MAX_BUCKETS)
-        take = self._snapshots.take(manifest, bucket_bytes, on_device=target.takes_device_memory)
+        cast = None if takes_adapters else self._cast(is_rounded=False)
+        take = self._snapshots.take(manifest, bucket_bytes, cast, on_device=target.takes_device_memory)
         snapshot = await take
+        parts = snapshot.parts
         try:
             _check_finite(snapshot.not_finite)
             await target.load(snapshot, version)
@@ -190,11 +206,12 @@ class Publisher:
             if not target.holds(snapshot):
                 snapshot.free()
             await self._snapshots.give_back(snapshot, keeps_memory=keeps_memory())
-        return num_bytes
+        return sum(size_of(spec) for part in parts for spec in part)
 
     async def _send(self, target: WeightSink, version: int) -> int:
         """Stream all buckets to the sink; returns their bytes."""
-        num_bytes, buckets = 0, self.buckets()
+        # These compute with the weights as they come.
+        num_bytes, buckets = 0, self.buckets(cast=self._cast(is_rounded=True))
         try:
             async with target.begin(self.manifest, version) as transaction:
                 while (bucket := await self._ranks.run(_next_finite, buckets)) is not None:

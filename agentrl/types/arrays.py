@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from array import array
 from enum import IntEnum
 from typing import Annotated
 
@@ -48,6 +49,27 @@ def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
     return digits
 
 
+def _integers(value: object) -> npt.NDArray[np.int32]:
+    return _vector(value, "i").astype(np.int32, copy=False)
+
+
+def _floats(value: object) -> npt.NDArray[np.float32]:
+    return _vector(value, "f").astype(np.float32, copy=False)
+
+
+def _vector(value: object, code: str) -> npt.NDArray[np.generic]:
+    """The array of a list. numpy would cut fractions, read texts as numbers and take null for NaN."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list | tuple):
+        try:
+            return np.asarray(array(code, value))
+        except (TypeError, OverflowError):
+            pass
+    kind = "whole numbers of 32 bits" if code == "i" else "numbers"
+    raise ValueError(f"it is no list of {kind}")
+
+
 def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:
     data = base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
     return {"dtype": values.dtype.str, "shape": list(values.shape), "base64": data}
@@ -67,13 +89,13 @@ def _unpacked(value: object) -> npt.NDArray[np.generic]:
 
 IntArray = Annotated[
     npt.NDArray[np.int32],
-    PlainValidator(lambda value: np.asarray(value, np.int32)),
+    PlainValidator(_integers),
     PlainSerializer(lambda array: array.tolist()),
 ]
 """An array of int32; as JSON, a list."""
 FloatArray = Annotated[
     npt.NDArray[np.float32],
-    PlainValidator(lambda value: np.asarray(value, np.float32)),
+    PlainValidator(_floats),
     PlainSerializer(_shortest),
 ]
 """An array of float32; as JSON, a list of the digits that restore it."""

@@ -119,6 +119,9 @@ class RequestTimes:
         )
 
 
+SPECULATION = ("spec_proposed", "spec_accepted", "spec_verified")
+"""Counts of speculative decoding: proposed tokens, those that were taken, passes that verified some."""
+
 UNTIMED = RequestTimes()
 """Of an engine that says nothing."""
 

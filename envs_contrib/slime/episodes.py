@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from agentrl.envs import EpisodeInPlay, Generate
 from agentrl.errors import StageError
-from agentrl.types import Episode, Message, Observation, RewardParts
+from agentrl.types import AGENT, Episode, Message, Observation, RewardParts
 from envs_contrib.slime.loading import Arguments, Function, called, loaded
 from envs_contrib.slime.policy import HOST, PORT, EngineOfEpisode, in_play
 from envs_contrib.slime.sample import Sample, grade_of, label_of, sample_of
+
+Samples: TypeAlias = Literal["trajectories", "rollouts"]
+"""What several samples of one call of a generate function are."""
 
 
 def generate_of(
@@ -19,6 +23,7 @@ def generate_of(
     reward: Function | str | None = None,
     *,
     args: Mapping[str, object] | None = None,
+    samples: Samples = "trajectories",
 ) -> Generate:
     """A generate function of agentrl that plays by one of slime.
 
@@ -29,6 +34,9 @@ def generate_of(
             the response.
         args: what `args` holds beside the settings of the run, such as `reward_key`. Where
             `apply_chat_template` is False, the sample's prompt is that of the data.
+        samples: what several samples of one call are: trajectories of one rollout with one reward, or
+            rollouts, each with a reward of its own, which is compared with that of the sample in the same
+            place of each sibling.
 
     Raises (when it plays):
         StageError: the function failed, gave the sample up, or changed tokens that the policy sampled.
@@ -45,10 +53,11 @@ def generate_of(
         try:
             known = _arguments(episode, engine, args or {})
             begun = _sample(episode, prompt if known.apply_chat_template else _untemplated(observation))
-            samples = await _generated(play, known, begun, engine)
-            for sample in samples:
-                _keep(episode, sample)
-            await _rewarded(episode, samples, pay, known)
+            played = await _generated(play, known, begun, engine)
+            agents = _agents(len(played), samples)
+            for agent, sample in zip(agents, played, strict=True):
+                _keep(episode, sample, agent)
+            await _rewarded(episode, played, pay, known, agents)
         finally:
             in_play.reset(token)
 
@@ -137,7 +146,14 @@ async def _generated(
     return [] if engine.was_aborted else kept
 
 
-def _keep(episode: EpisodeInPlay, sample: Sample) -> None:
+def _agents(number: int, samples: Samples) -> list[str | None]:
+    """The agent of each of the samples of an episode; None = the environment's."""
+    if samples == "trajectories":
+        return [None] * number
+    return [f"{AGENT}_{place}" if place else None for place in range(number)]
+
+
+def _keep(episode: EpisodeInPlay, sample: Sample, agent: str | None) -> None:
     length = sample.response_length
     mask = [1] * length if sample.loss_mask is None else list(sample.loss_mask)
     if len(mask) != length or length > len(sample.tokens):
@@ -147,11 +163,15 @@ def _keep(episode: EpisodeInPlay, sample: Sample) -> None:
     flags = [False] * (len(sample.tokens) - length) + [
         bool(flag) and not sample.remove_sample for flag in mask
     ]
-    episode.keep(sample.tokens, flags)
+    episode.keep(sample.tokens, flags, agent=agent)
 
 
 async def _rewarded(
-    episode: EpisodeInPlay, samples: Sequence[Sample], reward: Function | None, known: Arguments
+    episode: EpisodeInPlay,
+    samples: Sequence[Sample],
+    reward: Function | None,
+    known: Arguments,
+    agents: Sequence[str | None],
 ) -> None:
     if not samples:
         return
@@ -171,12 +191,15 @@ async def _rewarded(
         await episode.step(Message("assistant", samples[-1].response))
         return
     grades = [_grade(sample.reward, known) for sample in samples]
+    if any(agents):
+        own = {agent or AGENT: grade for agent, grade in zip(agents, grades, strict=True)}
+        episode.finish(own, truncated=_is_truncated(samples))
+        return
     if len({float(grade) for grade in grades}) > 1:
         raise StageError(
             "reward",
             "invalid",
-            "the samples of one episode have different rewards; an environment of several "
-            "agents gives each its own (docs/write-an-environment.md)",
+            'the samples of one episode have different rewards; with samples = "rollouts" each has its own',
         )
     episode.finish(grades[0], truncated=_is_truncated(samples))
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl import Limits, Message, Script, Task, ToolEnv, UserError, call, say, tool
+from agentrl import Limits, Message, Script, Task, UserError, call, say
 from agentrl.tools import JSON, PythonTool, Shell, ShellTool
 from envs_contrib.terminal import inside
 from envs_contrib.terminal.bugs import BUGS
 from envs_contrib.terminal.repositories import Repository, repository
+from envs_contrib.terminal.world import ShellEnv
 
 NUM_VARIANTS: Mapping[str, int] = {"train": 8, "test": 8}
 """Repositories of each bug; the last bug of each module is in the test split, the others in the other one."""
-CONCURRENT_COMMANDS = 2 * (os.cpu_count() or 1)
 _GRADER = Path(inside.__file__).read_text(encoding="utf-8")
 _OUTCOMES = TypeAdapter(list[str])
 
 
-class Terminal(ToolEnv):
+class Terminal(ShellEnv):
     """Small Python packages to repair in a shell, graded by tests that the agent cannot see or change.
 
     The folder of the shell holds a package with one mistake, and tests that fail because of it. When the
@@ -32,28 +31,12 @@ class Terminal(ToolEnv):
     seed: of the packages' names and of the hidden tests.
     """
 
-    group = "code"
-    needs = ("sandbox",)
     breakdown = "kind"
     limits = Limits(max_turns=12, max_tokens=16_384, reward_timeout_s=60.0)
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self._shell: Shell | None = None
-
-    @tool(max_concurrency=CONCURRENT_COMMANDS)
-    async def shell(self, command: str) -> str:
-        """Run a command in the folder of the repository and return what it prints.
-
-        Args:
-            command: a command of a shell, or several lines
-        """
-        if self._shell is None:
-            return "There is no machine yet."
-        return await self._shell.run(command)
-
-    tools = (shell,)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The repositories of a split: train or test.
@@ -65,27 +48,16 @@ class Terminal(ToolEnv):
             raise UserError(f"Terminal has no split `{split}`; it has {', '.join(NUM_VARIANTS)}.")
         return _tasks(self.seed, split)
 
-    async def reset(self, task: Task, *, seed: int) -> tuple[tuple[Message, ...], Mapping[str, JSON]]:
-        """Begin with the files of the repository; the machine starts with the first command."""
-        self._shell = _sandbox().shell(_repository(task).files)
-        return await super().reset(task, seed=seed)
+    def machine(self, task: Task) -> Shell:
+        """A shell over the files of the repository."""
+        return _sandbox().shell(_repository(task).files)
 
-    async def reward(self, task: Task, answer: str) -> float:
+    async def worth(self, task: Task, shell: Shell) -> float:
         """1.0 where every hidden test passes on the files that the agent left."""
-        del answer
-        if self._shell is None:
-            return 0.0
-        world, left = _repository(task), await self._shell.files()
+        world, left = _repository(task), await shell.files()
         if left == dict(world.files):
             return 0.0
         return float(await passes(world, left))
-
-    async def close(self) -> None:
-        """End the shell and delete its files."""
-        shell, self._shell = self._shell, None
-        if shell is not None:
-            await shell.close()
-        await super().close()
 
     def expert(self, task: Task) -> Script:
         """Runs the tests, reads the module, repairs it, and runs the tests again."""

@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.assembly.cluster import cluster_facts, needs_of, run_layout, server_names
 from agentrl.assembly.fleet import FleetPlan
+from agentrl.assembly.places import local_servers
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.processes.config import ClusterConfig
@@ -52,6 +53,43 @@ def test_where_servers_take_turns_with_ranks_a_part_is_on_each_of_their_machines
     allocations = layout.allocations(placed, "n1")
     assert [place.host for place in allocations.servers] == [f"10.0.0.{n}" for n in (1, 2, 3, 4)]
     assert {place.devices for place in allocations.servers} == {tuple("01234567")}
+
+
+def test_a_placeholder_keeps_gpus_free_and_starts_nothing(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    groups = [
+        {"worker_type": "placeholder", "num_engines": 2, "num_gpus_per_engine": 1},
+        {"num_engines": 2, "num_gpus_per_engine": 2},
+    ]
+    own = {"engine": "sglang", "trainer": "megatron", "sglang_groups": groups}
+    judge = {"judge": {"hf_checkpoint": "x", "num_gpus_per_engine": 1}}
+    config = config_of({**own, "sglang_models": judge})
+    engine = config.engine
+    assert (engine.has_router, engine.num_policy_gpus, len(engine.groups)) == (True, 4, 1)
+    places = local_servers(engine, ClusterConfig())
+    assert places.fleets["policy"] == (("2", "3"), ("4", "5"))
+    assert places.fleets["sglang_models.judge"] == (("6",),)
+    names = [" ".join(name) for name in server_names(config)]
+    assert names == ["policy (placeholder)"] * 2 + ["policy 0", "policy 1", "sglang_models.judge 0"]
+    # In turns with four ranks: the servers are on the last two of their GPUs.
+    few = [{**groups[0], "num_engines": 1, "num_gpus_per_engine": 2}, {**groups[1], "num_engines": 1}]
+    settings = {**own, **RAY, "sglang_groups": few, "actor_num_gpus_per_node": 4, "colocate": True}
+    layout = run_layout(config_of(settings), has_gpus=True)
+    assert [slot.gpus for slot in layout.servers] == [(0, 1), (2, 3)]
+    assert len(layout.bundles) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ([{"worker_type": "placeholder"}], "placeholders alone; add a group of servers"),
+        ([{}, {"worker_type": "placeholder", "sglang": {"tp_size": 2}}], "a placeholder starts no server"),
+        ([{"worker_type": "prefill"}, {"worker_type": "placeholder"}], "servers that are prefill cannot"),
+    ],
+)
+def test_placeholders_that_make_no_sense(groups, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        config_of({"engine": "sglang", "sglang_groups": groups})
 
 
 def test_one_that_fits_on_a_machine_is_on_one():

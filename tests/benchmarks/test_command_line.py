@@ -13,7 +13,7 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("async", "engines", "envs", "gateway", "generator", "gpu", "megatron", "openenv"),
-    *("peers", "players", "python", "quickstart", "ray", "trainer", "update"),
+    *("peers", "players", "python", "quickstart", "ray", "tasks", "trainer", "update"),
 }
 
 

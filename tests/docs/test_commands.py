@@ -21,6 +21,7 @@ LONG = {
 }
 """Documents with so many quick blocks that the full tier runs them."""
 TIMEOUT_S = {"test": 300, "full": 1200}
+ENDPOINT = "OPENAI_BASE_URL=http://127.0.0.1:30000/v1 OPENAI_API_KEY=x"
 ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
     ".venv/bin/pip install -e .[train]": "likewise",
@@ -28,6 +29,7 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train,lora,data,math,sglang]": "likewise",
     "python examples/eval_multi_task/write_data.py": "tests/flow/test_example_folders.py runs it",
     "python examples/true_on_policy/measure.py examples/true_on_policy/run.toml": "likewise",
+    f"{ENDPOINT} python3 examples/coding_agent/agent.py task.md": "tests/flow/test_coding_agent.py runs it",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
     "pip install .[train,ray]": "the Makefile installs the extra",

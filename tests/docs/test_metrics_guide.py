@@ -19,9 +19,10 @@ from agentrl.engine.sglang.fleet import Fleet
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import OVER_SAMPLED
 from agentrl.run.colocation import Colocation
-from agentrl.run.metrics import rollout_metrics, skipped_metrics
+from agentrl.run.metrics import engine_metrics, rollout_metrics, skipped_metrics
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Group, ToolStats, Verdict
+from agentrl.types.statistics import SPECULATION
 from agentrl.weights.hf.export import save_model
 from tests.algorithms.episodes import TASK, episode, turn
 from tests.docs.blocks import ROOT
@@ -195,7 +196,8 @@ async def offloads() -> set[str]:
 
 def engine_counts() -> set[str]:
     idle = SimpleNamespace(clients=SimpleNamespace(counts=Counter()), _supervisor=SimpleNamespace(restarts=0))
-    return {f"engine/{name}" for name in Fleet.counts.fget(idle)}
+    drafts = dict.fromkeys(SPECULATION, 4)
+    return set(engine_metrics({**Fleet.counts.fget(idle), **drafts}, {}))
 
 
 def test_no_metric_is_listed_twice_and_a_new_one_is_noticed():

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.engine.sglang.client import AdapterChoice
+from agentrl.engine.sglang.client import AdapterChoice, Requested
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.runtime.gate import Gate
 from agentrl.types import Finish
@@ -314,7 +314,7 @@ def test_a_pinned_session_names_the_version_that_it_began_with_while_that_is_loa
             asked = pinned.of(str(session), salt)
             assert (asked.adapter, asked.version) == (salts[int(asked.version)], asked.version)
             seen.setdefault(session, []).append(int(asked.version))
-        assert newest.of("0", salt) == (salt or "0", salt, str(version))
+        assert newest.of("0", salt) == Requested(salt or "0", salt, str(version))
     # One that is gone is followed by the newest, which then stays.
     assert seen == {0: [0, 0, 2, 2], 1: [1, 1, 3], 2: [2, 2], 3: [3]}
     pinned.end("2")

@@ -127,6 +127,48 @@ def test_fused_parameters_without_padding_are_read_back(tmp_path: Path) -> None:
     assert reply == crcs(order)
 
 
+class OfBlocks(torch.nn.Module):
+    """Queries, keys and values in one matrix of fp8, with a scale for each block of 4 x 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = torch.nn.Module()
+        self.qkv_proj.output_partition_sizes = [8, 4, 4]
+        self.qkv_proj.weight = self._parameter(torch.zeros(16, 16).to(torch.float8_e4m3fn))
+        self.qkv_proj.weight_scale_inv = self._parameter(torch.zeros(4, 4))
+
+    def _parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad=False)
+
+    def load_weights(self, weights) -> None:
+        for name, tensor in weights:
+            module, _, kind = name.rpartition(".")
+            rows = {"q": (0, 8), "k": (8, 12), "v": (12, 16)}[module[0]]
+            start, end = (row // (4 if "scale" in kind else 1) for row in rows)
+            getattr(self.qkv_proj, kind)[start:end] = tensor
+
+
+def test_scales_of_fused_layers_are_compared_in_their_own_rows(tmp_path: Path) -> None:
+    holder, weights = torch.nn.Module(), []
+    holder.self_attn = OfBlocks()
+    prefix = "self_attn."
+    holder.load_weights = lambda named: holder.self_attn.load_weights(
+        (name.removeprefix(prefix), tensor) for name, tensor in named
+    )
+    for name, rows in (("q", 8), ("k", 4), ("v", 4)):
+        numbers = torch.randn(rows, 16).to(torch.float8_e4m3fn)
+        weights.append((f"{prefix}{name}_proj.weight", numbers))
+        weights.append((f"{prefix}{name}_proj.weight_scale_inv", torch.rand(rows // 4, 4)))
+    assert load_all(tmp_path, holder, weights) == {"error": None, "tensors": {}}
+    reply = call(tmp_path, holder, action="read", tensors=listed(weights))
+    assert reply == {"error": None, "tensors": crcs(weights)}
+    # A scale that is lost on its way is found.
+    whole = holder.load_weights
+    holder.load_weights = lambda named: whole(pair for pair in named if "k_proj.weight_scale" not in pair[0])
+    changed = [(name, tensor * 2 if "scale" in name else tensor) for name, tensor in weights]
+    assert "k_proj.weight_scale_inv" in str(load_all(tmp_path, holder, changed)["error"])
+
+
 def test_ranks_with_shards_report_the_tensors_they_received(tmp_path: Path) -> None:
     weights = [("anything", torch.arange(5, dtype=torch.bfloat16)), ("nothing", torch.empty(0, 3))]
     model = Layered()

@@ -16,6 +16,7 @@ from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
 from agentrl.types import Finish
 from agentrl.types.seams import Sampling
+from agentrl.types.statistics import SPECULATION
 from tests.engine.serving import CONTROL, ScriptedServer, embedded_server, generated
 from tests.engine.subjects import logits_of, text_of, tiny
 from tests.engine.test_fleet import publish
@@ -56,6 +57,21 @@ async def test_a_request_that_was_ended_resumes_from_its_tokens_each_part_with_i
     assert policy.counts == {
         "requests": 1, "aborts": 0, "resumed": 2, "prompt_tokens": 3, "cached_tokens": 2,
     }  # fmt: skip
+
+
+async def test_drafts_of_all_parts_are_counted():
+    """As SGLang's source has it: `spec_num_proposed_drafts` and so on, beside `spec_accept_rate`."""
+    of_parts = [(6, 3, 2), (9, 4, 3)]
+    parts = [
+        dict(zip(("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct"), own, strict=True))
+        for own in of_parts
+    ]
+    server = ScriptedServer(generated([4, 5], ENDED, **parts[0]), generated([6], **parts[1]))
+    async with server.listening() as url:
+        policy = SGLangPolicy(url)
+        await policy.generate([1], Sampling(3), session="a")
+        await policy.close()
+    assert [policy.counts[name] for name in SPECULATION] == [15, 7, 5]
 
 
 def test_a_stop_string_across_two_parts_is_detected():

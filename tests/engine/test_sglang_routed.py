@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import httpx2
 import numpy as np
 import pytest
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.sglang import SGLangPolicy, wire
+from agentrl.engine.sglang.launch import ServerSettings
+from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.engine.sglang.request import Draft
+from agentrl.engine.sglang.transports.inside import LOADER_FOLDER, plugin_folder
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import ExpertLayers
 from agentrl.types.seams import Sampling
 from tests.engine.routes import expect_routes
-from tests.engine.serving import CODEC, ScriptedServer, embedded_server, generated, listening
+from tests.engine.serving import (
+    CODEC,
+    ScriptedServer,
+    embedded_server,
+    generated,
+    listening,
+    sglang_python,
+)
 from tests.engine.subjects import text_of
 from tests.engine.test_routed_experts import rule_of
 from tests.trainer.megatron.models import model_of
@@ -137,22 +150,83 @@ async def mixture_served() -> AsyncIterator[tuple[str, EmbeddedEngine]]:
         yield url, engine
 
 
+async def converse(policy: SGLangPolicy, number: int) -> None:
+    """Three turns, each of which asks for the experts that the ones before have not brought."""
+    model, rng = model_of("qwen3_moe"), np.random.default_rng(number)
+    prefix, start = rng.integers(0, 97, 9).tolist(), 0
+    for turn in range(3):
+        rule = rule_of(model, 5, turn, start)
+        completion = await policy.generate(prefix, rule, session=str(number))
+        expect_routes(model, prefix, completion, start)
+        start = len(prefix) + len(completion.token_ids) - 1
+        prefix += [*completion.token_ids.tolist(), *rng.integers(0, 97, 4).tolist()]
+
+
 async def test_turns_over_http_have_the_experts_of_every_prefix():
-    model = model_of("qwen3_moe")
     async with mixture_served() as (url, _):
         policy = SGLangPolicy(url)
+        await asyncio.gather(*(converse(policy, number) for number in range(3)))
 
-        async def converse(number: int) -> None:
-            rng = np.random.default_rng(number)
-            prefix, start = rng.integers(0, 97, 9).tolist(), 0
-            for turn in range(3):
-                rule = rule_of(model, 5, turn, start)
-                completion = await policy.generate(prefix, rule, session=str(number))
-                expect_routes(model, prefix, completion, start)
-                start = len(prefix) + len(completion.token_ids) - 1
-                prefix += [*completion.token_ids.tolist(), *rng.integers(0, 97, 4).tolist()]
 
-        await asyncio.gather(*(converse(number) for number in range(3)))
+@pytest.mark.full
+async def test_turns_behind_a_router_have_them_too(tmp_path, monkeypatch):
+    played, generate = set(), EmbeddedEngine.generate
+
+    async def noting(engine, *arguments, **more):
+        played.add(engine)
+        return await generate(engine, *arguments, **more)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", noting)
+    router = RouterProcess(
+        ServerSettings(model=tmp_path, log_folder=tmp_path, device="cpu", python=sglang_python())
+    )
+    async with mixture_served() as (one, first), mixture_served() as (two, second):
+        await router.start()
+        try:
+            await router.add(one)
+            await router.add(two)
+            policy = SGLangPolicy(router.url, is_routed=True)
+            await asyncio.gather(*(converse(policy, number) for number in range(8)))
+            assert played == {first, second}
+            # It drops the fields of the protocol itself.
+            with pytest.raises(ConfigError, match="without a router before it"):
+                await converse(SGLangPolicy(router.url), 0)
+        finally:
+            await router.stop()
+
+
+ASKED = """
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+load_plugins()
+HookRegistry.apply_hooks()
+from sglang.srt.managers.io_struct import GenerateReqInput
+for session in ({"routed_experts_start_len": 3}, {"id": "a"}, {"routed_experts_start_len": "3"}, None):
+    request = GenerateReqInput(input_ids=[1, 2, 3, 4], sampling_params={}, session_params=session)
+    request.normalize_batch_and_arguments()
+    print(request.return_routed_experts, request.routed_experts_start_len, request.session_params)
+"""
+
+
+@pytest.mark.full
+def test_a_real_sglang_takes_them_from_the_session(tmp_path):
+    folders = (plugin_folder(tmp_path / "plugin"), LOADER_FOLDER)
+    python_path = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(sglang_python()), "-c", ASKED]
+    done = subprocess.run(
+        command, env={**os.environ, **python_path}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-4:] == [
+        *("True 3 None", "False 0 {'id': 'a'}", "False 0 {'routed_experts_start_len': '3'}", "False 0 None"),
+    ], done.stderr
+
+
+async def test_what_a_session_asks_for_is_bounded():
+    async with mixture_served() as (url, _), httpx2.AsyncClient(trust_env=False) as client:
+        for session in ({"routed_experts_start_len": 2}, {"id": "a"}, {"routed_experts_start_len": -1}):
+            body = {"input_ids": [1], "session_params": session}
+            reply = await client.post(f"{url}/generate", json=body)
+            assert reply.status_code == 400, reply.text
 
 
 async def test_a_server_of_a_model_without_experts_refuses():

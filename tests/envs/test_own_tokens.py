@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import random
 
 import numpy as np
@@ -71,6 +72,30 @@ async def test_what_was_sampled_is_trained_in_its_place_and_nothing_else():
     groups = [Group("g", TASK, 5, (episode,), (verdict,))]
     TokenLaws(vocab_size=200).check_episodes(groups, version=3)
     TokenLaws(vocab_size=200).check_samples(groups, [sample])
+
+
+async def test_agents_of_a_function_have_rewards_of_their_own():
+    async def plays(episode):
+        prompt = await episode.tokens.render(await episode.reset())
+        for agent in (None, "critic", "critic"):
+            ids = [*prompt, 40 if agent else 41]
+            reply = (await episode.tokens.sample(ids)).token_ids.tolist()
+            flags = [False] * len(ids) + [True] * len(reply)
+            episode.keep([*ids, *reply], flags, agent=agent)
+        episode.finish({"critic": 2, "agent": 0.5})
+
+    episode, _ = await played(plays)
+    assert (episode.agents, episode.total_of("agent"), episode.total_of("critic")) == (
+        *(("agent", "critic"), 0.5, 2.0),
+    )
+    assert [(t.agent, t.parent, [turn.step for turn in t.turns]) for t in episode.trajectories] == [
+        *(("agent", None, [0]), ("critic", None, [1]), ("critic", 1, [2])),
+    ]
+    assert episode.rewards_of("critic") == (None, 2.0)
+    totals = zip(episode.agents, (0.5, 2.0), strict=True)
+    verdicts = tuple(Verdict(episode.id, "x", total, agent=agent) for agent, total in totals)
+    groups = [Group("g", TASK, 5, (episode,), verdicts)]
+    TokenLaws(vocab_size=200).check_samples(groups, samples_of(episode))
 
 
 async def test_its_requests_are_sampled_as_the_turns_of_an_agent():
@@ -151,6 +176,15 @@ async def pays_nan(episode):
     episode.finish(float("nan"))
 
 
+def keeps(agent=None, reward=1.0):
+    async def plays(episode):
+        prompt = await episode.tokens.render(await episode.reset())
+        episode.keep(prompt, [False] * len(prompt), agent=agent)
+        episode.finish(reward)
+
+    return plays
+
+
 async def pays_nobody(episode):
     await episode.reset()
     episode.finish(1.0)
@@ -165,6 +199,9 @@ async def pays_nobody(episode):
         (asks_for_ever, "generate", "sample() needs a prompt, and answers 1000 in an episode"),
         (asks_without_a_prompt, "generate", "sample() needs a prompt"),
         (pays_nan, "reward", "the reward must be a finite number, got nan"),
+        (keeps("critic", {"critic": math.inf}), "reward", "the reward must be a finite number, got inf"),
+        (keeps("critic", {"judge": 1.0}), "reward", "there is no agent 'judge' to reward"),
+        (keeps("a b"), "generate", "an agent cannot be called 'a b'"),
         (pays_nobody, "generate", "finish() needs a turn before it; call act() or keep()"),
     ],
 )

@@ -9,11 +9,14 @@ import pytest
 
 import agentrl
 from agentrl import Message, Task, UserError
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_group_filter, check_post_process, check_rollout_filter
+from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.samples import samples_of
+from agentrl.assembly.algorithm import build_estimator
 from agentrl.engine.sglang.wire import GenerateReply
 from agentrl.envs.generate import generating
-from agentrl.envs.scoring import GroupReward, Scorer
+from agentrl.envs.scoring import GroupReward, Scorer, score
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Ending, Finish, Group, Verdict
 from envs_contrib.slime import (
@@ -24,6 +27,7 @@ from envs_contrib.slime import (
     post_process_of,
     sample_filter_of,
 )
+from tests.algorithms.test_hierarchy import credited
 from tests.envs.test_own_tokens import PROMPT, world
 from tests.rollout.test_agent import Alphabet, Letters
 from tests.worlds import ASK as TASK
@@ -35,10 +39,11 @@ GREEK = [945, 946]
 async def played(
     generate, reward=None, line=lambda turn, sampling: GREEK, *, settings=None, args=None, **more
 ):
+    samples = more.pop("samples", "trajectories")
     agent = TokenAgent(
         Reciter(line, version=3), more.pop("renderer", Letters()), settings or SamplingSettings()
     )
-    function = generate_of(generate, reward, args=args)
+    function = generate_of(generate, reward, args=args, samples=samples)
     return await generating(function)(more.pop("env", None) or world(), agent, more.pop("task", TASK), **more)
 
 
@@ -325,7 +330,28 @@ async def test_several_samples_are_trajectories_of_one_rollout():
     assert episode.total_of() == 1.0
 
     episode = await played(forks, lambda args, samples: [0.0, 1.0])
-    assert "the samples of one episode have different rewards" in episode.failure.detail
+    assert 'different rewards; with samples = "rollouts" each has its own' in episode.failure.detail
+
+
+async def test_samples_with_rewards_of_their_own_are_compared_in_their_place():
+    """Advantages by hand: in each place the mean of both siblings is the baseline."""
+    paid = ([1.0, 5.0], [0.0, 7.0])
+    episodes = [
+        await played(
+            forks, lambda args, samples, own=own: own, samples="rollouts", seed=5, episode_id=f"e{number}"
+        )
+        for number, own in enumerate(paid)
+    ]
+    scored = await score(episodes, [])
+    group = Group("g", TASK, 5, tuple(episodes), tuple(scored.verdicts))
+    assert [(verdict.agent, verdict.total) for verdict in group.verdicts] == [
+        *(("agent", 1.0), ("agent_1", 5.0), ("agent", 0.0), ("agent_1", 7.0)),
+    ]
+    TokenLaws(vocab_size=2000).check_samples([group], [s for e in episodes for s in samples_of(e)])
+    own = {("e0", "agent"): 0.5, ("e0", "agent_1"): -1.0, ("e1", "agent"): -0.5, ("e1", "agent_1"): 1.0}
+    assert credited(build_estimator(AlgorithmConfig(scale_rewards="none")), [group]) == own
+    pooled = AlgorithmConfig(scale_rewards="none", hierarchy_roles={"agent*": "any"})
+    assert credited(build_estimator(pooled), [group])["e1", "agent_1"] == 7.0 - 13.0 / 4
     episode = await played(forks, lambda args, samples: [1.0])
     assert episode.failure.detail == "a reward of 2 samples returns as many, not [1.0]"
 

@@ -147,8 +147,9 @@ def stopped_in_flight(tmp_path, world, number=signal.SIGTERM, flags=("--inline",
     """A run that got a signal while groups were in flight; what was saved of them, and the checkpoint."""
     # A warm start, so that episodes have several turns.
     settings = {**{k: v for k, v in LATE.items() if k not in SMALL}, **WARM, "num_rollout": 1000}
-    folder, saved = tmp_path / "x", None
-    # At the few moments at which all groups have ended, or none has had a turn, it has struck too early.
+    folder, saved, later_s = tmp_path / "x", None, 0.15
+    # At the few moments at which all groups have ended, or none has had a turn, it has struck too early: more
+    # of them on a machine that has other work, so each next strike comes later.
     while saved is None or not (saved.in_progress if number == signal.SIGTERM else turns_of(saved)):
         step, deadline = newest(folder), time.monotonic() + 300
         process = started(tmp_path, *flags, "--resume", world=world, **settings)
@@ -157,7 +158,8 @@ def stopped_in_flight(tmp_path, world, number=signal.SIGTERM, flags=("--inline",
             assert time.monotonic() < deadline
             time.sleep(0.01)
         # Some episodes have had a turn by then.
-        time.sleep(0.15)
+        time.sleep(later_s)
+        later_s *= 1.5
         process.send_signal(number)
         out, _ = process.communicate(timeout=300)
         assert process.returncode == (143 if number == signal.SIGTERM else -number), out

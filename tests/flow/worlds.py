@@ -8,11 +8,13 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 
+import httpx2
 import numpy as np
 
 from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
 from agentrl.data import DataSource
 from agentrl.errors import UserError
+from agentrl.http.guarded import AllowedAddresses
 from agentrl.tools import PythonTool
 from agentrl.types import Ending, Restart
 
@@ -51,6 +53,23 @@ class Bandit(ToolEnv):
     def corpus(self):
         yield from (task.prompt[0].content for task in self.tasks("train"))
         yield from (*BUTTONS, "gold", "dust")
+
+
+class AsksAModel(Bandit):
+    """It asks a model that the run serves, which knows its own players by a key."""
+
+    def __init__(self, url):
+        super().__init__()
+        self.url = f"{url}/generate"
+
+    async def reset(self, task, *, seed):
+        asked = []
+        for client in (AllowedAddresses(self.url).client(), httpx2.AsyncClient(trust_env=False)):
+            async with client:
+                body = {"text": "?", "sampling_params": {"max_new_tokens": 1}}
+                asked.append((await client.post(self.url, json=body)).status_code)
+        assert asked == [200, 401], f"{self.url} answered {asked}"
+        return await super().reset(task, seed=seed)
 
 
 class Shaky(Bandit):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, ToolError, ToolRejected
-from agentrl.http.guarded import AllowedAddresses, GuardedTransport
+from agentrl.http.guarded import AllowedAddresses, GuardedTransport, headers_to, sent_with
 
 
 def real(spelling: str) -> str:
@@ -120,6 +120,26 @@ async def test_a_redirect_inside_is_followed_and_one_to_another_origin_is_a_serv
                 await client.get(f"{first.url}/start")
             assert refused.value.kind == "refused"
     assert stranger.heads == []
+
+
+async def test_the_key_of_an_own_server_reaches_it_alone_and_no_other_key_does():
+    own, other = Server(), Server()
+    key = {"Authorization": "Bearer of-the-run"}
+    async with serving(own, other):
+        own.location = f"{other.url}/end"
+        allowed = AllowedAddresses(own.url, other.url)
+        with sent_with(own.url, key):
+            assert headers_to(f"{own.url}/v1") == key
+            assert headers_to(other.url) == {}
+            async with allowed.client(headers={"authorization": "Bearer of-a-vendor"}) as client:
+                await client.get(f"{own.url}/v1")
+                await client.get(f"{own.url}/start")
+        assert headers_to(own.url) == {}
+        async with allowed.client() as client:
+            await client.get(own.url)
+    keys = [[line for line in head.splitlines() if "bearer" in line.lower()] for head in own.heads]
+    assert [[line.rpartition(" ")[2] for line in lines] for lines in keys] == [["of-the-run"]] * 2 + [[]]
+    assert "of-the-run" not in "".join(other.heads)
 
 
 async def test_a_response_that_is_followed_by_hand_is_guarded_too():

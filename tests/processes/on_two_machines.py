@@ -186,13 +186,15 @@ async def weights(folder: Path, address: str) -> dict[str, object]:
 
 
 async def requests(folder: Path, address: str) -> dict[str, object]:
-    """A player of the second machine sends its requests to a real server of the first one by itself."""
+    """A player of the second machine reaches real servers of the first one by itself: the policy's and a
+    judge's, at which its world asks in each episode."""
     from agentrl.records import reconcile
     from agentrl.records.status import read_status
     from agentrl.rollout.players.requests import Requests
     from tests.engine.serving import sglang_python
     from tests.flow.runs import metrics_of, train
 
+    model = plan_of(folder).models["ref"]
     through_the_driver: list[object] = []
     Requests.handle = lambda self, message: through_the_driver.append(message)
     settings = {
@@ -207,13 +209,15 @@ async def requests(folder: Path, address: str) -> dict[str, object]:
         "sglang_python": str(sglang_python()),
         "cluster": "ray",
         "ray_address": address,
-        "num_cpus_per_rank": 0.5,
-        "num_cpus_per_server": 0.5,
+        "num_cpus_per_rank": 0.25,
+        "num_cpus_per_server": 0.25,
         "num_rollout_workers": 1,
         # Only the second machine has room for it.
         "num_cpus_per_rollout_worker": 2,
+        "sglang_models": {"judge": {"hf_checkpoint": model}},
+        "env_kwargs": {"url": "sglang_models.judge"},
     }
-    result = await asyncio.to_thread(train, "Bandit", folder, "run", **settings)
+    result = await asyncio.to_thread(train, "AsksAModel", folder, "run", **settings)
     rows = [row for row in metrics_of(result.folder) if "rollout/raw_reward" in row]
     processes = read_status(result.folder).processes
     return {

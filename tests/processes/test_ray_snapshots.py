@@ -11,6 +11,7 @@ import signal
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ class VersionsPlan:
     """A plan whose one rank publishes `checkpoint(1)`, `checkpoint(2)` and so on."""
 
     world_size = 1
+    models: ClassVar = {"old": ""}
 
     @contextmanager
     def worker(self, place):
@@ -57,7 +59,8 @@ class Versions:
     def adapters(self):
         return ()
 
-    def weights(self, manifest, bucket_bytes):
+    def weights(self, manifest, bucket_bytes, cast=None):
+        assert cast is None
         tensors = checkpoint(next(self.versions))
         if self.breaks:
             tensors[0][1][0, 0] = float("nan")

@@ -136,6 +136,15 @@ async def test_a_router_for_clients_elsewhere_asks_for_the_key_which_nothing_sho
                 path: (await client.request(method, f"{router.url}{path}", json=body)).status_code
                 for method, path in calls.items()
             }
+            # These it answers to anybody.
+            known = (
+                "/v1/models",
+                "/get_model_info",
+                "/get_server_info",
+                "/engine_metrics",
+                "/health_generate",
+            )
+            shown += [(await client.get(f"{router.url}{path}")).content for path in known]
         assert statuses == dict.fromkeys(calls.values(), 401)
         policy = SGLangPolicy(launched.url, headers=headers, vocab_size=VOCAB, decode=text_of)
         assert len((await policy.generate(PROMPT, Sampling(4), session="a")).token_ids) == 4

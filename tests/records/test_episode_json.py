@@ -1,12 +1,16 @@
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.errors import RecordError
 from agentrl.records import Entry, Outcome, members, read_journal
+from agentrl.records.journal import entry_of, to_line
 from agentrl.types import Completion, Finish, Limits, Trajectory, Verdict
 from tests.records.episodes import TEXT, episodes, journalled, simple_episode
 
@@ -103,3 +107,37 @@ def test_text_and_tokens_are_readable_in_the_line():
     assert set(plain["limits"]) == {field.name for field in dataclasses.fields(Limits)}, (
         "all limits are recorded"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("world_ids",), [1.5], "no list of whole numbers"),
+        (("world_ids",), ["1"], "no list of whole numbers"),
+        (("world_ids",), [[1], [2]], "no list of whole numbers"),
+        (("world_ids",), {"0": 1}, "no list of whole numbers"),
+        (("world_ids",), [2**40], "no list of whole numbers"),
+        (("completion", "logprobs"), [None, -1.0], "no list of numbers"),
+        (("completion", "logprobs"), ["nan", "inf"], "no list of numbers"),
+        (("completion", "logprobs"), [10**400, 1], "no list of numbers"),
+    ],
+)
+def test_arrays_of_other_json_are_refused_by_their_field(path, value, sentence):
+    row = json.loads(to_line(Entry(simple_episode(), (), Outcome.EVALUATED)))
+    *outer, name = ("episode", "trajectories", 0, "turns", 0, "tokens", *path)
+    place = row
+    for key in outer:
+        place = place[key]
+    place[name] = value
+    with pytest.raises(RecordError, match=f"x line 1 holds no entry of a journal: .*{name}: .*{sentence}"):
+        entry_of(row, "x line 1")
+
+
+@pytest.mark.parametrize(
+    "rewards", [[{"parts": {"a": 1.0}}], [{"parts": {}, "total": []}], [{"a": {"parts": {}}}]]
+)
+def test_rewards_of_other_json_are_refused(rewards):
+    row = json.loads(to_line(Entry(simple_episode(), (), Outcome.EVALUATED)))
+    row["episode"]["step_rewards"] = rewards
+    with pytest.raises(RecordError, match="x line 1 holds no entry of a journal"):
+        entry_of(row, "x line 1")

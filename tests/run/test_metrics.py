@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.metrics import cached_ratio, rollout_metrics, staleness_counts, staleness_metrics
+from agentrl.run.metrics import (
+    cached_ratio,
+    engine_metrics,
+    rollout_metrics,
+    staleness_counts,
+    staleness_metrics,
+)
 from agentrl.types import (
     Completion,
     Ending,
@@ -250,3 +256,15 @@ def test_an_episode_that_says_the_same_over_and_over_repeats(text: str, repeats:
     verdicts = tuple(Verdict("a", "env", 1.0, agent=agent) for agent in two["agents"])
     found = rollout_metrics([GroupOutcome(Group("g", TASK, 0, (played,), verdicts), (), (played,))])
     assert found["rollout/repetition_ratio"] == 0.0
+
+
+def test_of_drafts_an_iteration_counts_its_own():
+    before = {"spec_proposed": 40, "spec_accepted": 40, "spec_verified": 10, "lost": 1}
+    now = {"spec_proposed": 100, "spec_accepted": 70, "spec_verified": 30, "lost": 2}
+    assert engine_metrics(now, before) == {
+        "engine/lost": 2.0,
+        "rollout/spec_accept_rate": 0.5,
+        # 30 tokens were taken in 20 passes, each of which adds one.
+        "rollout/spec_accept_length": 2.5,
+    }
+    assert engine_metrics(now, now) == {"engine/lost": 2.0}

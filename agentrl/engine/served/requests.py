@@ -48,7 +48,7 @@ _NEUTRAL: dict[str, tuple[JSON, ...]] = {
 }
 """Sampling parameters of SGLang that this server does not support, and the values that disable them."""
 _UNSUPPORTED = (
-    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
+    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path"),
     *("custom_logit_processor", "top_logprobs_num", "token_ids_logprob", "return_hidden_states"),
 )
 
@@ -135,6 +135,14 @@ class _Rules(BaseModel):
     no_stop_trim: bool | None = None
 
 
+class _RoutedFrom(_Body):
+    """What asks for experts where a router passes on no field of their own."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    routed_experts_start_len: _Int32
+
+
 class _Generate(_Body):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
@@ -148,7 +156,15 @@ class _Generate(_Body):
     return_kept_ids: bool | _Each[bool] | None = None
     return_routed_experts: bool | None = None
     routed_experts_start_len: _Int32 = 0
+    session_params: _RoutedFrom | None = None
     stream: bool = False
+
+    @property
+    def experts_from(self) -> int | None:
+        """The first token whose experts are asked for; None = those of none are."""
+        if self.session_params is not None:
+            return self.session_params.routed_experts_start_len
+        return self.routed_experts_start_len if self.return_routed_experts else None
 
 
 class AbortRequest(_Body):
@@ -253,7 +269,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: RequestLimits) ->
                 _sampling(rule, copy, limits),
                 return_kept_ids=keeps[number],
                 return_routed_experts=layers,
-                routed_experts_start_len=parsed.routed_experts_start_len,
+                routed_experts_start_len=parsed.experts_from or 0,
             ),
             logprobs[number],
             rule.skip_special_tokens is False,
@@ -270,11 +286,11 @@ def _layers(
     parsed: _Generate, limits: RequestLimits, prompts: Sequence[tuple[int, ...]]
 ) -> ExpertLayers | None:
     """The layers whose experts are asked for."""
-    if not parsed.return_routed_experts:
+    if parsed.experts_from is None:
         return None
     if limits.layers is None:
         raise RefusedError("This model has no experts to return; leave `return_routed_experts` out.")
-    if not 0 <= parsed.routed_experts_start_len <= min(map(len, prompts)):
+    if not 0 <= parsed.experts_from <= min(map(len, prompts)):
         raise RefusedError("`routed_experts_start_len` is a place in the prompt, from 0 to its length.")
     return limits.layers
 

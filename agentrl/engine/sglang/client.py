@@ -37,11 +37,13 @@ class Requested(NamedTuple):
     """What a request asks for. salt: of the prefixes; None = that of the version that the server reports.
 
     adapter: of the servers; None = none. version: of its tokens; None = the server reports it.
+    routed: see `wire.generate_body`.
     """
 
     salt: str | None
     adapter: str | None = None
     version: str | None = None
+    routed: bool = False
 
 
 class AdapterChoice:
@@ -167,10 +169,10 @@ class Sender:
         capacity.check(len(ids), draft.rest.max_new_tokens)
         pending.mark_sent()
         may_run = True
-        salt, adapter, version = self._requested(session)
+        salt, adapter, version, routed = self._requested(session)
         salt = str(self.version) if salt is None else salt
         try:
-            body = wire.generate_body(pending.rid, ids, draft.rest, salt, adapter)
+            body = wire.generate_body(pending.rid, ids, draft.rest, salt, adapter, routed=routed)
             async with pending.in_flight(self._connection.url):
                 reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest, len(ids)))
             may_run = False
@@ -212,11 +214,12 @@ class SGLangPolicy:
     salt: of the weights that the servers hold; whoever sends them weights sets it while requests are held.
         None = nobody does here: the version that the server reported last takes its place. Whoever updates
         the weights of such a server has to flush its cache, too.
+    is_routed: whether a router may be before servers that the run has started, see `wire.generate_body`.
     adapters: which of the servers' adapters a request names, where each version is one; None = a version is
         weights of the whole model.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
         server, `resumed` from their own tokens, `interrupted` since a cache was full; `prompt_tokens`,
-        `cached_tokens`.
+        `cached_tokens`; and those of `SPECULATION`.
 
     Raises:
         ConfigError: the address is invalid, or a setting is out of range.
@@ -232,6 +235,7 @@ class SGLangPolicy:
     vocab_size: int | None = None
     decode: Decode | None = field(default=None, repr=False)
     resend_lost: bool = False
+    is_routed: bool = False
     adapters: AdapterChoice | None = None
     salt: str | None = field(default=None, init=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
@@ -369,7 +373,8 @@ class SGLangPolicy:
             )
 
     def _requested(self, session: str) -> Requested:
-        return Requested(self.salt) if self.adapters is None else self.adapters.of(session, self.salt)
+        own = Requested(self.salt) if self.adapters is None else self.adapters.of(session, self.salt)
+        return own._replace(routed=self.is_routed)
 
     def _count(self, draft: Draft, prompt_len: int) -> Completion:
         completion = draft.completion()
@@ -378,6 +383,7 @@ class SGLangPolicy:
             self.counts["aborts"] += completion.finish is Finish.ABORT
             self.counts["prompt_tokens"] += prompt_len
             self.counts["cached_tokens"] += completion.cached_tokens
+            self.counts.update(+draft.speculation)
         return completion
 
     async def _abort_on_server(self, rid: str) -> None:

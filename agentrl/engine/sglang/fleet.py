@@ -29,6 +29,7 @@ from agentrl.processes.ray.draining import in_words
 from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
 from agentrl.types import Completion
 from agentrl.types.seams import MemoryTag, Sampling
+from agentrl.types.statistics import SPECULATION
 
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
@@ -388,9 +389,11 @@ class Fleet:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Requests sent again, by reason, and restarts of servers (`restarts`)."""
+        """Requests sent again, by reason, and restarts of servers (`restarts`); of drafts, `SPECULATION`."""
         counts = self.clients.counts
-        return {name: counts.get(name, 0) for name in _RETRY_COUNTS} | {"restarts": self._supervisor.restarts}
+        drafts = {name: counts[name] for name in SPECULATION if counts.get(name)}
+        sent_again = {name: counts.get(name, 0) for name in _RETRY_COUNTS}
+        return {**sent_again, "restarts": self._supervisor.restarts, **drafts}
 
     @property
     def incidents(self) -> Sequence[Incident]:

@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, Req
 from agentrl.runtime.clocks import clocks_stopped
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray, RequestTimes
 from agentrl.types.seams import Sampling
+from agentrl.types.statistics import SPECULATION
 
 # The ids that top-k and top-p kept, from what a server reports of them.
 Likeliest = Sequence[tuple[float | None, int, str | None]]
@@ -99,7 +101,7 @@ class Draft:
     it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
     num_prompt: tokens of the prompt (count). version: of the latest part. cached_tokens: of the prompt, in
-    the first reply. seconds: of all parts.
+    the first reply. seconds, speculation: of all parts.
     """
 
     def __init__(self, sampling: Sampling, decode: Decode | None, num_prompt: int = 0) -> None:
@@ -114,6 +116,7 @@ class Draft:
         self.version = 0
         self.cached_tokens: int | None = None
         self.seconds = RequestTimes()
+        self.speculation: Counter[str] = Counter()
         if (begun := sampling.continues) is not None:
             self.ids += begun.token_ids.tolist()
             self._logprobs += begun.logprobs.tolist()
@@ -172,6 +175,8 @@ class Draft:
         self._versions += [number_of[version] for version in versions]
         self.version = number_of[latest]
         self.seconds += meta.times
+        own = (meta.spec_num_proposed_drafts, meta.spec_num_correct_drafts, meta.spec_verify_ct)
+        self.speculation.update(dict(zip(SPECULATION, own, strict=True)))
         if self.cached_tokens is None:
             self.cached_tokens = meta.cached_tokens
         self._finish = self._ending(meta.finish_reason)

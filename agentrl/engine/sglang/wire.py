@@ -12,7 +12,8 @@
 Where a request asks for the ids that top_k and top_p kept, the body also has "return_kept_ids", which
 `agentrl serve` answers with meta_info.output_kept_ids, [[59, 254], ..], and logprobs renormalised over them;
 and "top_logprobs_num", which SGLang answers with meta_info.output_top_logprobs, [[[-3.9, 59, null], ..], ..].
-Experts are asked for with "return_routed_experts" and "routed_experts_start_len", see `routed`.
+Experts are asked for with "return_routed_experts" and "routed_experts_start_len", see `routed`; of servers
+that the run starts with "session_params": {"routed_experts_start_len": 1}, which a router passes on.
 
 As observed on SGLang 0.5.15. Its logprobs are after temperature, before top-p and top-k; at temperature 0
 they are those of temperature 1. (With SGLANG_RETURN_ORIGINAL_LOGPROB set they are before temperature: do not
@@ -75,7 +76,8 @@ class MetaInfo(WireModel):
     output_token_versions: the version of each token, where they differ. SGLang does not report them,
     `agentrl serve` does. output_kept_ids: from `agentrl serve`, see above. output_top_logprobs: from SGLang,
     the likeliest tokens in each one's place, in order; null stands for a logprob of -inf. routed_experts: see
-    `routed`.
+    `routed`. spec_...: tokens that a draft model proposed, those of them that were taken, and passes that
+    verified some (counts), where SGLang decodes speculatively.
 
     e2e_latency, queue_time: in seconds. forward_entry_time, prefill_finished_time, request_finished_ts: when
     the prompt began to be computed, when its first token was there, and the end (seconds since the epoch).
@@ -92,6 +94,9 @@ class MetaInfo(WireModel):
     output_kept_ids: Annotated[list[Annotated[list[int], FailFast()]] | None, FailFast()] = None
     output_top_logprobs: Annotated[list[Annotated[list[_Entry] | None, FailFast()]] | None, FailFast()] = None
     routed_experts: str | None = None
+    spec_num_proposed_drafts: Annotated[int, Field(ge=0)] = 0
+    spec_num_correct_drafts: Annotated[int, Field(ge=0)] = 0
+    spec_verify_ct: Annotated[int, Field(ge=0)] = 0
     e2e_latency: float | None = None
     queue_time: float | None = None
     forward_entry_time: float | None = None
@@ -272,10 +277,13 @@ def generate_body(
     sampling: Sampling,
     salt: str | None = None,
     adapter: str | None = None,
+    *,
+    routed: bool = False,
 ) -> bytes:
     """The body of a request for one completion. Every parameter with a server default is set.
 
     salt: of its cached prefixes; None = those of requests without one. adapter: of the servers; None = none.
+    routed: whether a router may be on the way to a server that understands `session_params` of ours.
     """
     rules: dict[str, object] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -298,12 +306,8 @@ def generate_body(
         # SGLang stores it as a signed 64-bit integer.
         rules["sampling_seed"] = sampling.seed % _SEEDS
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
-    request: dict[str, object] = {
-        "rid": rid,
-        "input_ids": ids,
-        "sampling_params": rules,
-        "return_logprob": True,
-    }
+    request: dict[str, object] = {"rid": rid, "input_ids": ids, "sampling_params": rules}
+    request["return_logprob"] = True
     if salt is not None:
         request["extra_key"] = salt
     if adapter is not None:
@@ -312,16 +316,14 @@ def generate_body(
         request["return_kept_ids"] = True
         if reports_prefix(sampling.top_k):
             request["top_logprobs_num"] = sampling.top_k
-    return _REQUEST.dump_json(request | _asked_experts(sampling))
+    return _REQUEST.dump_json(request | _asked_experts(sampling, routed=routed))
 
 
-def _asked_experts(sampling: Sampling) -> dict[str, object]:
+def _asked_experts(sampling: Sampling, *, routed: bool) -> dict[str, object]:
     if sampling.return_routed_experts is None:
         return {}
-    return {
-        f"return_{ROUTED_EXPERTS}": True,
-        f"{ROUTED_EXPERTS}_start_len": sampling.routed_experts_start_len,
-    }
+    start: dict[str, object] = {f"{ROUTED_EXPERTS}_start_len": sampling.routed_experts_start_len}
+    return {"session_params": start} if routed else {f"return_{ROUTED_EXPERTS}": True, **start}
 
 
 def abort_body(rid: str) -> bytes:

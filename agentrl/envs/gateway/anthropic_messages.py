@@ -28,7 +28,14 @@ _COPIED = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 _IGNORED = ("metadata", "service_tier")
 _THINKING = "thinking"
 _FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
-_ROLES = ("user", "assistant")
+_EFFORT = "effort"
+_ROLES = ("user", "assistant", "system")
+_NEUTRAL: Mapping[str, JSON] = {
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}
+"""Fields that are accepted with this value, which changes nothing."""
+_OF_SERVERS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_", "mcp_")
+"""How the types of tools begin that Anthropic's servers run."""
 _CHOICES: Mapping[JSON, JSON] = {"auto": "auto", "any": "required", "none": "none"}
 _ERRORS = {
     401: "authentication_error",
@@ -54,21 +61,24 @@ def read_messages(fields: Body, *, counts_only: bool = False) -> WireRequest:
     chat: Body = {name: fields.pop(name) for name in _COPIED if name in fields}
     chat["stop"] = fields.pop("stop_sequences", None)
     chat["messages"] = [*_system(fields.pop("system", None)), *_messages(fields.pop("messages", None))]
+    overruled: list[str] = []
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"] = tools_of(tools, _function)
+        chat["tools"], overruled = tools_of(tools, _functions)
     if (choice := fields.pop("tool_choice", None)) is not None:
         chat["tool_choice"] = _choice(choice)
-    thinking = fields.pop(_THINKING, None)
+    overruled += [_THINKING] if fields.pop(_THINKING, None) is not None else []
+    output = fields.get("output_config")
+    if isinstance(output, dict) and set(output) <= {_EFFORT}:
+        overruled += output
+        del fields["output_config"]
     for name in _IGNORED:
         fields.pop(name, None)
     for name, value in fields.items():
-        if value not in (None, [], {}):
+        if value not in (None, [], {}, _NEUTRAL.get(name)):
             raise RefusedError(f"`{name[:40]}` is not supported here; leave it out.")
     request = read_request(chat)
-    if thinking is None:
-        return request
-    overruled = (*request.asked.overruled, _THINKING)
-    return request._replace(asked=request.asked.with_overruled(overruled))
+    asked = request.asked
+    return request._replace(asked=asked.with_overruled((*asked.overruled, *overruled)))
 
 
 def messages_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:
@@ -214,13 +224,15 @@ def _messages(messages: JSON) -> Iterator[Body]:
     for number, message in enumerate(messages, start=1):
         where = f"Message {number} of `messages`"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise RefusedError(f"{where} has no role of `user` or `assistant`.")
+            raise RefusedError(f"{where} has no role of `user`, `assistant` or `system`.")
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise RefusedError(f"{where} has a `content` that is neither text nor a list of blocks.")
         known: list[Body] = [dict(block) for block in blocks if isinstance(block, dict)]
-        if message["role"] == "user":
+        if message["role"] == "system":
+            yield {"role": "system", "content": _text(content, where)}
+        elif message["role"] == "user":
             yield from _of_user(known, where)
         else:
             yield _of_assistant(known, where)
@@ -268,9 +280,12 @@ def _text(content: JSON, where: str) -> str:
     )
 
 
-def _function(tool: Body) -> Body | None:
-    is_own = "name" in tool and "input_schema" in tool and tool.get("type") in (None, "custom")
-    return renamed(tool, _FUNCTION) if is_own else None
+def _functions(tool: Body) -> Sequence[Body] | None:
+    kind = tool.get("type")
+    if isinstance(kind, str) and kind.startswith(_OF_SERVERS):
+        return ()
+    is_own = "name" in tool and "input_schema" in tool and kind in (None, "custom")
+    return [renamed(tool, _FUNCTION)] if is_own else None
 
 
 def _choice(choice: JSON) -> JSON:

@@ -113,6 +113,11 @@ class HarnessEnv(Env):
         del task
         return {}
 
+    def prepare(self, task: Task) -> str:
+        """A command that runs in that folder before the program, and not as a part of it; "" = none."""
+        del task
+        return ""
+
     @abstractmethod
     def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> Grade | Awaitable[Grade]:
         """The reward of an episode, sync or async, by what the agent has left: a finite number, or several.
@@ -180,7 +185,7 @@ class HarnessEnv(Env):
         """Run the agent to its end, make turns of what it has asked, and grade it."""
         await episode.reset()
         recording = EpisodeRecording(episode, self.counts)
-        async with self._opened(episode.id, recording) as door:
+        async with _opened(episode.id, recording) as door:
             outcome = await self._outcome(door, episode.task)
         if not recording.has_asked:
             raise _never_asked(outcome)
@@ -191,16 +196,9 @@ class HarnessEnv(Env):
         episode.finish(reward, truncated=outcome.truncated or recording.was_cut)
 
     @asynccontextmanager
-    async def _opened(self, name: str, responder: Responder) -> AsyncIterator[Door]:
-        """The door of an episode, open during the block."""
-        gateway = await GATEWAY.get()
-        async with gateway.opened(name, responder) as door:
-            yield door
-
-    @asynccontextmanager
     async def _playing(self, turns: TurnByTurn[AgentOutcome], task: Task) -> AsyncIterator[None]:
         """The agent plays in a task of its own, which tells `turns` how it has ended."""
-        async with self._opened(self.id or "episode", turns) as door:
+        async with _opened(self.id or "episode", turns) as door:
             playing = asyncio.create_task(self._outcome(door, task))
             playing.add_done_callback(turns.end)
             try:
@@ -228,7 +226,8 @@ class HarnessEnv(Env):
     async def _run_program(self, door: Door, task: Task) -> AgentOutcome:
         """Run the program in its sandbox, whose own network has the address of its door alone."""
         shell = self.shell or _shell()
-        async with shell.gate.admitted("the sandbox"), SandboxedProgram(shell, self.files(task)) as program:
+        sandboxed = SandboxedProgram(shell, self.files(task), self.prepare(task))
+        async with shell.gate.admitted("the sandbox"), sandboxed as program:
             with await program.listener() as listener:
                 door.address = address_of(listener)
                 async with served(application_of(by_key({door.name: door})), listener):
@@ -262,6 +261,14 @@ class HarnessEnv(Env):
 
         function = inline(grade) if is_inline(self.grade) else grade
         return await graded(function, task, outcome.answer, self.limits.reward_timeout_s)
+
+
+@asynccontextmanager
+async def _opened(name: str, responder: Responder) -> AsyncIterator[Door]:
+    """The door of an episode, open during the block."""
+    gateway = await GATEWAY.get()
+    async with gateway.opened(name, responder) as door:
+        yield door
 
 
 @cache

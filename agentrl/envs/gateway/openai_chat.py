@@ -10,6 +10,8 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from agentrl.engine.served.chat_replies import (
@@ -34,6 +36,7 @@ _SAMPLING = (
     *("repetition_penalty", "logit_bias", "reasoning_effort", "verbosity"),
 )
 _STRICT = "strict"
+_SERVER_TOOLS = "server_tools"
 _NO_CALL = (
     "The model has not called the tool that `tool_choice` asks for, and no other, and nothing here makes it; "
     'write "auto", and answer a reply without a call.'
@@ -41,12 +44,13 @@ _NO_CALL = (
 
 
 class WireRequest(NamedTuple):
-    """A request and how its reply is sent."""
+    """A request and how its reply is sent. namespaces: of tools, see `openai_responses`."""
 
     asked: ModelRequest
     model: str
     stream: bool
     include_usage: bool
+    namespaces: frozenset[str] = frozenset()
 
     @property
     def grows(self) -> bool:
@@ -85,7 +89,7 @@ def read_request(fields: Body) -> WireRequest:
     names = [tool.name for tool in chat.tools]
     if must_call is not None and (not names or (must_call and must_call not in names)):
         raise RefusedError("`tool_choice` asks for a tool that `tools` lacks.")
-    messages, num_split = _merged(chat.messages)
+    messages, num_split = _merged(_placed(chat.messages))
     if messages[-1].role == "assistant":
         raise RefusedError("The last message is the assistant's, and no reply goes on from it; leave it out.")
     asked = ModelRequest(
@@ -246,10 +250,12 @@ def text_of(content: JSON, kinds: Collection[str], refusal: str) -> str:
     return "\n".join(texts)
 
 
-def tools_of(tools: JSON, function_of: Callable[[Body], Body | None]) -> list[JSON]:
-    """The tools of another protocol.
+def tools_of(
+    tools: JSON, functions_of: Callable[[Body], Sequence[Body] | None]
+) -> tuple[list[JSON], list[str]]:
+    """The tools of another protocol, and what is overruled: those that its vendor's server would run.
 
-    function_of: a tool as a function of this one; None = it is none.
+    functions_of: a tool as functions of this one, none where a server runs it; None = it is no tool.
 
     Raises:
         RefusedError: one is none, or they are no list.
@@ -257,19 +263,43 @@ def tools_of(tools: JSON, function_of: Callable[[Body], Body | None]) -> list[JS
     if not isinstance(tools, list):
         raise RefusedError("`tools` is no list.")
     offered: list[JSON] = []
+    overruled: list[str] = []
     for number, tool in enumerate(tools, start=1):
-        function = function_of(tool) if isinstance(tool, dict) else None
-        if function is None:
+        functions = functions_of(tool) if isinstance(tool, dict) else None
+        if functions is None:
             raise RefusedError(
                 f"Tool {number} of `tools` is no function with a name and a schema; no other kind is here."
             )
-        offered.append({"type": "function", "function": function})
-    return offered
+        offered += [{"type": "function", "function": function} for function in functions]
+        overruled = overruled if functions else [_SERVER_TOOLS]
+    return offered, overruled
 
 
 def renamed(tool: Body, names: Mapping[str, str]) -> Body:
     """Some fields of a tool under other names: own name -> name in the tool."""
     return {own: tool[name] for own, name in names.items() if name in tool}
+
+
+def _placed(messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages with one of the system, the first. Later ones become the user's: few templates have a place
+    for them, and those of the user beside them are one with them."""
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    placed = [reduce(_with_text, leading)] if leading else []
+    is_mixed = False
+    for message in messages[len(leading) :]:
+        is_late = message.role == "system"
+        own = Message("user", message.text) if is_late else message
+        is_user = own.role == "user" and bool(placed) and placed[-1].role == "user"
+        if is_user and (is_late or is_mixed):
+            placed[-1] = _with_text(placed[-1], own)
+        else:
+            placed.append(own)
+        is_mixed = own.role == "user" and (is_late or (is_mixed and is_user))
+    return placed
+
+
+def _with_text(first: Message, second: Message) -> Message:
+    return Message(first.role, "\n\n".join(filter(None, (first.text, second.text))))
 
 
 def _merged(messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:

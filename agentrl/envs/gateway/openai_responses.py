@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from agentrl.engine.served.chat_replies import Body, ReplyTurn, arguments_of
@@ -45,6 +46,10 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
 _TEXT, _THOUGHT = "output_text", "reasoning_text"
 _FUNCTION = {name: name for name in ("name", "description", "parameters", "strict")}
+_OF_SERVERS = ("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation")
+"""Types of tools that OpenAI's servers run."""
+_IN_SPACE = "__"
+"""Between a namespace and the name of a function in it: templates know no namespaces."""
 _RESPONSE = "resp_"
 
 
@@ -66,8 +71,11 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     system: list[JSON] = [{"role": "system", "content": instructions}] if instructions else []
     chat["messages"] = [*system, *_messages(items)]
     chat["max_tokens"] = fields.pop("max_output_tokens", None)
+    overruled: list[str] = []
+    spaces: set[str] = set()
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"] = tools_of(tools, _function)
+        chat["tools"], overruled = tools_of(tools, partial(_functions, spaces))
+    fields.pop("client_metadata", None)
     choice = fields.pop("tool_choice", None)
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
     chat["tool_choice"] = {"function": choice} if is_named else choice
@@ -77,9 +85,9 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
             raise RefusedError(f"`{name[:40]}` is not supported here with this value; leave it out.")
     request = read_request(chat)
     if reasoning and any(value is not None for value in _values(reasoning)):
-        overruled = (*request.asked.overruled, _REASONING)
-        request = request._replace(asked=request.asked.with_overruled(overruled))
-    return request, items
+        overruled.append(_REASONING)
+    asked = request.asked.with_overruled((*request.asked.overruled, *overruled))
+    return request._replace(asked=asked, namespaces=frozenset(spaces)), items
 
 
 def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) -> Body:
@@ -92,7 +100,7 @@ def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) 
         **_opened(request, id),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": list(_output(answered.turn, id)),
+        "output": list(_output(answered.turn, id, request.namespaces)),
         "usage": {
             "input_tokens": num_prompt,
             "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
@@ -116,7 +124,7 @@ class ResponsesEvents:
 
     def __init__(self, request: WireRequest, id: str, whole: Callable[[Sequence[Answered]], Body]) -> None:
         self._opening, self._id, self._whole = _opened(request, id), id, whole
-        self._deltas = deltas_of(request)
+        self._deltas, self._namespaces = deltas_of(request), request.namespaces
         self._number = count()
         self._index, self._kind, self._text = -1, "", ""
 
@@ -134,8 +142,8 @@ class ResponsesEvents:
         if self._index < 0 and not answered.turn.calls:
             yield from self._grown(_TEXT, "")
         yield from self._closed()
-        for item in map(_call, answered.turn.calls):
-            yield from self._called(item)
+        for call in answered.turn.calls:
+            yield from self._called(_call(call, self._namespaces))
         yield self._event(f"response.{reply['status']}", {"response": reply})
 
     def error(self, sentence: str, status: int, code: str | None) -> str:
@@ -219,12 +227,13 @@ def _opened(request: WireRequest, id: str) -> Body:
     }
 
 
-def _output(turn: ReplyTurn, id: str) -> Iterator[Body]:
+def _output(turn: ReplyTurn, id: str, namespaces: Collection[str]) -> Iterator[Body]:
     if turn.reasoning:
         yield _item(_THOUGHT, turn.reasoning, id)
     if turn.content or not turn.calls:
         yield _item(_TEXT, turn.content, id)
-    yield from map(_call, turn.calls)
+    for call in turn.calls:
+        yield _call(call, namespaces)
 
 
 def _item(kind: str, text: str, id: str) -> Body:
@@ -245,12 +254,14 @@ def _more(kind: str) -> Body:
     return {} if kind == _THOUGHT else {"logprobs": []}
 
 
-def _call(call: ToolCall) -> Body:
+def _call(call: ToolCall, namespaces: Collection[str]) -> Body:
+    space, _, name = call.name.partition(_IN_SPACE)
+    named: Body = {"name": name, "namespace": space} if space in namespaces else {"name": call.name}
     return {
         "type": "function_call",
         "id": f"fc_{call.id}",
         "call_id": call.id,
-        "name": call.name,
+        **named,
         "arguments": arguments_of(call),
         "status": "completed",
     }
@@ -292,7 +303,9 @@ def _part_of_turn(item: Body, where: str) -> Body | None:
     """An item that the model wrote as a message; None = another one wrote it."""
     kind = item.get("type", "message")
     if kind == "function_call":
-        function: JSON = {"name": item.get("name"), "arguments": item.get("arguments")}
+        name, space = item.get("name"), item.get("namespace")
+        name = f"{space}{_IN_SPACE}{name}" if isinstance(space, str) and space else name
+        function: JSON = {"name": name, "arguments": item.get("arguments")}
         call: JSON = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "reasoning":
@@ -336,5 +349,13 @@ def _text(content: JSON, where: str) -> str:
     return text_of(content, _TEXTS, f"{where} holds a part that is no text; this endpoint takes text only.")
 
 
-def _function(tool: Body) -> Body | None:
-    return renamed(tool, _FUNCTION) if tool.get("type") == "function" else None
+def _functions(spaces: set[str], tool: Body) -> Sequence[Body] | None:
+    """spaces: receives the name of a namespace, whose functions are named with it."""
+    kind, name, own = tool.get("type"), tool.get("name"), tool.get("tools")
+    if kind == "namespace" and isinstance(name, str) and name and isinstance(own, list):
+        spaces.add(name)
+        functions = [renamed(each, _FUNCTION) for each in own if isinstance(each, dict)]
+        return [{**each, "name": f"{name}{_IN_SPACE}{each.get('name')}"} for each in functions]
+    if kind in _OF_SERVERS:
+        return ()
+    return [renamed(tool, _FUNCTION)] if kind == "function" else None

@@ -23,6 +23,8 @@ class Contents(NamedTuple):
     packages: Sequence[str] = ()
     preload: Sequence[str] = ()
     programs: Sequence[str] = ()
+    mounts: Sequence[tuple[str, str]] = ()
+    links: Sequence[tuple[str, str]] = ()
 
 
 @asynccontextmanager

@@ -36,23 +36,36 @@ def interpreter() -> str:
     return os.path.realpath(str(getattr(sys, "_base_executable", sys.executable)))
 
 
-def plan(packages: Sequence[str], preload: Sequence[str], programs: Sequence[str] = ()) -> SandboxPlan:
+def plan(
+    packages: Sequence[str],
+    preload: Sequence[str],
+    programs: Sequence[str] = (),
+    mounts: Sequence[tuple[str, str]] = (),
+    links: Sequence[tuple[str, str]] = (),
+) -> SandboxPlan:
     """The plan of a sandbox with these packages and programs.
 
     packages: distributions, by their names on an index; their requirements are included.
     preload: modules that are imported early, in addition to common ones of the standard library.
     programs: names of files in /usr/bin or /bin; each is mounted by itself, in /usr/bin.
+    mounts: more files and folders, read-only: (path outside, path inside).
+    links: (path inside, its target), made where nothing else is.
 
     Raises:
         UserError: a package or a program is not installed.
     """
     standard = sysconfig.get_path("stdlib")
     paths = [*_libraries(), standard, *_compiled_modules(standard), interpreter()]
-    links = [(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders()
+    own_links = [(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders()
     return SandboxPlan(
-        mounts=[*((path, path) for path in paths), *_parts_of(packages), *_mounted_programs(programs)],
+        mounts=[
+            *((path, path) for path in paths),
+            *_parts_of(packages),
+            *_mounted_programs(programs),
+            *mounts,
+        ],
         hidden=[f"{standard}/{name}" for name in ("site-packages", "dist-packages")],
-        links=links + (_program_links() if programs else []),
+        links=[*own_links, *(_program_links() if programs else []), *links],
         packages=PACKAGES,
         preload=[*_PRELOAD.split(), *preload],
         environment=environment(PACKAGES),
@@ -66,6 +79,8 @@ def environment(packages: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        # A module that is written again within a second, at the same length, would be the compiled old one.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "PATH": os.pathsep.join(dict.fromkeys((os.path.dirname(interpreter()), PROGRAMS))),
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": packages,

@@ -46,6 +46,8 @@ class PythonTool(Toolkit):
     packages: distributions that code may import, with their requirements; they must be installed.
     preload: modules that are imported once, before any call: imports of them then cost nothing.
     programs: names of programs in /usr/bin that code may start; without them there is none but Python.
+    mounts: more files and folders that code may read: (path on this machine, path inside).
+    links: links that code finds: (path inside, its target); none where something else is.
     wall_s, cpu_s: wall-clock and CPU seconds of one call, at most (all its processes together).
     memory_mb: memory of a call, in addition to the interpreter's own (2**20 bytes). It bounds each process at
         once, and all of them together within a hundredth of a second.
@@ -65,6 +67,8 @@ class PythonTool(Toolkit):
     packages: Sequence[str] = ()
     preload: Sequence[str] = ()
     programs: Sequence[str] = ()
+    mounts: Sequence[tuple[str, str]] = ()
+    links: Sequence[tuple[str, str]] = ()
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_mb: int = 512
@@ -180,7 +184,7 @@ class PythonTool(Toolkit):
         )
 
     def _backend(self) -> AbstractAsyncContextManager[Backend]:
-        contents = Contents(self.packages, self.preload, self.programs)
+        contents = Contents(self.packages, self.preload, self.programs, self.mounts, self.links)
         return backend(self.sandbox, contents, self._limits(stateful=False))
 
     def text_of(self, result: PythonResult) -> str:

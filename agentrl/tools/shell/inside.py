@@ -19,13 +19,25 @@ FOLDER = "/tmp/work"
 _MOST_DEPTH = 10
 
 
-def put(files: Mapping[str, str]) -> None:
-    """Write files: path below the folder -> text."""
-    for name, text in files.items():
+def put(files: Mapping[str, str | bytes]) -> None:
+    """Write files: path below the folder -> text, or bytes."""
+    for name, contents in files.items():
         path = os.path.join(FOLDER, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(path, "wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
+
+
+def prepare(program: str, command: str) -> None:
+    """Run a command of the environment's own; where it fails, its last words are those of the exit."""
+    os.makedirs(FOLDER, exist_ok=True)
+    done = subprocess.run(
+        [program, "-c", command], cwd=FOLDER, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    _kill_all_others()
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise SystemExit(f"exit code {done.returncode}: {' '.join(said)}")
 
 
 def run(program: str, command: str, timeout_s: float) -> None:

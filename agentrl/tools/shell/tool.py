@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, get_args
+from typing import NamedTuple, Self, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,12 +32,29 @@ PROGRAMS = (
 """The programs of a shell, where this machine has them: text and files. None of them needs a network, a
 device or a right, and each is one file that is mounted by itself."""
 MOST_COMMAND_BYTES = 20_000
+MOST_ANSWER_BYTES = 64 * 1024
 MOST_FILES = 200
 MOST_FILE_BYTES = 128 * 1024
 _SESSION_OUTPUT_BYTES = 2**20  # the files of a shell as JSON: at worst six times as many bytes
 _GRACE_S = 5.0
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _FILES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+
+
+class ProgramResult(NamedTuple):
+    """How a program ended.
+
+    output, errors: the ends of what it printed to either stream. failure: why it did not end by itself with
+    the exit code 0, in a few words; None = it did. timed_out: its time was over.
+    """
+
+    output: str = ""
+    errors: str = ""
+    failure: str | None = None
+    timed_out: bool = False
+
+
+_RESULT: TypeAdapter[ProgramResult] = TypeAdapter(ProgramResult)
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,11 @@ class ShellTool(Toolkit):
 
     name: the name that the model calls.
     programs: names of programs in /usr/bin; None = those of `PROGRAMS` that this machine has.
+    more_programs: names of others besides; each must be there.
     packages: distributions that Python may import.
+    mounts: more files and folders that commands may read: (path on this machine, path inside).
+    places: folders such as /app, which lead to those of the same name in the folder of the files, for
+        programs that name files so. What stands at such a path already stays.
     timeout_s: wall-clock seconds of a command, at most; its processes have as many CPU seconds together.
     memory_mb, files_mb, processes: as for `PythonTool`, of all processes together.
     output_chars: characters of one result, at most; a longer one loses its middle.
@@ -69,7 +90,10 @@ class ShellTool(Toolkit):
 
     name: str = "shell"
     programs: Sequence[str] | None = None
+    more_programs: Sequence[str] = ()
     packages: Sequence[str] = ()
+    mounts: Sequence[tuple[str, str]] = ()
+    places: Sequence[str] = ()
     timeout_s: float = 10.0
     memory_mb: int = 256
     files_mb: int = 32
@@ -90,6 +114,7 @@ class ShellTool(Toolkit):
             if not getattr(self, name) > 0:
                 raise UserError(f"the shell tool needs {name} above 0, got {getattr(self, name)}.")
         programs = self.programs if self.programs is not None else tuple(filter(program_path, PROGRAMS))
+        programs = tuple(dict.fromkeys((*programs, *self.more_programs)))
         shell = next((name for name in ("bash", "sh") if name in programs), None)
         if shell is None:
             raise UserError("the shell tool needs `bash` or `sh` among its programs; add one.")
@@ -103,6 +128,8 @@ class ShellTool(Toolkit):
             stateful=True,
             packages=self.packages,
             programs=programs,
+            mounts=self.mounts,
+            links=[(place, f"{inside.FOLDER}{place}") for place in self.places],
             preload=("subprocess",),
             wall_s=self.timeout_s + _GRACE_S,
             cpu_s=self.timeout_s,
@@ -123,12 +150,14 @@ class ShellTool(Toolkit):
         async with self.shell() as shell:
             yield (Tool.described(self.schema, shell.run, gate=self._gate),)
 
-    def shell(self, files: Mapping[str, str] | None = None) -> Shell:
+    def shell(self, files: Mapping[str, str | bytes] | None = None, prepare: str = "") -> Shell:
         """A shell for one episode, for environments that put files in and read them afterwards.
 
-        files: the first files: path below the folder -> text.
+        files: the first files: path below the folder -> text, or bytes.
+        prepare: a command that runs in the folder with these files before the first one of the model; where
+            it fails, so does that one, as a `ToolError`.
         """
-        return Shell(self, files or {})
+        return Shell(self, files or {}, prepare)
 
     @property
     def shell_path(self) -> str:
@@ -194,10 +223,13 @@ class Shell:
     A process of the sandbox starts with the first command. Commands wait for each other.
     """
 
-    def __init__(self, tool: ShellTool, files: Mapping[str, str]) -> None:
+    def __init__(self, tool: ShellTool, files: Mapping[str, str | bytes], prepare: str = "") -> None:
         self._tool = tool
         self._first_files = dict(files)
-        self._interpreter = tool.python.interpreter(f"{_INSIDE}\nput({self._first_files!r})")
+        setup = f"{_INSIDE}\nput({self._first_files!r})"
+        if prepare:
+            setup += f"\nprepare({tool.shell_path!r}, {prepare!r})"
+        self._interpreter = tool.python.interpreter(setup)
 
     async def __aenter__(self) -> Self:
         return self
@@ -223,6 +255,37 @@ class Shell:
         result = await self._interpreter.run(f"run({program!r}, {text!r}, {self._tool.timeout_s!r})")
         return self._tool.text_of(result)
 
+    async def put(self, files: Mapping[str, str | bytes]) -> None:
+        """Write more files: path below the folder -> text, or bytes.
+
+        Raises:
+            ToolError: the sandbox died.
+        """
+        await self._interpreter.run(f"put({dict(files)!r})")
+
+    async def executed(
+        self, command: str, variables: Mapping[str, str], timeout_s: float | None = None
+    ) -> ProgramResult:
+        """Run a command to its end, or to a limit; nobody is told what it prints.
+
+        variables: of its environment, besides those of every command.
+        timeout_s: where that is less than the tool's (seconds).
+
+        Raises:
+            ToolError: the sandbox died.
+        """
+        most_s = min(self._tool.timeout_s, timeout_s or self._tool.timeout_s)
+        arguments = (self._tool.shell_path, command, most_s, dict(variables), MOST_ANSWER_BYTES)
+        result = await self._interpreter.run(f"execute{arguments!r}")
+        if result.outcome != "done":
+            reason = result.detail or result.outcome
+            return ProgramResult(failure=f"a limit: {reason}", timed_out=result.outcome == "timeout")
+        try:
+            return _RESULT.validate_json(result.output)
+        except ValidationError:
+            # Whoever can print in its place is the program itself.
+            return ProgramResult(failure="it has printed in the place of its result")
+
     async def files(self) -> dict[str, str]:
         """The files: path below the folder -> text, bytes that are no UTF-8 replaced.
 
@@ -234,7 +297,10 @@ class Shell:
             ToolError: the sandbox died.
         """
         if not self._interpreter.has_state:
-            return dict(self._first_files)
+            return {
+                path: contents if isinstance(contents, str) else contents.decode("utf-8", "replace")
+                for path, contents in self._first_files.items()
+            }
         result = await self._interpreter.run(f"show_files({MOST_FILES}, {MOST_FILE_BYTES})")
         try:
             return _FILES.validate_json(result.output)

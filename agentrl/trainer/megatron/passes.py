@@ -22,6 +22,7 @@ from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
+from agentrl.trainer.megatron.model.shape import OPEN_DDP
 from agentrl.trainer.routing import (
     NO_LOSSES,
     PassRouting,
@@ -54,18 +55,18 @@ class Passes:
             return
         layout = self.network.layout
         # While the last row goes back through the first layers, gradients of the last ones are summed.
-        overlaps = layout.data_parallel_size * layout.context_parallel_size > 1
+        several = layout.data_parallel_size * layout.context_parallel_size > 1
+        chosen = {name: value for name, value in layout.megatron_config.items() if name in OPEN_DDP}
+        fields = {"overlap_grad_reduce": several, **chosen}
         ddp = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            overlap_grad_reduce=overlaps,
-            use_distributed_optimizer=layout.shares_the_optimizer,
+            grad_reduce_in_fp32=True, use_distributed_optimizer=layout.shares_the_optimizer, **fields
         )
         self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
         ]
         config.finalize_model_grads_func = _sum_gradients
-        if overlaps:
+        if ddp.overlap_grad_reduce:
             silent = [stage.no_sync for stage in self.stages]
             config.no_sync_func = silent if len(silent) > 1 else silent[0]
 

@@ -16,6 +16,7 @@ from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import fastest, kernels_in_words
 from agentrl.trainer.batch import MicroBatch, micro_batches, shares_of
 from agentrl.trainer.elsewhere import saved_elsewhere
+from agentrl.trainer.launch.cast_weights import Cast, cast_buckets, cast_on_device
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.process_group import opened_store
@@ -128,20 +129,27 @@ class MegatronWorker(Recorder, DeviceStore):
             for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=True):
                 own.lerp_(policys.to(own.dtype), share)
 
-    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
+    def weights(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
         with self._memory["old"].parameters_onloaded():
-            return (yield from gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks))
+            stream = gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks)
+            return (yield from stream if cast is None else cast_buckets(stream, cast, compute_device()))
 
-    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+    def weights_on_device(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> DeviceFacts | None:
         """The policy's weights in memory of rank 0's device; all ranks must call it, only rank 0 has them.
 
         None = the device has no memory that other processes can map, or too little.
         """
         loads = self._loads_of(manifest, bucket_bytes)
         packed = packed_on_device(loads, self._memory["old"].parameters_onloaded)
+        if packed is not None and cast is not None:
+            packed = cast_on_device(packed, cast, compute_device())
         return None if packed is None else keep(packed)
 
     def onload(self) -> int | None:

@@ -18,6 +18,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import needs_entropy_gradient
 from agentrl.trainer.attention import kernels_in_words
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.cast_weights import Cast, cast_buckets, cast_on_device
 from agentrl.trainer.launch.device_weights import DeviceFacts, DeviceStore, keep
 from agentrl.trainer.launch.phases import report_phase
 from agentrl.trainer.launch.rank_plan import RankPlace
@@ -166,7 +167,9 @@ class TorchWorker(Recorder, DeviceStore):
             for own, policys in zip(ref.parameters(), self.model.parameters(), strict=True):
                 own.lerp_(policys, share)
 
-    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
+    def weights(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> Generator[Filled, None, int]:
         """The policy's weights in shared buffers; returns their checksum. Only rank 0 yields them."""
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
@@ -175,10 +178,13 @@ class TorchWorker(Recorder, DeviceStore):
             if self._ranks is not None and not self._ranks.is_first:
                 deque(tensors, maxlen=0)
                 return 0
-            return (yield from _filled(tensors, self._pool, manifest, bucket_bytes))
+            stream = _filled(tensors, self._pool, manifest, bucket_bytes)
+            return (yield from stream if cast is None else cast_buckets(stream, cast, self.model.device))
 
     @torch.no_grad()
-    def weights_on_device(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> DeviceFacts | None:
+    def weights_on_device(
+        self, manifest: Sequence[TensorSpec], bucket_bytes: int, cast: Cast | None = None
+    ) -> DeviceFacts | None:
         """The policy's weights in memory of rank 0's device; None on other ranks, or where it has none."""
         layout, ranks = layout_of(list(_loads(manifest, bucket_bytes))), self._ranks
         is_first = ranks is None or ranks.is_first
@@ -191,14 +197,9 @@ class TorchWorker(Recorder, DeviceStore):
                 if not is_first:
                     deque(weights, maxlen=0)
                 return None
-
-            def fill(load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
-                # Both are in the order of the manifest; the first is the shorter one.
-                for (name, target), (own_name, source) in zip(views_in(load, bytes_B), weights, strict=False):
-                    assert name == own_name
-                    target.copy_(source)
-
-            return keep(packed(layout, memory, fill))
+            whole = packed(layout, memory, partial(_write, weights))
+            done = whole if cast is None else cast_on_device(whole, cast, self.model.device)
+            return None if done is None else keep(done)
 
     def onloaded(self) -> AbstractContextManager[None]:
         """Have the policy's weights on the device for the block."""
@@ -256,6 +257,14 @@ class TorchWorker(Recorder, DeviceStore):
     def _offload_all(self) -> None:
         for memory in set(self._memory.values()) if has_own_memory(self.model.device) else ():
             memory.offload()
+
+
+def _write(weights: Iterator[tuple[str, Tensor]], load: Sequence[TensorSpec], bytes_B: Tensor) -> None:
+    """Write the next weights into the memory of a bucket."""
+    # Both are in the order of the manifest; the first is the shorter one.
+    for (name, target), (own_name, source) in zip(views_in(load, bytes_B), weights, strict=False):
+        assert name == own_name
+        target.copy_(source)
 
 
 def _memory_of(

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import SystemErrors
+from agentrl.types import JSON
 from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.codec import bytes_of, slices
 from agentrl.weights.hf.adapters import (
@@ -35,8 +36,9 @@ from agentrl.weights.hf.folders import (
     base_folder,
     tokenizer_folder,
 )
+from agentrl.weights.hf.quantized import QUANTIZATION
 from agentrl.weights.hf.source import open_config
-from agentrl.weights.hf.tensors import TensorFiles, meta_model
+from agentrl.weights.hf.tensors import FLOATS, TensorFiles, meta_model
 from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import FILE_BYTES, write_model
 
@@ -96,16 +98,19 @@ def write_tensors(
     manifest: Sequence[TensorSpec],
     like: Path,
     file_bytes: int = FILE_BYTES,
+    quantization: Mapping[str, JSON] | None = None,
 ) -> None:
     """Write tensors, as bytes and in the order of the manifest, into files of about `file_bytes`.
 
-    All other files are copied from `like`; the write is atomic.
+    All other files are copied from `like`; the write is atomic. quantization: what config.json says of
+    tensors that are quantized.
 
     Raises:
         ValueError: the tensors do not match the manifest.
     """
     with atomic_directory(target) as partial:
-        copy_without_weights(like, partial, dtype=manifest[0].dtype)
+        dtype = next((spec.dtype for spec in manifest if spec.dtype in FLOATS), "bfloat16")
+        copy_without_weights(like, partial, dtype=dtype, quantization=quantization)
         write_model(partial, manifest, tensors, file_bytes=file_bytes)
 
 
@@ -137,9 +142,11 @@ def whole_model(directory: Path, target: Path) -> Path:
     return target
 
 
-def copy_without_weights(like: Path, folder: Path, *, dtype: str) -> None:
+def copy_without_weights(
+    like: Path, folder: Path, *, dtype: str, quantization: Mapping[str, JSON] | None = None
+) -> None:
     """Copy a Hugging Face directory without its weights to `folder`; of adapters, that of their base model
-    with their own tokenizer. dtype: of the new weights.
+    with their own tokenizer. dtype: of the new weights. quantization: see `write_tensors`.
 
     Raises:
         ModelLoadError: see `base_folder`.
@@ -160,9 +167,15 @@ def copy_without_weights(like: Path, folder: Path, *, dtype: str) -> None:
     config = folder / "config.json"
     fields = json.loads(config.read_text(encoding="utf-8"))
     # transformers casts the weights that it loads to the dtype in the config.
-    changed = {key: dtype for key in ("dtype", "torch_dtype") if fields.get(key) not in (None, dtype)}
-    if changed:
-        config.write_text(json.dumps({**fields, **changed}, indent=2) + "\n", encoding="utf-8")
+    changed: dict[str, JSON] = {
+        key: dtype for key in ("dtype", "torch_dtype") if fields.get(key) not in (None, dtype)
+    }
+    if quantization is not None:
+        changed[QUANTIZATION] = dict(quantization)
+    if changed or QUANTIZATION in fields:
+        # What is not given is not quantized: `like` may be.
+        kept = {key: value for key, value in fields.items() if key != QUANTIZATION}
+        config.write_text(json.dumps({**kept, **changed}, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(like: Path, folder: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import shorten
+from types import EllipsisType
 from typing import cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
@@ -16,7 +19,9 @@ from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.adapters import Adapters, opened_adapters
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.opening import check_finite
-from agentrl.weights.hf.tensors import CONFIG_ERRORS
+from agentrl.weights.hf.quantized import scheme_of
+from agentrl.weights.hf.source import open_config
+from agentrl.weights.hf.tensors import CONFIG_ERRORS, TensorFiles, meta_model
 from agentrl.weights.quiet import quiet_transformers
 
 _LONGEST_REASON = 300
@@ -33,16 +38,10 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
     check_fetched([path / "config.json", *sorted(path.glob("*.safetensors*"))], ModelLoadError)
+    is_quantized = scheme_of(path) is not None
     try:
         with quiet_transformers():
-            opened = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+            opened = (_dequantized if is_quantized else _as_stored)(path, dtype)
     except (OSError, SafetensorError, *CONFIG_ERRORS) as error:
         reason = shorten(str(error), _LONGEST_REASON) or type(error).__name__
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
@@ -58,11 +57,57 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
         raise ModelLoadError(
             f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again."
         )
+    if is_quantized:
+        _complete(model, path)
     if adapters is not None:
         _add(adapters, model)
         model.name_or_path = str(directory)
     check_finite(path, named_weights(model))
     return model
+
+
+def _as_stored(path: Path, dtype: torch.dtype) -> object:
+    return AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+
+
+def _dequantized(path: Path, dtype: torch.dtype) -> object:
+    """The model that quantized numbers stand for; its matrices are computed one by one as it is built."""
+    config = open_config(path)
+    with TensorFiles(path) as files:
+        opened: object = type(meta_model(config)).from_pretrained(
+            None,
+            config=config,
+            state_dict={name: _Stored(files, name) for name in files.names},
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    return opened
+
+
+def _complete(model: PreTrainedModel, path: Path) -> None:
+    """Give a model what transformers reads beside the weights of a directory."""
+    model.name_or_path = str(path)
+    if (path / GENERATION_CONFIG_NAME).is_file():
+        with quiet_transformers():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+
+
+class _Stored:
+    """A tensor of a directory, for transformers, which reads it as it reads a slice of a file."""
+
+    def __init__(self, files: TensorFiles, name: str) -> None:
+        self._files, self._name = files, name
+
+    def __getitem__(self, whole: EllipsisType) -> Tensor:
+        return self._files.read(self._name)
 
 
 @torch.no_grad()

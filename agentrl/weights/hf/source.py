@@ -26,6 +26,7 @@ from agentrl.weights.hf.folders import (
     model_remedy,
     tokenizer_folder,
 )
+from agentrl.weights.hf.quantized import without_quantization
 from agentrl.weights.hf.tensors import config_errors, meta_model
 from agentrl.weights.quiet import quiet_transformers
 
@@ -164,7 +165,7 @@ def open_source(directory: str | Path) -> ModelSource:
 
 
 def open_config(directory: Path) -> PreTrainedConfig:
-    """The config of a Hugging Face model directory.
+    """The config of a Hugging Face model directory; of a quantized model, of what its numbers stand for.
 
     Raises:
         ModelLoadError: it holds none, or an invalid one.
@@ -180,7 +181,7 @@ def open_config(directory: Path) -> PreTrainedConfig:
     except OSError as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the model in {directory} cannot be loaded: {reason}") from error
-    return config
+    return without_quantization(config)
 
 
 def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:

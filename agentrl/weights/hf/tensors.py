@@ -1,6 +1,7 @@
 """The tensors of a Hugging Face directory, read one at a time, never all in memory.
 
-Of a folder of adapters, those of its base model, with the adapters added as they are read.
+Of a folder of adapters, those of its base model, with the adapters added as they are read. Of a quantized
+model, the matrices that its numbers and scales stand for, in the dtype of its other weights.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from types import TracebackType
@@ -23,13 +25,17 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
 from agentrl.types.seams import TensorSpec
-from agentrl.weights.codec import names_in_checkpoints
+from agentrl.weights.cast import decoded
+from agentrl.weights.codec import names_in_checkpoints, torch_dtype
 from agentrl.weights.hf.adapters import opened_adapters
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
+from agentrl.weights.hf.quantized import matrices_of, names_beside
 from agentrl.weights.quiet import quiet_transformers
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+FLOATS = ("bfloat16", "float16", "float32")
+"""The dtypes of weights that are not quantized, as torch prints them."""
 CONFIG_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -75,8 +81,11 @@ class TensorFiles:
             self._stored |= {
                 name: _StoredTensor(path, opened, stored) for name, stored in specs_in(opened).items()
             }
+        self.matrices = matrices_of(self.directory, {name: e.stored for name, e in self._stored.items()})
+        """Those of its tensors that are stored in fewer bits, by name; see `agentrl.weights.cast`."""
+        self._parts = {name for matrix in self.matrices.values() for name in names_beside(matrix)}
         if self._adapters is not None:
-            self._adapters.check({name: entry.stored.shape for name, entry in self._stored.items()})
+            self._adapters.check({spec.name: spec.shape for spec in self.all_specs})
 
     def __enter__(self) -> Self:
         return self
@@ -92,13 +101,13 @@ class TensorFiles:
 
     @property
     def names(self) -> frozenset[str]:
-        """All tensors of its files."""
-        return frozenset(self._stored)
+        """All tensors of the model in its files."""
+        return frozenset(self._stored).difference(self._parts).union(self.matrices)
 
     @property
     def all_specs(self) -> tuple[TensorSpec, ...]:
-        """All tensors of its files, by name."""
-        return tuple(self._stored[name].stored for name in sorted(self._stored))
+        """All tensors of the model in its files, by name."""
+        return tuple(self._spec_of(name) for name in sorted(self.names))
 
     def read(self, name: str) -> Tensor:
         """A tensor.
@@ -107,7 +116,10 @@ class TensorFiles:
             ModelLoadError: there is none of that name, or it holds a number that is not finite.
         """
         path, opened, _ = self._lookup(name)
-        tensor: Tensor = opened.get_tensor(name)
+        if (matrix := self.matrices.get(name)) is not None:
+            tensor = decoded([self._part(part.name) for part in matrix.parts], matrix, self._dtype)
+        else:
+            tensor = opened.get_tensor(name)
         if self._adapters is not None:
             tensor = self._adapters.merged(name, tensor)
         check_finite(path, [(name, tensor)])
@@ -119,7 +131,7 @@ class TensorFiles:
         Raises:
             ModelLoadError: there is no tensor of that name, or it has another shape.
         """
-        path, _, stored = self._lookup(name)
+        path, stored = self._lookup(name).path, self._spec_of(name)
         if stored.shape != shape:
             raise ModelLoadError(
                 f"{path} holds {name} as {list(stored.shape)}, its config.json says "
@@ -127,10 +139,29 @@ class TensorFiles:
             )
         return stored._replace(dtype=dtype or stored.dtype)
 
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """Of the matrices that quantized numbers stand for: that of the model's other weights."""
+        found = {entry.stored.dtype for name, entry in self._stored.items() if name not in self._parts}
+        # The shorter one: of some models norms or routers alone are in fp32.
+        return torch_dtype(next((dtype for dtype in FLOATS if dtype in found), "bfloat16"))
+
+    def _part(self, name: str) -> Tensor:
+        part: Tensor = self._stored[name].opened.get_tensor(name)
+        return part
+
+    def _spec_of(self, name: str) -> TensorSpec:
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return self._stored[name].stored
+        return TensorSpec(name, matrix.shape, str(self._dtype).removeprefix("torch."))
+
     def _lookup(self, name: str) -> _StoredTensor:
-        if name not in self._stored:
+        """The file of a tensor; of one that has several parts, of the first."""
+        first = self.matrices[name].parts[0].name if name in self.matrices else name
+        if first not in self._stored or name in self._parts - self.matrices.keys():
             raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
-        return self._stored[name]
+        return self._stored[first]
 
     def _file_names(self) -> dict[str, str]:
         """The file of every tensor; {"": file} where one file holds all."""

@@ -12,7 +12,7 @@ EXPENSIVE = {
     *("Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"),
     *("AgentDojoBanking-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
     *("AgentDojoSlack-v0", "TicTacToe-v0"),
-    *("ReTool-v0", "Sokoban-v0", "Sql-v0", "Terminal-v0", "Wordle-v0"),
+    *("Repositories-v0", "ReTool-v0", "Sokoban-v0", "Sql-v0", "Terminal-v0", "Wordle-v0"),
     # The quick tests of games between agents check these.
     *("RockPaperScissors-v0", "SolverCritic-v0"),
 }

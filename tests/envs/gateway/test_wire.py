@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentrl.types import Message, ToolCall
-from tests.envs.gateway.worlds import TOOL, adds, episode_of, post, says
+from tests.envs.gateway.worlds import TOOL, WORDS, adds, episode_of, post, says
 
 OTHER = {
     "type": "function",
@@ -326,3 +326,87 @@ async def test_the_client_of_openai_reads_whole_replies_and_streams():
     assert episode.total_of() == 1.0
     assert [len(t.turns) for t in episode.trajectories] == [2, 1]
     await asyncio.sleep(0)
+
+
+async def test_messages_of_the_system_between_others_are_the_users():
+    """Few templates have a place for them; several at the beginning are one."""
+    asked = [
+        *({"role": "developer", "content": "Be brief."}, {"role": "developer", "content": "Use tools."}),
+        *({"role": "user", "content": "How many?"}, {"role": "system", "content": "Agents: none."}),
+        *({"role": "user", "content": "Go on."}, {"role": "assistant", "content": "3"}),
+        *({"role": "user", "content": "And?"}, {"role": "user", "content": "Now?"}),
+        {"role": "system", "content": "One turn is left."},
+    ]
+    anthropic = {"system": "Be brief.", "max_tokens": 9, "messages": [*asked[2:5], *asked[5:]]}
+    requests = [("/chat/completions", {"messages": asked}), ("/messages", anthropic)]
+    requests = [(path, {"model": "m", **body}) for path, body in requests]
+    _, policy, _ = await replies_to(requests, says("4"))
+    (first, _), (second, _) = policy.asked
+    texts = [WORDS.decode(ids) for ids in (first, second)]
+    assert texts[0].startswith(
+        "<|im_start|>system\nBe brief.\n\nUse tools.<|im_end|>\n<|im_start|>user\nHow many?"
+    )
+    for text in texts:
+        assert text.count("<|im_start|>system") == 1
+        assert "user\nHow many?\n\nAgents: none.\n\nGo on.<|im_end|>" in text
+        # Those of the user alone stay as they were.
+        assert "user\nAnd?<|im_end|>\n<|im_start|>user\nNow?\n\nOne turn is left.<|im_end|>" in text
+
+
+async def test_tools_that_a_server_of_the_vendor_runs_are_left_out_and_counted():
+    schema = {"type": "object", "properties": {}}
+    own = {"name": "look", "input_schema": schema}
+    anthropic = {"max_tokens": 9, "tools": [{"type": "web_search_20250305", "name": "web_search"}, own]}
+    settings = {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}}
+    keeps = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    openai = {"tools": [{"type": "web_search"}, {"type": "function", "name": "look", "parameters": schema}]}
+    requests = [
+        ("/messages", {"messages": ASKED, **anthropic, **settings, "context_management": keeps}),
+        ("/responses", {"input": "How many?", **openai, "client_metadata": {"turn": "1"}}),
+    ]
+    replies, policy, episode = await replies_to(
+        [(path, {"model": "m", **body}) for path, body in requests], says("4")
+    )
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert episode.counts["overruled_server_tools"] == 2
+    assert (episode.counts["overruled_thinking"], episode.counts["overruled_effort"]) == (1, 1)
+    assert all("look" in WORDS.decode(ids) and "search" not in WORDS.decode(ids) for ids, _ in policy.asked)
+    # What a client runs itself, and edits that drop something, are no others' to leave out.
+    own = [{"type": "bash_20250124", "name": "bash"}]
+    drops = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    refused = [
+        ("/messages", {"messages": ASKED, "max_tokens": 9, "tools": own}),
+        ("/messages", {"messages": ASKED, "max_tokens": 9, "context_management": drops}),
+        ("/responses", {"input": "How many?", "tools": [{"type": "local_shell"}]}),
+    ]
+    replies, _, _ = await replies_to(
+        [
+            *((path, {"model": "m", **body}) for path, body in refused),
+            ("/responses", {"model": "m", "input": "?"}),
+        ],
+        says("4"),
+    )
+    assert [reply.status_code for reply in replies] == [400, 400, 400, 200]
+
+
+async def test_functions_of_a_namespace_are_offered_and_called_by_both_names():
+    space = {"type": "namespace", "name": "math", "tools": [{"type": "function", **TOOL["function"]}]}
+    called = {"type": "function_call", "call_id": "c1", "name": "add", "namespace": "math"}
+    asked = [{"role": "user", "content": "How many?"}]
+
+    def again(replies):
+        (call,) = [item for item in replies[0].json()["output"] if item["type"] == "function_call"]
+        assert {name: call[name] for name in ("name", "namespace")} == {"name": "add", "namespace": "math"}
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+        back = {**called, "call_id": call["call_id"], "arguments": call["arguments"]}
+        return {"model": "m", "tools": [space], "input": [*asked, back, result], "stream": True}
+
+    first = {"model": "m", "tools": [space], "input": asked}
+    call = ToolCall("math__add", {"a": 2, "b": 3})
+    replies, policy, episode = await replies_to(
+        [("/responses", first), ("/responses", again)], says("", call)
+    )
+    assert "math__add" in WORDS.decode(policy.asked[0][0])
+    assert [trajectory.reason for trajectory in episode.trajectories] == [None]
+    items = [data["item"] for _, data in events(replies[1].text) if "item" in data]
+    assert {(item["name"], item["namespace"]) for item in items} == {("add", "math")}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ToolRejected, UserError
+from agentrl.errors import ToolError, ToolRejected, UserError
 from agentrl.tools import ShellTool, make_tool, release_shared
 from agentrl.tools.shell.tool import MOST_COMMAND_BYTES, MOST_FILE_BYTES, MOST_FILES, PROGRAMS
 from tests.tools.python.sandboxed import gone
@@ -240,3 +240,37 @@ async def test_no_program_of_the_list_has_rights_of_its_own():
     for name in PROGRAMS:
         path = Path("/usr/bin") / name
         assert not path.exists() or not os.stat(path).st_mode & 0o6000, name
+
+
+async def test_a_module_that_is_written_again_at_once_is_the_new_one():
+    async with ShellTool().shell({"m.py": "x = 1\n"}) as shell:
+        show = "python3 -c 'import m; print(m.x)'"
+        said = await shell.run(f"{show}; echo 'x = 2' > m.py; {show}; ls")
+    assert said == "1\n2\nm.py"
+
+
+async def test_a_folder_is_prepared_by_a_command_before_the_first_one():
+    async with ShellTool().shell({"a": "one\n", "b": b"\xff\x00"}, "cat a a > c; mkdir d") as shell:
+        assert await shell.files() == {"a": "one\n", "b": "\ufffd\x00"}
+        assert await shell.run("ls; cat c; wc -c < b") == "a\nb\nc\nd\none\none\n2"
+        await shell.put({"e/f": b"new\n"})
+        assert (await shell.executed("cat e/f; exit 3", {})).output == "new\n"
+        late = await shell.executed("sleep 9", {}, 0.2)
+        assert late.timed_out
+    async with ShellTool().shell({}, "echo no such thing >&2; exit 4") as shell:
+        with pytest.raises(ToolError, match="exit code 4: no such thing"):
+            await shell.run("ls")
+
+
+async def test_places_lead_into_the_folder_and_mounts_cannot_be_written(tmp_path):
+    # Where the tests run as root, commands do not: others have to be allowed to read it.
+    shown = tmp_path / "shown"
+    shown.mkdir(mode=0o755)
+    (shown / "shown.txt").write_text("shown")
+    tool = ShellTool(places=("/app", "/usr"), mounts=((str(shown), "/extra"),))
+    async with tool.shell({"app/x": "in the app"}) as shell:
+        assert (
+            await shell.run("cat /app/x /extra/shown.txt; echo y > /app/y; ls app") == "in the appshownx\ny"
+        )
+        assert "Read-only" in await shell.run("echo z > /extra/z")
+        assert "bash" in await shell.run("ls /usr/bin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from transformers import Qwen3Config
 from agentrl.assembly.layout_memory import rank_memory
 from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.shape import OPEN
+from agentrl.trainer.megatron.model.shape import OPEN, OPEN_DDP
 from tests.trainer.megatron.allocating import allocated, row
 from tests.trainer.megatron.equality import Part, oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
@@ -55,6 +57,8 @@ CHOSEN = {
     "recompute_modules": (SELECTIVE, {"recompute_modules": ["core_attn", "mlp"]}),
     "deallocate_pipeline_outputs": (PP, {"deallocate_pipeline_outputs": True}),
     "batch_p2p_sync": (PP, {"batch_p2p_sync": False}),
+    "overlap_grad_reduce": ({}, {"overlap_grad_reduce": False}),
+    "bucket_size": ({}, {"bucket_size": 1000}),
     "microbatch_group_size_per_vp_stage": (
         {**PP, "num_virtual_stages_per_pipeline_rank": 2},
         {"microbatch_group_size_per_vp_stage": 4},
@@ -132,29 +136,40 @@ def test_what_is_computed_again_is_the_same(pair, name):
     check(pair, "qwen3", **RECOMPUTED[name])
 
 
-def reads_and_part_of(layout, rank, kind):
-    """What `part_of` gives, and the fields of Megatron's config that were read once it was made."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
+@contextmanager
+def noting_reads(config):
+    """The fields of a class of Megatron's that are read once an object of it was made."""
+    read, look, check = set(), config.__getattribute__, config.__post_init__
 
-    read, look, check = set(), TransformerConfig.__getattribute__, TransformerConfig.__post_init__
-
-    def noted(config, name):
+    def noted(made, name):
         read.add(name)
-        return look(config, name)
+        return look(made, name)
 
-    def checked(config):
-        check(config)
+    def checked(made):
+        check(made)
         read.clear()
 
-    TransformerConfig.__getattribute__, TransformerConfig.__post_init__ = noted, checked
+    config.__getattribute__, config.__post_init__ = noted, checked
     try:
-        return part_of(layout, rank, kind), read
+        yield read
     finally:
-        TransformerConfig.__getattribute__, TransformerConfig.__post_init__ = look, check
+        config.__getattribute__, config.__post_init__ = look, check
+
+
+def reads_and_part_of(layout, rank, kind):
+    """What `part_of` gives, and the fields of Megatron's configs that were read once they were made."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    with (
+        noting_reads(TransformerConfig) as of_the_model,
+        noting_reads(DistributedDataParallelConfig) as of_replicas,
+    ):
+        return part_of(layout, rank, kind), of_the_model | of_replicas
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("name", [*OPEN, *OPEN_DDP])
 def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair, name):
     sizes, fields = CHOSEN[name]
     layout = MegatronConfig(

@@ -22,10 +22,6 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
         (LlamaConfig(**SIZES, attention_bias=True), "llama has biases in its layers"),
         (Qwen3Config(**SIZES, hidden_act="gelu"), "qwen3 has the activation gelu"),
         (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), r"scales its rotary positions .* \(`dynamic`\)"),
-        (
-            Qwen3MoeConfig(**SIZES, quantization_config={"quant_method": "fp8"}),
-            "has quantized weights; convert",
-        ),
         (MixtralConfig(**SIZES, sliding_window=8), "mixtral has windows of attention"),
     ],
 )

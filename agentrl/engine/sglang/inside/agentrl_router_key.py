@@ -2,8 +2,9 @@
 
     AGENTRL_SERVER_KEY=... python -m agentrl_router_key [sglang-router's arguments]
 
-The interpreter of the servers runs it. The router asks for the key at every address except those of its
-health. As observed on sglang-router 0.3.2. This module imports nothing of agentrl.
+The interpreter of the servers runs it. The router asks for the key at every address but those of its health,
+of the model's name and of the servers' metrics, which it tells anybody. As observed on sglang-router 0.3.2.
+This module imports nothing of agentrl.
 """
 
 import os

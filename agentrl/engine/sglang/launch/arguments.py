@@ -29,7 +29,12 @@ Package = Literal["sglang", "sglang_router"]
 """Whose arguments they are, as Python imports it."""
 _NAMES: Mapping[Package, str] = {"sglang": "SGLang", "sglang_router": "sglang-router"}
 _NO_KEY = "servers on other machines get a key of the run's, and those that listen on 127.0.0.1 need none"
+_UNLIKE_THE_POLICY = (
+    "tokens that only the draft model prefers would be trained as the policy's own; leave it out"
+)
 _OURS_OF_SERVERS = {
+    "--speculative-accept-threshold-single": _UNLIKE_THE_POLICY,
+    "--speculative-accept-threshold-acc": _UNLIKE_THE_POLICY,
     "--model-path": "set hf_checkpoint, the folder that the servers load",
     "--host": "servers listen on 127.0.0.1, and on other machines of a cluster on the address that Ray knows",
     "--port": "a free one is chosen for each server",

@@ -182,7 +182,11 @@ def plugin_folder(folder: Path, *, adapters: bool = False) -> Path:
     """
     described = folder / "agentrl_sglang_plugins-1.dist-info"
     described.mkdir(parents=True, exist_ok=True)
-    names = ["agentrl_sglang_times", *(["agentrl_sglang_adapters"] if adapters else [])]
+    names = [
+        "agentrl_sglang_times",
+        "agentrl_sglang_routed",
+        *(["agentrl_sglang_adapters"] if adapters else []),
+    ]
     write_text(described / "METADATA", "Metadata-Version: 2.1\nName: agentrl_sglang_plugins\nVersion: 1\n")
     entries = "".join(f"{name} = {name}:register\n" for name in names)
     write_text(described / "entry_points.txt", f"[sglang.srt.plugins]\n{entries}")

@@ -11,6 +11,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.hf.folders import base_folder
+from agentrl.weights.hf.quantized import without_quantization
 from agentrl.weights.hf.tensors import TensorFiles, config_errors, tensor_shapes
 
 
@@ -55,5 +56,6 @@ def config_of(directory: Path) -> PreTrainedConfig:
         except (OSError, ValueError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
+        config = without_quantization(config)
         shape_of(config)
     return config

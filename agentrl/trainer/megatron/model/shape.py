@@ -32,6 +32,9 @@ OPEN: Mapping[str, type] = {
 """Fields of Megatron's TransformerConfig that a user may set: the layers here read them, and they change
 neither logprobs nor gradients."""
 
+OPEN_DDP: Mapping[str, type] = {"overlap_grad_reduce": bool, "bucket_size": int}
+"""The same of its DistributedDataParallelConfig, for the sums of gradients over the replicas."""
+
 _ROPES = ("linear", "llama3", "yarn")
 """Scaled rotary positions that are the same for every sequence."""
 
@@ -316,19 +319,20 @@ def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
                 f"megatron_config says {name} = {value!r}, the checkpoint has {size!r}; leave it out, or "
                 "name another checkpoint."
             )
-    return {**shape.sizes, **fields}
+    return {**shape.sizes, **{name: value for name, value in fields.items() if name not in OPEN_DDP}}
 
 
 def _check_open(name: str, value: JSON) -> None:
-    if name not in OPEN:
+    known = {**OPEN, **OPEN_DDP}
+    if name not in known:
         raise ConfigError(
             f"megatron_config holds {name}, which is not for a run to choose: it does nothing here, or would "
-            f"change what is learned; leave it out. These are: {', '.join(OPEN)}."
+            f"change what is learned; leave it out. These are: {', '.join(known)}."
         )
     # In Python, True is an int.
-    if type(value) is not OPEN[name]:
+    if type(value) is not known[name]:
         raise ConfigError(
-            f"megatron_config says {name} = {value!r}; it must be of type {OPEN[name].__name__}."
+            f"megatron_config says {name} = {value!r}; it must be of type {known[name].__name__}."
         )
 
 
@@ -374,8 +378,6 @@ def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]
     biases = "add_qkv_bias" not in family.settings and bool(
         fields.get("attention_bias") or fields.get("mlp_bias")
     )
-    if fields.get("quantization_config"):
-        raise ModelLoadError(f"this {model_type} has quantized weights; convert it to bfloat16 first.")
     for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),

@@ -67,12 +67,14 @@ class Locations:
                 if f".{part}." in name:
                     owner, _, kind = name.replace(f".{part}.", f".{fused}.").rpartition(".")
                     above = [name.replace(f".{part}.", f".{other}.") for other in parts[:number]]
-                    return self._start(owner, above), self._parameters.get(f"{owner}.{kind}")
+                    # Scales of fp8 have a row for a block of rows.
+                    sized = None if kind.startswith("weight_scale") else self._modules.get(owner)
+                    return self._start(sized, above), self._parameters.get(f"{owner}.{kind}")
         return 0, None
 
-    def _start(self, owner: str, above: Sequence[str]) -> int:
+    def _start(self, owner: torch.nn.Module | None, above: Sequence[str]) -> int:
         """The first row of a tensor in a fused parameter, after the padded rows of the tensors above it."""
-        sizes = getattr(self._modules.get(owner), "output_partition_sizes", None)
+        sizes = getattr(owner, "output_partition_sizes", None)
         if isinstance(sizes, list):
             return sum(sizes[: len(above)])
         return sum(self._shapes[other][0] for other in above if other in self._shapes)
