@@ -99,7 +99,7 @@ def serve_env(id: str, kwargs: Mapping[str, object], own: ServeEnv, *, ready: Ca
 
 def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette:
     """The application. checks: of every request and session; its control key, if it has one, is needed."""
-    server = _Endpoints(sessions, checks)
+    server, sockets = _Endpoints(sessions, checks), _Sockets(sessions, checks)
 
     def get(path: str, endpoint: Endpoint) -> Route:
         return Route(path, checks.checked(endpoint, control=server.has_key), methods=["GET"])
@@ -118,8 +118,8 @@ def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette
             post("/{env_name:path}/task", server.task),
             post("/{env_name:path}/task_range", server.task_range),
             post("/mcp", server.mcp),
-            WebSocketRoute("/ws", server.guarded(server.session)),
-            WebSocketRoute("/mcp", server.guarded(server.mcp_session)),
+            WebSocketRoute("/ws", sockets.guarded(sockets.session)),
+            WebSocketRoute("/mcp", sockets.guarded(sockets.mcp_session)),
         ],
         exception_handlers={HTTPException: _error_reply},
         lifespan=server.lifespan,
@@ -128,8 +128,7 @@ def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette
 
 class _Endpoints:
     def __init__(self, sessions: ServedSessions, checks: RequestChecks) -> None:
-        self._sessions, self._checks = sessions, checks
-        self._world = sessions.world
+        self._sessions, self._world = sessions, sessions.world
         self._bodies = BodyReader(MAX_FRAME_BYTES)
         self._rpc = Rpc(sessions)
         self.has_key = checks.control_key is not None
@@ -206,13 +205,36 @@ class _Endpoints:
             return Response(status_code=202)
         return JSONResponse(reply, headers={} if opened is None else {_SESSION_HEADER: opened.id})
 
+    async def _tasks(self, request: Request) -> tuple[list[Task], Mapping[str, JSON]]:
+        self._check_name(request)
+        try:
+            asked = await _read(await self._bodies.read(request))
+        except ValueError as error:
+            raise HTTPException(400, f"{error}.") from None
+        split = asked.get("split")
+        if split not in self._world.splits:
+            raise HTTPException(400, f"It has the splits {', '.join(self._world.splits)}.")
+        return [*self._world.tasks(str(split))], asked
+
+    def _check_name(self, request: Request) -> None:
+        if request.path_params["env_name"].lower() != self._world.example.id.lower():
+            raise HTTPException(404, f"unknown environment; it is {self._world.example.id}")
+
+
+class _Sockets:
+    """The WebSockets: sessions, and JSON-RPC."""
+
+    def __init__(self, sessions: ServedSessions, checks: RequestChecks) -> None:
+        self._sessions, self._checks = sessions, checks
+        self._rpc = Rpc(sessions)
+
     def guarded(self, serve: _Socket) -> _Socket:
         """A WebSocket that is accepted from senders that the checks let through."""
 
         async def guarded(websocket: WebSocket) -> None:
             try:
                 self._checks.check_sender(websocket)
-                if self.has_key:
+                if self._checks.control_key is not None:
                     self._checks.check_key(websocket)
             except HTTPException as error:
                 await websocket.send_denial_response(
@@ -321,7 +343,7 @@ class _Endpoints:
         except InvalidError as error:
             return _failure("VALIDATION_ERROR", "Invalid message", errors=error.errors)
         except EnvCodeError as error:
-            return _failure("FACTORY_ERROR", str(error), factory_name=self._world.example.id)
+            return _failure("FACTORY_ERROR", str(error), factory_name=self._sessions.world.example.id)
         except AgentRLError as error:
             return _failure("EXECUTION_ERROR", str(error))
 
@@ -345,21 +367,6 @@ class _Endpoints:
         if session.is_attached:
             raise AgentRLError(f"Session {id} already has an attached WebSocket")
         return session
-
-    async def _tasks(self, request: Request) -> tuple[list[Task], Mapping[str, JSON]]:
-        self._check_name(request)
-        try:
-            asked = await _read(await self._bodies.read(request))
-        except ValueError as error:
-            raise HTTPException(400, f"{error}.") from None
-        split = asked.get("split")
-        if split not in self._world.splits:
-            raise HTTPException(400, f"It has the splits {', '.join(self._world.splits)}.")
-        return [*self._world.tasks(str(split))], asked
-
-    def _check_name(self, request: Request) -> None:
-        if request.path_params["env_name"].lower() != self._world.example.id.lower():
-            raise HTTPException(404, f"unknown environment; it is {self._world.example.id}")
 
 
 @lru_cache(maxsize=1)

@@ -351,15 +351,17 @@ class ServedSessions:
                 await asyncio.sleep(min(_LOOK_EVERY_S, self.idle_s))
                 end_s = time.monotonic() - self.idle_s
                 for session in [*self._open.values()]:
-                    if session.is_busy or session.used_s > end_s:
-                        continue
-                    if not session.is_attached:
-                        await self.close(session)
-                    elif session.arriving is not None:
-                        # Its WebSocket ends, and with it the session.
-                        session.arriving.cancel()
+                    if session.used_s < end_s and not session.is_busy:
+                        await self._expire(session)
         finally:
             await asyncio.gather(*(self.close(session) for session in [*self._open.values()]))
+
+    async def _expire(self, session: ServedSession) -> None:
+        if not session.is_attached:
+            await self.close(session)
+        elif session.arriving is not None:
+            # Its WebSocket ends, and with it the session.
+            session.arriving.cancel()
 
 
 def described(tools: Sequence[ToolSchema], key: str = "input_schema") -> list[JSON]:

@@ -220,7 +220,7 @@ async def test_whoever_lacks_the_key_or_comes_from_a_web_page_gets_no_session(pa
         for headers, status in (
             ({}, 401),
             ({"Authorization": "Bearer other"}, 401),
-            ({"Authorization": f"Bearer {KEY}", "Origin": "https://attacker.example"}, 403),
+            ({"Authorization": f"Bearer {KEY}", "Origin": "https://www.w3.org"}, 403),
         ):
             with pytest.raises(InvalidStatus) as refused:
                 async with session(url, path, **headers):
