@@ -8,6 +8,7 @@ module as a program, which shares the machine with the server: a client is a soc
 
     whole      the time of a session, from the first byte of its handshake to the answer of its step
     step       of the step alone, which waits for a second: what is above is the server's, and the client's
+    cpu        CPU time of a session, of the server's process and of the client's
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -85,7 +87,8 @@ def bench_openenv(load: OpenEnvLoad | None = None) -> dict[str, JSON]:
     """Run every size, one after the other.
 
     Returns:
-        summary: by size, the median of the repeats: served (share), and quantiles of `whole_s` and `step_s`.
+        summary: by size, the median of the repeats: served (share), quantiles of `whole_s` and `step_s`, and
+            CPU time of a session (`server_cpu_ms`, `client_cpu_ms`).
         runs: by size and figure, the median, its spread and every repeat.
         settings: the workload, the machine, and its load before each size (1 minute).
     """
@@ -98,8 +101,8 @@ async def _bench(load: OpenEnvLoad) -> dict[str, JSON]:
     loads: dict[str, JSON] = {}
     for size in load.sizes:
         loads[str(size)] = os.getloadavg()[0]
-        async with _server(load.wait_s) as url:
-            repeats = [await _played(url, size) for _ in range(load.repeats)]
+        async with _server(load.wait_s) as (server, url):
+            repeats = [await _played(server, url, size) for _ in range(load.repeats)]
         figures = {name: figures_of([repeat[name] for repeat in repeats]) for name in repeats[0]}
         summary[str(size)] = {name: round(one.median, 4) for name, one in figures.items()}
         runs[str(size)] = {name: one._asdict() for name, one in figures.items()}
@@ -108,35 +111,47 @@ async def _bench(load: OpenEnvLoad) -> dict[str, JSON]:
 
 
 @asynccontextmanager
-async def _server(wait_s: float) -> AsyncIterator[str]:
-    """The address of the served environment, during the block."""
+async def _server(wait_s: float) -> AsyncIterator[tuple[int, str]]:
+    """The process and the address of the served environment, during the block."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl.cli", "serve-env", "benchmarks.openenv:Waiting"),
         *("--env-kwargs", json.dumps({"wait_s": wait_s}), "--port", "0", "--json"),
         stdout=PIPE,
     )
     try:
-        yield json.loads(await _line(process))["url"]
+        yield process.pid, json.loads(await _line(process))["url"]
     finally:
         process.terminate()
         await process.wait()
 
 
-async def _played(url: str, size: int) -> dict[str, float]:
-    """The figures of one run of so many sessions."""
+async def _played(server: int, url: str, size: int) -> dict[str, float]:
+    """The figures of one run of so many sessions. server: its process."""
+    before_s = _cpu_s(server)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.openenv", url, str(size)),
         stdout=PIPE,
         limit=_LINE_BYTES,
     )
-    spent = [_Spent(*each) for each in json.loads(await _line(process))]
+    client_s, *sessions = json.loads(await _line(process))
     await process.wait()
-    figures = {"served": len(spent) / size}
+    spent = [_Spent(*each) for each in sessions]
+    figures = {
+        "served": len(spent) / size,
+        "server_cpu_ms": 1e3 * (_cpu_s(server) - before_s) / size,
+        "client_cpu_ms": 1e3 * client_s / size,
+    }
     for name in _Spent._fields:
         values = [getattr(each, name) for each in spent]
         figures |= {f"{name} p50": quantile(values, 0.5), f"{name} p99": quantile(values, 0.99)}
         figures[f"{name} max"] = max(values)
     return figures
+
+
+def _cpu_s(process: int) -> float:
+    """The CPU time of a process so far (seconds)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _line(process: Process) -> bytes:
@@ -183,10 +198,12 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kin
 
 
 async def main(url: str, size: int) -> None:
-    """Play so many sessions at once, and print what each has spent."""
+    """Play so many sessions at once; print the CPU time of all, and what each has spent."""
+    began_s = time.process_time()
     with rare_collections():
         spent = await asyncio.gather(*(_session(url) for _ in range(size)))
-    print(json.dumps([each for each in spent if each is not None]), flush=True)
+    cpu_s = time.process_time() - began_s
+    print(json.dumps([cpu_s, *(each for each in spent if each is not None)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -349,19 +349,20 @@ class ServedSessions:
         try:
             while True:
                 await asyncio.sleep(min(_LOOK_EVERY_S, self.idle_s))
-                end_s = time.monotonic() - self.idle_s
-                for session in [*self._open.values()]:
-                    if session.used_s < end_s and not session.is_busy:
-                        await self._expire(session)
+                await self._look(time.monotonic() - self.idle_s)
         finally:
             await asyncio.gather(*(self.close(session) for session in [*self._open.values()]))
 
-    async def _expire(self, session: ServedSession) -> None:
-        if not session.is_attached:
-            await self.close(session)
-        elif session.arriving is not None:
-            # Its WebSocket ends, and with it the session.
-            session.arriving.cancel()
+    async def _look(self, end_s: float) -> None:
+        """End those that have rested since `end_s`."""
+        for session in [*self._open.values()]:
+            if session.used_s > end_s or session.is_busy:
+                continue
+            if not session.is_attached:
+                await self.close(session)
+            elif session.arriving is not None:
+                # Its WebSocket ends, and with it the session.
+                session.arriving.cancel()
 
 
 def described(tools: Sequence[ToolSchema], key: str = "input_schema") -> list[JSON]:
