@@ -118,6 +118,7 @@ def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette
             post("/{env_name:path}/task", server.task),
             post("/{env_name:path}/task_range", server.task_range),
             post("/mcp", server.mcp),
+            Route("/mcp", checks.checked(server.mcp_end, control=server.has_key), methods=["DELETE"]),
             WebSocketRoute("/ws", sockets.guarded(sockets.session)),
             WebSocketRoute("/mcp", sockets.guarded(sockets.mcp_session)),
         ],
@@ -215,6 +216,14 @@ class _Endpoints:
         if split not in self._world.splits:
             raise HTTPException(400, f"It has the splits {', '.join(self._world.splits)}.")
         return [*self._world.tasks(str(split))], asked
+
+    async def mcp_end(self, request: Request) -> Response:
+        """A client of MCP ends its session."""
+        session = self._sessions.find(request.headers.get(_SESSION_HEADER))
+        if session is None or session.is_attached:
+            raise HTTPException(404, "There is no such session.")
+        await self._sessions.close(session)
+        return Response(status_code=200)
 
     def _check_name(self, request: Request) -> None:
         if request.path_params["env_name"].lower() != self._world.example.id.lower():

@@ -14,6 +14,7 @@ from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.openenv import OpenEnv, client
 from agentrl.envs.openenv.sessions import ServedWorld, action_schema
 from agentrl.tools.intake import check_parameters
+from agentrl.tools.mcp import McpTools
 from agentrl.types.seams import ToolSchema
 from envs_contrib.calculator import Calculator
 from tests.envs.openenv.served import Adding, serving, session
@@ -260,6 +261,16 @@ async def test_tools_are_called_over_mcp_in_a_session_that_a_websocket_may_attac
         async with session(url, "/mcp") as one:
             assert (await one.rpc("initialize"))["instructions"].startswith("What is")
             assert (await one.rpc("tools/call", name="add", arguments={"a": 1, "b": 1}))["data"] == "2"
+
+
+async def test_a_client_of_mcp_calls_the_tools_and_ends_its_session():
+    async with serving() as (sessions, url):
+        async with McpTools(url=f"{url}/mcp").episode() as tools:
+            add, *_ = tools
+            assert [tool.name for tool in tools] == ["add", "hang", "fail"]
+            assert len(sessions) == len(Adding.open_) == 1
+            assert await add.invoke({"a": 2, "b": 3}) == "5"
+        await until(lambda: not len(sessions))
 
 
 async def test_the_tasks_are_shown_without_their_answers():
