@@ -103,10 +103,12 @@ async def test_pings_do_not_hold_the_event_loop_and_unread_answers_fill_no_memor
         await asyncio.sleep(0.5)
         assert (await other.ask("reset", seed=0))["type"] == "observation"
         assert max(sizes) <= 8192
-        taken = sum(sizes)
-        await asyncio.sleep(0.5)
-        assert sum(sizes) <= taken + (1 << 20)
-        assert sum(sizes) < 20 << 20
+        taken = -1
+        while sum(sizes) != taken:
+            taken = sum(sizes)
+            await asyncio.sleep(1.0)
+        # Of 39 MB; a server that answers all of them takes all of them.
+        assert taken < 20 << 20
         writer.transport.abort()
 
 
