@@ -206,7 +206,7 @@ async def test_a_session_that_rests_ends():
         async with session(url) as one, session(url) as busy:
             await busy.ask("reset", seed=0)
             await one.ask("reset", seed=0)
-            for _ in range(14):
+            for _ in range(10):
                 await asyncio.sleep(0.1)
                 await busy.ask("state")
             with pytest.raises(ConnectionClosed) as closed:

@@ -46,7 +46,7 @@ async def reply_of(reader):
 
 
 async def test_a_session_outlives_the_deadline_of_its_handshake(monkeypatch):
-    monkeypatch.setattr(http, "_HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http, "_HEAD_TIMEOUT_S", 0.2)
     async with serving() as (_, url):
         for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             reader, writer = await connected(url)
@@ -55,7 +55,7 @@ async def test_a_session_outlives_the_deadline_of_its_handshake(monkeypatch):
                 await reader.readuntil(b'"healthy"}')
             writer.write(upgrade(url))
             assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.4)
             writer.write(masked(b'{"type": "state"}'))
             assert (await reply_of(reader))["type"] == "state"
             writer.close()
@@ -106,7 +106,7 @@ async def test_pings_do_not_hold_the_event_loop_and_unread_answers_fill_no_memor
         taken = -1
         while sum(sizes) != taken:
             taken = sum(sizes)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.5)
         # Of 39 MB; a server that answers all of them takes all of them.
         assert taken < 20 << 20
         writer.transport.abort()
