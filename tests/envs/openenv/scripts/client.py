@@ -45,6 +45,8 @@ async def refused():
 
 
 async def full(num_places):
+    # A place is free when the server has seen that its client is gone.
+    await asyncio.sleep(1.0)
     clients = [GenericEnvClient(base_url=URL, headers=HEADERS) for _ in range(num_places + 1)]
     try:
         for client in clients:
