@@ -80,6 +80,8 @@ class Rpc:
             raise _RefusedError(RpcCode.REQUEST, "Invalid request")
         if not isinstance(params, dict):
             raise _RefusedError(RpcCode.PARAMS, "Params must be an object")
+        if method == _ENDS and session is not None:
+            raise _RefusedError(RpcCode.REQUEST, "A connection ends its own session when it is closed")
         if method not in _OPENING:
             return await self._result(method, params, self._session_of(params, session)), None
         opened = session or self._sessions.open()
@@ -125,7 +127,9 @@ class Rpc:
 
     async def _closed(self, session: ServedSession) -> Body:
         if session.is_attached:
-            raise _RefusedError(RpcCode.REQUEST, "Cannot close a session that a WebSocket holds")
+            # Its client has closed the WebSocket a moment ago, or will.
+            session.is_leaving = True
+            return {"session_id": session.id, "closed": False, "closing": True}
         await self._sessions.close(session)
         return {"session_id": session.id, "closed": True}
 

@@ -275,7 +275,7 @@ class _Sockets:
         finally:
             session.is_attached = False
             # Its place is free before its client hears that it has ended.
-            if not asked_id:
+            if session.is_leaving or not asked_id:
                 await self._sessions.close(session)
         if code is not None:
             await websocket.close(code)

@@ -182,13 +182,14 @@ class ServedWorld:
 class ServedSession:
     """One session: an episode at a time. All of its requests take turns.
 
-    is_attached: a WebSocket holds it; arriving: what waits there for the next message, or None. used_s: when
-    its last request ended (`time.monotonic`).
+    is_attached: a WebSocket holds it. arriving: what waits there for the next message, or None. is_leaving: the
+    session ends with that WebSocket. used_s: when its last request ended (`time.monotonic`).
     """
 
     def __init__(self, world: ServedWorld) -> None:
         self.id = str(uuid.uuid4())
         self.is_attached = False
+        self.is_leaving = False
         self.arriving: asyncio.Future[MutableMapping[str, object]] | None = None
         self.used_s = time.monotonic()
         self.prompt = ""
