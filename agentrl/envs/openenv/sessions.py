@@ -182,8 +182,8 @@ class ServedWorld:
 class ServedSession:
     """One session: an episode at a time. All of its requests take turns.
 
-    is_attached: a WebSocket holds it. arriving: what waits there for the next message, or None. is_leaving: the
-    session ends with that WebSocket. used_s: when its last request ended (`time.monotonic`).
+    is_attached: a WebSocket holds it. arriving: what waits there for the next message, or None. is_leaving:
+    the session ends with that WebSocket. used_s: when its last request ended (`time.monotonic`).
     """
 
     def __init__(self, world: ServedWorld) -> None:
