@@ -103,6 +103,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Me
 	$(BIN)/python -m benchmarks trainer --json --trl-python $(TRL_VENV)/bin/python
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks gateway --json
+	$(BIN)/python -m benchmarks openenv --json
 	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks async --json

@@ -61,6 +61,7 @@ _PLAIN: Final = {
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "gateway": "The cost of the recording gateway: CPU time of a request, and the first word of a stream.",
+    "openenv": "Sessions at once of a served environment that waits: how many are served, and their time.",
     "tasks": "How long the machine of a task takes to start: repositories, and tasks in Harbor's format.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
 }

@@ -91,6 +91,9 @@ cli.offer(
             "agentrl.cli.gateway:gateway_command", "Serve a model to tools, and record what they do with it."
         ),
         "serve": Offer("agentrl.cli.serve:serve_command", "Serve a model over HTTP."),
+        "serve-env": Offer(
+            "agentrl.cli.serve_env:serve_env_command", "Serve an environment over HTTP, as OpenEnv does."
+        ),
         "serve-search": Offer(
             "agentrl.cli.serve_search:serve_search_command", "Serve passages over HTTP, as Search-R1 does."
         ),

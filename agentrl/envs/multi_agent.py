@@ -262,6 +262,21 @@ class AgentView(Env):
             step = await self._joint({})
 
 
+def one_agent_of(make_env: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
+    """Makes environments of one agent: of an environment of several, an `AgentView`.
+
+    agent: who acts there; None = the first.
+    """
+
+    def make() -> Env:
+        env = make_env()
+        if isinstance(env, Env):
+            return env
+        return AgentView(env, agent or env.possible_agents[0])
+
+    return make
+
+
 def check_agent(env: MultiAgentEnv, agent: str) -> None:
     """Check that an environment has an agent of that name.
 

@@ -17,13 +17,15 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -33,6 +35,8 @@ _T = TypeVar("_T")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 WAITING_CONNECTIONS = 2048
+MAX_FRAME_BYTES = 1 << 20
+"""Of a message of a WebSocket to a server here."""
 _LAST_REQUESTS_S = 5
 # asyncio accepts so many connections before it serves one: the files for them must be free.
 _ACCEPTED_AT_ONCE = 64
@@ -100,21 +104,22 @@ class RequestChecks:
         """
 
         async def checked(request: Request) -> Response:
-            self._check_sender(request)
+            self.check_sender(request)
+            _check_json(request)
             if control:
                 self.check_key(request)
             return await endpoint(request)
 
         return checked
 
-    def has_key(self, request: Request) -> bool:
+    def has_key(self, request: HTTPConnection) -> bool:
         """Whether a request has the control key."""
         credentials = request.headers.get("authorization", "").encode("latin-1", "replace")
         expected = f"Bearer {self.control_key}".encode()
         return self.control_key is not None and hmac.compare_digest(credentials, expected)
 
-    def check_key(self, request: Request) -> None:
-        """Check that a request has the control key.
+    def check_key(self, request: HTTPConnection) -> None:
+        """Check that a request, or the handshake of a WebSocket, has the control key.
 
         Raises:
             HTTPException: 403, the server has no key; 401, the request has none, or another one.
@@ -128,7 +133,12 @@ class RequestChecks:
                 401, "A control request needs the header `Authorization: Bearer CONTROL_KEY`."
             )
 
-    def _check_sender(self, request: Request) -> None:
+    def check_sender(self, request: HTTPConnection) -> None:
+        """Check the Host and the origin of a request, or of the handshake of a WebSocket.
+
+        Raises:
+            HTTPException: 403.
+        """
         host = request.headers.get("host", "")
         if not self._is_own(host, request):
             raise HTTPException(
@@ -141,11 +151,8 @@ class RequestChecks:
             raise HTTPException(403, "This server takes no requests from web pages of another origin.")
         if request.headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
             raise HTTPException(403, "This server takes no requests from web pages of another site.")
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method not in _SAFE_METHODS and content_type != "application/json":
-            raise HTTPException(415, "Send a JSON body with the header `Content-Type: application/json`.")
 
-    def _is_own(self, host_header: str, request: Request) -> bool:
+    def _is_own(self, host_header: str, request: HTTPConnection) -> bool:
         host = _host_of(host_header)
         if host is None:
             return False
@@ -154,6 +161,12 @@ class RequestChecks:
         address = _ip_address(host)
         server = request.scope.get("server") or ("", None)
         return address is not None and (address.is_loopback or address == _ip_address(str(server[0])))
+
+
+def _check_json(request: Request) -> None:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method not in _SAFE_METHODS and content_type != "application/json":
+        raise HTTPException(415, "Send a JSON body with the header `Content-Type: application/json`.")
 
 
 def host_names(host: str, allowed_hosts: str) -> frozenset[str]:
@@ -177,6 +190,7 @@ def _host_of(header: str) -> str | None:
         return None
 
 
+@lru_cache(maxsize=64)
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The address that a text is; IPv4 where it is an IPv4 address in IPv6's notation."""
     try:
@@ -259,24 +273,32 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def serve(app: Starlette, listener: socket.socket) -> None:
+def serve(
+    app: Starlette, listener: socket.socket, *, websocket: type[asyncio.Protocol] | None = None
+) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; requests in flight then have 5 s to finish.
 
-    A SIGHUP that is ignored, as under `nohup`, stays so.
+    A SIGHUP that is ignored, as under `nohup`, stays so. websocket: see `server_of`.
     """
-    asyncio.run(_serve(app, listener))
+    asyncio.run(_serve(server_of(app, websocket=websocket), listener))
 
 
-def server_of(app: Starlette, *, has_lifespan: bool = True) -> uvicorn.Server:
+def server_of(
+    app: Starlette, *, has_lifespan: bool = True, websocket: type[asyncio.Protocol] | None = None
+) -> uvicorn.Server:
     """A server that ends when `should_exit` is set; the caller handles signals.
 
-    has_lifespan: the application does something when it begins and ends.
+    has_lifespan: the application does something when it begins and ends. websocket: what WebSockets are read
+    by; None = they are refused.
     """
     return _Server(
         uvicorn.Config(
             app,
             http=_Connection,
-            ws="none",
+            ws=websocket or "none",
+            ws_max_size=MAX_FRAME_BYTES,
+            # A few bytes may unpack to megabytes, and each session would hold tables for it.
+            ws_per_message_deflate=False,
             log_level="warning",
             access_log=False,
             lifespan="on" if has_lifespan else "off",
@@ -286,8 +308,7 @@ def server_of(app: Starlette, *, has_lifespan: bool = True) -> uvicorn.Server:
     )
 
 
-async def _serve(app: Starlette, listener: socket.socket) -> None:
-    server = server_of(app)
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     limit = LogLimit()
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(limit)
@@ -328,6 +349,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > _max_connections():
+            # WebSockets wait for no head, and stay.
             _longest_waiting(self.connections).transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -339,6 +361,11 @@ class _Connection(H11Protocol):
             self._head_deadline.cancel()
             self._head_deadline = None
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        super().handle_websocket_upgrade(event)
+        # Its head has arrived: from now on the socket is the WebSocket's.
+        self._end_deadlines()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write_deadline = self.loop.call_later(_WRITE_TIMEOUT_S, self.transport.abort)
@@ -349,13 +376,18 @@ class _Connection(H11Protocol):
             self._write_deadline.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end_deadlines()
+        super().connection_lost(exc)
+
+    def _end_deadlines(self) -> None:
         for deadline in (self._head_deadline, self._write_deadline):
             if deadline is not None:
                 deadline.cancel()
-        super().connection_lost(exc)
 
     def _await_head(self) -> None:
-        if self._head_deadline is None:
+        # Another protocol reads a socket that has become a WebSocket.
+        is_own = self.transport.get_protocol() is self
+        if self._head_deadline is None and is_own:
             self._head_deadline = self.loop.call_later(_HEAD_TIMEOUT_S, self.transport.abort)
 
 

@@ -12,7 +12,7 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("async", "engines", "envs", "gateway", "generator", "gpu", "megatron"),
+    *("async", "engines", "envs", "gateway", "generator", "gpu", "megatron", "openenv"),
     *("peers", "players", "python", "quickstart", "ray", "tasks", "trainer", "update"),
 }
 

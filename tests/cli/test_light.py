@@ -118,6 +118,10 @@ async def test_an_endpoint_is_scored(tmp_path):
             ["tools", "show", "mcp", "--tool-kwargs", '{"command": "x"}'],
             "a session with an MCP server needs mcp: pip install 'agentrl[mcp]'.",
         ),
+        (
+            ["serve-env", "Calculator-v0"],
+            "serving an environment needs websockets: pip install 'agentrl[openenv]'.",
+        ),
         (["eval", "custom:World", *ENDPOINT], "this needs torch: pip install 'agentrl[train]'."),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

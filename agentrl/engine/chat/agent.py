@@ -52,7 +52,7 @@ class Transcript:
         if message.role == "tool" and self._open:
             has_open_id = message.tool_call_id in self._open
             index = self._open.index(message.tool_call_id or "") if has_open_id else 0
-            yield {"role": "tool", "tool_call_id": self._open.pop(index), "content": _content(message)}
+            yield {"role": "tool", "tool_call_id": self._open.pop(index), "content": openai_content(message)}
             return
         yield from self._unanswered()
         if message.role == "assistant":
@@ -60,7 +60,10 @@ class Transcript:
             self._open = [call.id for call in calls]
             yield assistant_body(message.text, calls)
         else:
-            yield {"role": "user" if message.role == "tool" else message.role, "content": _content(message)}
+            yield {
+                "role": "user" if message.role == "tool" else message.role,
+                "content": openai_content(message),
+            }
 
     def _unanswered(self) -> Iterator[Body]:
         while self._open:
@@ -71,7 +74,7 @@ class Transcript:
         return f"shown_{self._num_generated_ids}"
 
 
-def _content(message: Message) -> JSON:
+def openai_content(message: Message) -> JSON:
     """Text as a string; images as data URLs, in the parts of OpenAI's format."""
     if isinstance(message.content, str):
         return message.content

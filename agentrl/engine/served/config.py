@@ -39,18 +39,18 @@ class ServeSettings(Listening):
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
 
-def control_key() -> str | None:
-    """The key of control requests, from the environment; None where there is none.
+def control_key(variable: str = CONTROL_KEY) -> str | None:
+    """A key of a server, of control requests by default, from the environment; None where there is none.
 
     Raises:
         ConfigError: it is too short to be secret, or no header can hold it.
     """
-    key = os.environ.get(CONTROL_KEY)
+    key = os.environ.get(variable)
     if not key:
         return None
     if len(key) < _MIN_KEY_CHARS or not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
-            f"{CONTROL_KEY} must have at least {_MIN_KEY_CHARS} printable ASCII characters and no spaces."
+            f"{variable} must have at least {_MIN_KEY_CHARS} printable ASCII characters and no spaces."
         )
     return key
 

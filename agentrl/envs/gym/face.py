@@ -25,7 +25,7 @@ from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close, call_reset, call_step
 from agentrl.envs.dialect import closing, opening, tags_of
 from agentrl.envs.gym.spaces import TextSpace
-from agentrl.envs.multi_agent import AgentView, AnyEnv
+from agentrl.envs.multi_agent import one_agent_of
 from agentrl.envs.registry import find
 from agentrl.errors import UserError, did_you_mean
 from agentrl.runtime.stage import stage
@@ -63,7 +63,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         agent: str | None = None,
         **kwargs: object,
     ) -> None:
-        self._make_env = _env_factory(find(env_id).factory(**kwargs), agent)
+        self._make_env = one_agent_of(find(env_id).factory(**kwargs), agent)
         self._example = self._make_env()
         self._open: Env | None = None
         self._loop = _Loop()
@@ -153,16 +153,6 @@ class GymnasiumFace(gymnasium.Env[str, str]):
 
 def _first_split(env: Env) -> str:
     return env.splits[0] if env.splits and "train" not in env.splits else "train"
-
-
-def _env_factory(make_env: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
-    def make() -> Env:
-        env = make_env()
-        if isinstance(env, Env):
-            return env
-        return AgentView(env, agent or env.possible_agents[0])
-
-    return make
 
 
 class _Loop:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shlex
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import pytest
 import uvicorn
@@ -32,40 +26,6 @@ SCHEMA = {
     },
     "required": ["guess"],
 }
-REAL = """
-import sys
-import uvicorn
-from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
-
-class Guess(Action):
-    "Guess a number."
-    guess: int
-
-class Hint(Observation):
-    hint: str
-
-class World(Environment):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, seed=None, episode_id=None, **named):
-        self.secret = (seed or 0) % 10
-        return Hint(hint="guess", done=False)
-
-    def step(self, action, timeout_s=None, **named):
-        if action.guess == 99:
-            raise RuntimeError("broken")
-        right = action.guess == self.secret
-        hint = "right" if right else "higher" if self.secret > action.guess else "lower"
-        return Hint(hint=hint, done=right, reward=float(right))
-
-    @property
-    def state(self):
-        return State()
-
-uvicorn.run(create_app(World, Guess, Hint, max_concurrent_envs=8), port=int(sys.argv[1]), log_level="error")
-"""
 
 
 async def session(websocket):
@@ -182,28 +142,3 @@ async def test_a_lost_connection_and_a_missing_server_are_failures_of_the_episod
 def test_an_address_without_a_scheme_is_a_one_sentence_error():
     with pytest.raises(UserError, match=r"the url of an OpenEnv server is like .*, got .127"):
         OpenEnv("127.0.0.1:8000")
-
-
-@pytest.mark.full
-async def test_a_real_server_of_openenv_core_is_played(tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    own = shlex.split(os.environ.get("PIP_ARGS", ""))
-    install = [python, "-m", "pip", "install", "--quiet", "openenv-core==0.3.0", *own]
-    subprocess.run(install, check=True, timeout=800)
-    (tmp_path / "server.py").write_text(REAL)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([python, tmp_path / "server.py", str(port)])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{url}/health", timeout=1).close()
-                break
-            time.sleep(0.1)
-        await solves_refuses_and_fails(url)
-    finally:
-        server.kill()
-        server.wait()

@@ -9,8 +9,8 @@ import pytest
 from websockets.client import ClientProtocol
 
 from agentrl import ScriptedAgent, call, play
-from agentrl.envs import openenv
 from agentrl.envs.openenv import OpenEnv
+from agentrl.envs.openenv import client as openenv
 from agentrl.errors import StageError
 from tests.hostile import attacking, frame, measured, redirected, replied
 
@@ -22,7 +22,7 @@ MAX_STEP_S = 0.5
 
 @pytest.fixture(autouse=True)
 def _no_schema_of_another_test():
-    openenv._schemas.clear()
+    openenv._forms.clear()
 
 
 def serving(frames, schema=SCHEMA):
