@@ -5,8 +5,8 @@
     env_kwargs = { url = "http://127.0.0.1:8000", rules = "Play White and win." }
 
 The server describes its actions (`/schema`), which become the arguments of a tool `act`; where they are calls
-of tools, it lists these, and each is a tool of the episode. The protocol is that of openenv 0.10, and of
-openenv-core 0.3; only the package `websockets` is needed here.
+of tools, it lists these, and each is a tool of the episode. The protocol is that of openenv 0.10;
+only the package `websockets` is needed here.
 
 The server is untrusted: it may redirect to no other origin, and what it sends is bounded before it is parsed.
 """
