@@ -205,9 +205,9 @@ class Telling(Good):
         ]
 
 
-@caught_by("answer-in-prompt")
+@caught_by("answer-in-prompt above-chance")
 class Labelled(Good):
-    """The answer is near the end of the prompt, after a label as a template could leave it."""
+    """The answer is near the end of the prompt, after a label as a template could leave it: copying pays."""
 
     def tasks(self, split):
         return [
