@@ -69,7 +69,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (2.5 min at most)
+test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (6 min)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
 test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
