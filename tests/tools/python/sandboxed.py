@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -34,17 +34,21 @@ async def result(code: str, **settings):
         await release_shared()
 
 
-def namespaces() -> set[str]:
-    """Every namespace of processes on this machine, without those of concurrent tests."""
-    pids = set()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        pids = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
+def namespaces(pids: Iterable[int]) -> set[str]:
+    """The namespaces that these processes are in."""
     links: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) not in pids:
-            with suppress(OSError):  # it has just ended
-                links |= {os.readlink(link) for link in (process / "ns").iterdir()}
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            links |= {os.readlink(link) for link in Path(f"/proc/{pid}/ns").iterdir()}
     return links
+
+
+def not_of_other_tests() -> set[int]:
+    """Every process of this machine, orphans too, but those of tests that run at the same time."""
+    others: set[int] = set()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        others = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
+    return {int(process.name) for process in Path("/proc").glob("[0-9]*")} - others
 
 
 async def gone(before: set[int]) -> bool:

@@ -20,7 +20,7 @@ from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.sessions import NOBODY
 from agentrl.types import Ending
-from tests.tools.python.sandboxed import QUICK, descendants, gone, namespaces, python
+from tests.tools.python.sandboxed import QUICK, descendants, gone, namespaces, not_of_other_tests, python
 from tests.tools.python.test_python_tool import Numbers, solve
 
 SLEEP = {"code": "import time; print('started'); time.sleep(60)"}
@@ -136,17 +136,9 @@ def left(folder: Path) -> dict[str, object]:
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "namespaces": namespaces(),
         "files": sorted(folder.rglob("*")),
         "mounts": Path("/proc/self/mounts").read_text(),
     }
-
-
-def nothing_more(now, before) -> bool:
-    """Whether all resources are released. Namespaces may be fewer: concurrent tests have some, too."""
-    return {**now, "namespaces": None} == {**before, "namespaces": None} and (
-        now["namespaces"] <= before["namespaces"]
-    )
 
 
 @pytest.mark.parametrize("sandbox", ["namespaces", "none"])
@@ -155,19 +147,21 @@ async def test_releasing_shared_resources_leaves_no_process_file_or_mount(sandbo
     while any(thread.name.startswith("asyncio-waitpid") for thread in threading.enumerate()):
         await asyncio.sleep(0.01)  # that of the previous test, about to end
     before = left(tmp_path)
+    own = namespaces({os.getpid()})
     async with python(sandbox=sandbox, stateful=True) as tool:
         await tool.invoke({"code": "open('note', 'w').write('x')"})
         if sandbox == "namespaces":
             await tool.invoke({"code": LEAVE_CHILDREN})
-            assert left(tmp_path)["namespaces"] != before["namespaces"]
-        else:
-            assert left(tmp_path)["files"] != before["files"]
+        sandboxed = namespaces(descendants()) - own
+        assert bool(sandboxed) == (sandbox == "namespaces")
+        assert sandboxed or left(tmp_path)["files"] != before["files"]
     assert await gone(set())
     for _ in range(100):  # a thread ends a moment after its work
-        if nothing_more(left(tmp_path), before):
+        if left(tmp_path) == before and not sandboxed & namespaces(not_of_other_tests()):
             break
         await asyncio.sleep(0.01)
-    assert nothing_more(left(tmp_path), before), (left(tmp_path), before)
+    assert left(tmp_path) == before
+    assert not sandboxed & namespaces(not_of_other_tests())
 
 
 @pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
