@@ -52,7 +52,7 @@ TRL_INSTALLED := $(TRL_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
-.PHONY: mutants reference bench clean
+.PHONY: mutants reference docs bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -91,6 +91,9 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds)
 	$(BIN)/python -m tests.docs.reference
 
+docs: $(INSTALLED_DEV) ## Make the site of the documentation in site/, which opens from the disk (20 s)
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs -d site/.doctrees . site
+
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks ray --json
@@ -115,7 +118,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:

@@ -47,7 +47,7 @@ class Block:
 
 def documents() -> tuple[Path, ...]:
     """Every Markdown file with commands for readers."""
-    patterns = ("*.md", "docs/**/*.md", "examples/**/*.md", "envs_contrib/**/*.md")
+    patterns = ("*.md", "docs/**/*.md", "examples/**/*.md", "envs_contrib/**/*.md", "skills/**/*.md")
     return tuple(path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
 
 
