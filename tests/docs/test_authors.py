@@ -37,7 +37,8 @@ class World(ToolEnv):
 
     def tasks(self, split):
         rng = random.Random(split)
-        return [Task.ask(f"{split}-{n}", f"{split} game {n + 100}: find it.", "", hidden=rng.randint(1, 64)) for n in range(64)]
+        hidden = [rng.randint(1, 64) for _ in range(64)]
+        return [Task.ask(f"{split}-{n}", f"{split} game {n}: find it.", "", hidden=h) for n, h in enumerate(hidden)]
 
     async def reset(self, task, *, seed):
         self.hidden, self.guesses, self.found = task.metadata["hidden"], 0, False
@@ -72,7 +73,8 @@ def test_an_environment_counts_where_it_is_sound_and_what_was_asked_for(
     world: str | None, fault: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "written.py").write_text(world or "", encoding="utf-8")
-    agent = f"grep -q 'hidden whole number' PROMPT.md && grep -q '^# Write an environment' SKILL.md && cp {tmp_path}/written.py world.py"
+    read = "grep -q 'hidden whole number' PROMPT.md && grep -q '^# Write an environment' SKILL.md"
+    agent = f"{read} && cp {tmp_path}/written.py world.py"
     command = [sys.executable, EXAMPLE / "measure.py", "--out", tmp_path / "out", "--only", "guess"]
     done = subprocess.run(
         [*command, "--agent", agent if world else "true"],

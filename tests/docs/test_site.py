@@ -1,4 +1,4 @@
-"""The site of the documentation, made from the pages as they are: no dead link, nothing from elsewhere, all pages."""
+"""The site of the documentation: no dead link, nothing that is loaded from elsewhere, and all pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "docs", "e
 
 
 class Links(HTMLParser):
-    """What a page links to (`targets`), what it loads (`loaded`), and where a link may lead to in it (`ids`)."""
+    """What a page links to (`targets`) and loads (`loaded`), and where in it a link may lead to (`ids`)."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
