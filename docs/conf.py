@@ -1,6 +1,6 @@
-"""The site of the documentation, by Sphinx (`make docs`): it opens from the disk, and loads nothing from elsewhere.
+"""The site of the documentation, by Sphinx (`make docs`): it opens from the disk, and loads nothing else.
 
-Its pages are Markdown files of the repository. They lie beside the pages, and llms.txt (llmstxt.org) lists them.
+Its pages are Markdown files of the repository, which lie beside them; llms.txt (llmstxt.org) lists them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PAGES = {
         "CHANGELOG",
     ],
 }
-"""The pages below the README, in the order in which one needs them. One that is missing here fails the build."""
+"""The pages below the README, in the order in which one needs them. A missing one fails the build."""
 
 project = "agentrl"
 root_doc = "README"

@@ -2,9 +2,9 @@
 
     python examples/authors/measure.py --agent 'my-agent --yes "$(cat PROMPT.md)"' --out runs/authors
 
-The agent's command runs in a folder with PROMPT.md and SKILL.md, and writes world.py. An environment counts where
-`agentrl envs check` and `agentrl envs attack` find nothing, its tools are those that were asked for, and its expert
-needs them.
+The agent's command runs in a folder with PROMPT.md and SKILL.md, and writes world.py. An environment
+counts where `agentrl envs check` and `agentrl envs attack` find nothing, its tools are those that were asked
+for, and its expert needs them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agentrl.envs import find
 
 HERE = Path(__file__).parent
 SKILL = HERE.parents[1] / "skills" / "write-an-environment" / "SKILL.md"
-PROMPT = """Read SKILL.md. Write the environment below as the class World in world.py, in this folder, and prove it as
-the skill says (`agentrl envs check world:World`, `agentrl envs attack world:World --budget 200`). Its tools have
-exactly the names that are given.
+PROMPT = """Read SKILL.md. Write the environment below as the class World in world.py, in this folder, and
+prove it as the skill says (`agentrl envs check world:World`, `agentrl envs attack world:World --budget 200`).
+Its tools have exactly the names that are given.
 {prompt}"""
 
 

@@ -38,7 +38,8 @@ class World(ToolEnv):
     def tasks(self, split):
         rng = random.Random(split)
         hidden = [rng.randint(1, 64) for _ in range(64)]
-        return [Task.ask(f"{split}-{n}", f"{split} game {n}: find it.", "", hidden=h) for n, h in enumerate(hidden)]
+        ask = Task.ask
+        return [ask(f"{split}-{n}", f"{split} game {n}: find it.", "", hidden=h) for n, h in enumerate(hidden)]
 
     async def reset(self, task, *, seed):
         self.hidden, self.guesses, self.found = task.metadata["hidden"], 0, False
