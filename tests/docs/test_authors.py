@@ -38,8 +38,8 @@ class World(ToolEnv):
     def tasks(self, split):
         rng = random.Random(split)
         hidden = [rng.randint(1, 64) for _ in range(64)]
-        ask = Task.ask
-        return [ask(f"{split}-{n}", f"{split} game {n}: find it.", "", hidden=h) for n, h in enumerate(hidden)]
+        prompts = [f"{split} game {n}: find it." for n in range(64)]
+        return [Task.ask(prompt, prompt, "", hidden=h) for prompt, h in zip(prompts, hidden)]
 
     async def reset(self, task, *, seed):
         self.hidden, self.guesses, self.found = task.metadata["hidden"], 0, False
