@@ -11,7 +11,6 @@ by a record of its fields.
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import SystemErrors
@@ -68,6 +68,11 @@ class _Stored(NamedTuple):
     start: int
     length: int
 
+    def holds(self, rows: Sequence[int]) -> bool:
+        """Whether a part of these rows of the first axes is in it."""
+        first = zip(rows, self.offset, self.sizes, strict=False)
+        return all(start <= row < start + size for row, start, size in first)
+
 
 @dataclass(frozen=True, slots=True)
 class TorchDist:
@@ -104,16 +109,16 @@ class TorchDist:
         """
         if key not in self.specs:
             raise ModelLoadError(f"{self.folder} has no tensor {key}; is it of another model?")
-        spec = self.specs[key]
-        whole = torch.zeros(spec.shape[len(rows) :], dtype=torch_dtype(spec.dtype))
+        shape, dtype = self.specs[key].shape[len(rows) :], torch_dtype(self.specs[key].dtype)
+        pieces = [stored for stored in self._pieces[key] if stored.holds(rows)]
+        if len(pieces) == 1 and pieces[0].sizes == (*(1 for _ in rows), *shape):
+            return self._piece(pieces[0], dtype).reshape(shape)  # as it is: no second copy in memory
+        whole = torch.empty(shape, dtype=dtype)
         covered = 0
-        for stored in self._pieces[key]:
-            offset = stored.offset
-            inside = [row - start for row, start in zip(rows, offset, strict=False)]
-            if any(not 0 <= row < size for row, size in zip(inside, stored.sizes, strict=False)):
-                continue
-            tensor = self._piece(stored, whole.dtype)[tuple(inside)]
-            offset = offset[len(rows) :]
+        for stored in pieces:
+            inside = tuple(row - start for row, start in zip(rows, stored.offset, strict=False))
+            tensor = self._piece(stored, dtype)[inside]
+            offset = stored.offset[len(rows) :]
             place = tuple(
                 slice(start, start + size) for start, size in zip(offset, tensor.shape, strict=True)
             )
@@ -127,9 +132,8 @@ class TorchDist:
     def _piece(stored: _Stored, dtype: torch.dtype) -> Tensor:
         try:
             with stored.path.open("rb") as file:
-                file.seek(stored.start)
-                data = file.read(stored.length)
-            tensor = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+                piece = _create_file_view(file, stored.start, stored.length)
+                tensor = torch.load(piece, weights_only=True, map_location="cpu")
         except _DAMAGED as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelLoadError(
@@ -170,9 +174,7 @@ def _written(file: BinaryIO, pieces: Iterable[Chunk], empty: Iterable[str]) -> M
 
     def append(value: object, index: MetadataIndex) -> None:
         start = file.tell()
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        file.write(buffer.getbuffer())
+        torch.save(value, file)
         places[index] = _StorageInfo(_DATA, start, file.tell() - start)
 
     for key, shape, offset, tensor in pieces:

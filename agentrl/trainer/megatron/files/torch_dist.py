@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -189,9 +187,9 @@ def _names_of(placed: Placed) -> tuple[str, str]:
 
 def _compare(target: Path, triples: Iterator[tuple[str, Tensor, Tensor]]) -> None:
     for name, read, written in triples:
-        if read.dtype != written.dtype or not np.array_equal(_bits(read), _bits(written)):
+        if read.dtype != written.dtype or not torch.equal(_bits(read), _bits(written)):
             raise ModelLoadError(f"{target} holds other bits of {name} than its source; try another disk.")
 
 
-def _bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    return bytes_of(tensor.contiguous())
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
