@@ -10,8 +10,8 @@ Importing this is free of torch; only a weight update needs it, for the checksum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, NumberArray
-from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec
+from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec, Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,6 +107,7 @@ class FakeEngine:
         self.extras: Annotate = _none
         self._running: list[_Running] = []
         self._cached: dict[str, list[int]] = {}
+        self._watches: dict[str, Watch] = {}
         self._unseeded = 0
         self._closed = False
         self._released: set[MemoryTag] = set()
@@ -144,6 +145,15 @@ class FakeEngine:
         # The token sampled last is not in the cache yet, as in any engine.
         self._cached[session] = (request.prompt + request.tokens)[:-1]
         return completion
+
+    @contextmanager
+    def watched(self, session: str, watch: Watch) -> Iterator[None]:
+        """Tell `watch` each token of the session's request."""
+        self._watches[session] = watch
+        try:
+            yield
+        finally:
+            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request running in it is aborted."""
@@ -241,6 +251,8 @@ class FakeEngine:
             request.tokens.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self._version)
+            if request.session in self._watches:
+                self._watches[request.session]([token])
             text = self._decode(request.tokens) if sampling.stop else ""
             matched = next((stop for stop in sampling.stop if stop in text), None)
             if token in stops or matched is not None:

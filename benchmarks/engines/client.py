@@ -55,7 +55,9 @@ async def measured(server: str, url: str, requests: int, context: EngineContext)
     policy.salt = salt = "benchmark"
     limits = httpx2.Limits(max_connections=load.concurrency, max_keepalive_connections=load.concurrency)
     async with httpx2.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
-        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, sampling, salt) for prompt in prompts]
+        bodies = [
+            wire.generate_body(uuid.uuid4().hex, prompt, sampling, wire.Requested(salt)) for prompt in prompts
+        ]
 
         async def client_request(number: int) -> None:
             await policy.generate(prompts[number], sampling, session=str(number))

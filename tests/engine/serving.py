@@ -52,8 +52,9 @@ def session_of(key: str, salt: str = "") -> str:
 class ScriptedServer:
     """A server with scripted replies of /generate, one per request; the last one repeats.
 
-    An entry is a body, a status with a body, or "hang", "drop" (the connection, in mid-reply), "refuse" (with
-    503). requests: received, as JSON; headers: of each; aborted: rids of the aborts.
+    An entry is a body, a status with a body, a list of the chunks of a body, or "hang", "drop" (the
+    connection, in mid-reply), "refuse" (with 503). requests: received, as JSON; headers: of each; aborted:
+    rids of the aborts.
     """
 
     def __init__(self, *replies, info: dict | None = None):
@@ -108,6 +109,13 @@ class ScriptedServer:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
             await writer.drain()
             raise ConnectionResetError
+        if isinstance(reply, list):
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for chunk in (*reply, b""):
+                writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                await writer.drain()
+                await asyncio.sleep(0.005)
+            return
         status, body = reply if isinstance(reply, tuple) else (503 if reply == "refuse" else 200, reply)
         content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)

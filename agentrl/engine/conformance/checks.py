@@ -20,7 +20,7 @@ from agentrl.engine.conformance.subject import (
 )
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.types import Completion, Finish
-from agentrl.types.seams import Sampling
+from agentrl.types.seams import Sampling, StreamingPolicy
 
 
 class ConformanceCheck(NamedTuple):
@@ -271,6 +271,29 @@ async def _stopped_and_continued(subject: Subject) -> None:
         expect_logprobs(subject, subject.prompt(n), whole, 0.0)
 
 
+async def _shown(subject: Subject) -> None:
+    engine, rule = subject.engine, Sampling(subject.max_context_len - 7, seed=1)
+    if not isinstance(engine, StreamingPolicy):
+        raise ConformanceError("an engine has the method `watched`: see `StreamingPolicy`")
+    told: list[list[int]] = [[] for _ in range(subject.max_slots - 1)]
+
+    async def watched(number: int, policy: StreamingPolicy) -> Completion:
+        told[number].clear()
+        with policy.watched(f"s{number}", told[number].extend):
+            return await subject.sample(number, rule)
+
+    for is_aborted in (False, True):
+        tasks = [asyncio.create_task(watched(number, engine)) for number in range(len(told))]
+        if is_aborted:
+            short = subject.engine.generate(subject.prompt(0), Sampling(4), session="unwatched")
+            await asyncio.wait_for(short, PATIENCE_S)
+            await subject.engine.abort()
+        for ids, completion in zip(told, await asyncio.gather(*tasks), strict=True):
+            are_first = completion.token_ids[: len(ids)].tolist() == ids
+            expect(are_first, "what is shown is what the completion begins with, each token once")
+            expect(is_aborted or len(ids) > 0, "tokens are shown before the completion has ended")
+
+
 async def _cancel(subject: Subject) -> None:
     tasks = await in_flight(subject)
     for task in tasks:
@@ -342,6 +365,7 @@ CHECKS: tuple[ConformanceCheck, ...] = (
     ConformanceCheck("a session runs one request at a time", _busy_session, None),
     ConformanceCheck("abort ends every request with its tokens so far", _abort, None),
     ConformanceCheck("a request that was stopped goes on with its tokens", _stopped_and_continued, None),
+    ConformanceCheck("tokens are shown as they are sampled", _shown, None),
     ConformanceCheck("cancelling frees the slot", _cancel, None),
     ConformanceCheck("a request that exceeds the context is refused in a sentence", _too_large, None),
     ConformanceCheck("tokens outside of the vocabulary are refused", _unknown_tokens, None),

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from agentrl.engine.embedded.messages import (
     Open,
     ReleaseMemory,
     ResumeMemory,
+    Shown,
     UpdateMessage,
 )
 from agentrl.engine.embedded.sink import EmbeddedSink
@@ -90,12 +91,17 @@ class EngineHost:
 
     async def _generate(self, number: int, message: Generate) -> None:
         try:
-            await self._reply(number, self._complete(message))
+            await self._reply(number, self._complete(number, message))
         finally:
             del self._requests[number]
 
-    async def _complete(self, message: Generate) -> Completion:
-        return await self._served.generate(message.prompt_ids, message.sampling, session=message.session)
+    async def _complete(self, number: int, message: Generate) -> Completion:
+        def show(ids: Sequence[int]) -> None:
+            self._answer(MessageAnswer(number, Shown(tuple(ids))))
+
+        engine, session = self._served, message.session
+        with engine.watched(session, show) if message.is_watched else nullcontext():
+            return await engine.generate(message.prompt_ids, message.sampling, session=session)
 
     async def _reply(self, number: int, work: Coroutine[None, None, object]) -> None:
         """MessageAnswer a message with the result of its work, or with its error."""

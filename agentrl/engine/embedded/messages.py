@@ -26,11 +26,12 @@ class Open(NamedTuple):
 
 
 class Generate(NamedTuple):
-    """Sample a continuation of a prompt."""
+    """Sample a continuation of a prompt. is_watched: the tokens of its steps come before the answer."""
 
     prompt_ids: Sequence[int]
     sampling: Sampling
     session: str
+    is_watched: bool = False
 
 
 class Cancel(NamedTuple):
@@ -102,6 +103,12 @@ Message: TypeAlias = (
 )
 Numbered: TypeAlias = tuple[int, Message]
 """A message, and the number of its answer."""
+
+
+class Shown(NamedTuple):
+    """Tokens that a request has sampled since the last ones that were shown. Its answer is still to come."""
+
+    token_ids: tuple[int, ...]
 
 
 class MessageAnswer(NamedTuple):

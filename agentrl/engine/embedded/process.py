@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,7 +18,7 @@ from agentrl.processes.gpus import NO_GPU
 from agentrl.runtime.activity import ENDED, LOADS, RESTS, SERVES, current_activities
 from agentrl.runtime.clocks import Waits
 from agentrl.types import Completion
-from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec
+from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec, Watch
 from agentrl.weights.shared import BufferPool, SharedBuffer
 
 _MODULE = "agentrl.engine.embedded"
@@ -45,6 +45,7 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: list[messages.Numbered] = []
         self._waiting: dict[int, asyncio.Future[object]] = {}
+        self._watches: dict[int, Watch] = {}
         # Where there are any, the loop has a call of `_settle_some`.
         self._arrived: deque[messages.MessageAnswer] = deque()
         self._number = 0
@@ -81,14 +82,16 @@ class EngineProcess:
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         return answer
 
-    async def call(self, message: messages.Message) -> object:
-        """Send a message and return its answer. A cancelled call drops its answer.
+    async def call(self, message: messages.Message, watch: Watch | None = None) -> object:
+        """Send a message and return its answer. A cancelled call drops its answer. watch: is shown tokens.
 
         Raises:
             EngineError: the engine refused it, or the process has ended (EngineDiedError).
         """
         answer = self.send(message)
         number = self._number
+        if watch is not None:
+            self._watches[number] = watch
         try:
             return await answer
         except asyncio.CancelledError:
@@ -97,6 +100,7 @@ class EngineProcess:
             raise
         finally:
             self._waiting.pop(number, None)
+            self._watches.pop(number, None)
 
     def end(self) -> None:
         """End the process."""
@@ -146,6 +150,11 @@ class EngineProcess:
             self._loop.call_soon(self._settle_some)
 
     def _settle(self, answer: messages.MessageAnswer) -> None:
+        if isinstance(answer.value, messages.Shown):
+            watch = self._watches.get(answer.number)
+            if watch is not None:
+                watch(answer.value.token_ids)
+            return
         future = self._waiting.pop(answer.number, None)
         if future is None or future.done():
             return
@@ -174,6 +183,7 @@ class ProcessEngine:
         self._process = process
         self._closed = False
         self._released: set[MemoryTag] = set()
+        self._watches: dict[str, Watch] = {}
         self._waits = Waits()
         self._activities = current_activities()
         self.version = 0
@@ -208,10 +218,19 @@ class ProcessEngine:
         """
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
+        watch = self._watches.get(session)
+        request = messages.Generate(prompt_ids, sampling, session, watch is not None)
         with self._waits.entered():
-            return cast(
-                Completion, await self._process.call(messages.Generate(prompt_ids, sampling, session))
-            )
+            return cast(Completion, await self._process.call(request, watch))
+
+    @contextmanager
+    def watched(self, session: str, watch: Watch) -> Iterator[None]:
+        """Tell `watch` the tokens of the session's request; see `StreamingPolicy`."""
+        self._watches[session] = watch
+        try:
+            yield
+        finally:
+            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""

@@ -14,36 +14,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, LoadPoller
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.request import ABORT_TIMEOUT_S, Decode, Draft, PendingRequest, PendingRequests
+from agentrl.engine.sglang.wire import Requested
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.http.requests import Backoff
 from agentrl.runtime.gate import Gate
 from agentrl.types import Completion, Finish
-from agentrl.types.seams import MemoryTag, Sampling, WeightSink
+from agentrl.types.seams import MemoryTag, Sampling, Watch, WeightSink
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
-
-
-class Requested(NamedTuple):
-    """What a request asks for. salt: of the prefixes; None = that of the version that the server reports.
-
-    adapter: of the servers; None = none. version: of its tokens; None = the server reports it.
-    routed: see `wire.generate_body`.
-    """
-
-    salt: str | None
-    adapter: str | None = None
-    version: str | None = None
-    routed: bool = False
 
 
 class AdapterChoice:
@@ -169,19 +156,22 @@ class Sender:
         capacity.check(len(ids), draft.rest.max_new_tokens)
         pending.mark_sent()
         may_run = True
-        salt, adapter, version, routed = self._requested(session)
-        salt = str(self.version) if salt is None else salt
+        tell = None if pending.watch is None else pending.tell
+        asked = self._requested(session)._replace(stream=tell is not None)
+        if asked.salt is None:
+            asked = asked._replace(salt=str(self.version))
         try:
-            body = wire.generate_body(pending.rid, ids, draft.rest, salt, adapter, routed=routed)
+            body = wire.generate_body(pending.rid, ids, draft.rest, asked)
+            bounds = wire.bounds_of(draft.rest, len(ids))
             async with pending.in_flight(self._connection.url):
-                reply = await self._connection.generate(body, session, wire.bounds_of(draft.rest, len(ids)))
+                reply = await self._connection.generate(body, session, bounds, tell)
             may_run = False
         except UntouchedError:
             may_run = False
             raise
         finally:
             pending.mark_returned(may_run=may_run)
-        draft.add(reply, version)
+        draft.add(reply, asked.version)
         self.version = draft.version
 
     async def _connect_once(self) -> wire.Capacity:
@@ -214,7 +204,7 @@ class SGLangPolicy:
     salt: of the weights that the servers hold; whoever sends them weights sets it while requests are held.
         None = nobody does here: the version that the server reported last takes its place. Whoever updates
         the weights of such a server has to flush its cache, too.
-    is_routed: whether a router may be before servers that the run has started, see `wire.generate_body`.
+    is_routed: whether a router may be before servers that the run has started, see `wire.Requested`.
     adapters: which of the servers' adapters a request names, where each version is one; None = a version is
         weights of the whole model.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
@@ -257,6 +247,7 @@ class SGLangPolicy:
         self._sender = Sender(
             self._connection, self._pending, self._admission, backoff, self.counts, self._requested
         )
+        self._watches: dict[str, Watch] = {}
         self._closed = False
 
     @property
@@ -311,6 +302,7 @@ class SGLangPolicy:
             sampling = replace(sampling, top_k=self.vocab_size)
         draft = Draft(sampling, self.decode, len(prompt_ids))
         pending = self._pending.begin(session, draft, deadline, is_resent=self.resend_lost)
+        pending.watch = self._watches.get(session)
         if self._poller is not None:
             self._poller.start()
         try:
@@ -330,6 +322,15 @@ class SGLangPolicy:
             raise
         finally:
             self._pending.end(session)
+
+    @contextmanager
+    def watched(self, session: str, watch: Watch) -> Iterator[None]:
+        """Tell `watch` the tokens of the session's request; see `StreamingPolicy`."""
+        self._watches[session] = watch
+        try:
+            yield
+        finally:
+            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. The server evicts the session's cache by itself."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx2
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.keepalive import BrokenReplyError, Connections, UnreachableError, header_lines
+from agentrl.engine.sglang.events import ReplyEvents
+from agentrl.engine.sglang.keepalive import (
+    BrokenReplyError,
+    Connections,
+    Sink,
+    UnreachableError,
+    header_lines,
+)
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.http.requests import check_values
 
@@ -22,6 +29,7 @@ _BUSY = {429, 503}
 # sglang-router responds with 500 where a server dropped the connection.
 _BROKEN = {500, 502, 504}
 _NOT_FOUND = 404
+_ERROR = b'{"error"'  # of a stream that had begun
 _OK = 200
 
 
@@ -61,16 +69,28 @@ class ServerConnection:
         )
         return wire.version_of(model.weight_version), self.capacity
 
-    async def generate(self, body: bytes, session: str, bounds: wire.ReplyBounds) -> wire.GenerateReply:
+    async def generate(
+        self,
+        body: bytes,
+        session: str,
+        bounds: wire.ReplyBounds,
+        tell: Callable[[Sequence[int]], None] | None = None,
+    ) -> wire.GenerateReply:
         """Send a request and wait for its reply. bounds: of the reply.
+
+        tell: of a request for a stream: is called with the tokens so far, but for the last ones.
 
         Raises:
             UntouchedError: it may be sent again.
         """
         url = f"{self.url}/generate"
         headers = header_lines({wire.ROUTING_KEY: _header_value(session)})
-        status, answer = await self._send("POST", url, body, headers, bounds.max_bytes)
-        if status != _OK:
+        events = None if tell is None else ReplyEvents(tell, bounds.max_bytes)
+        sink = None if events is None else events.feed
+        status, answer = await self._send("POST", url, body, headers, bounds.max_bytes, sink)
+        if status == _OK and events is not None:
+            answer = events.whole(answer)
+        if status != _OK or answer.startswith(_ERROR):
             raise _refused(url, status, answer)
         if len(answer) > _COUNTED_BYTES:
             try:
@@ -162,10 +182,10 @@ class ServerConnection:
             raise EngineUnavailableError(f"{url} did not answer in {timeout_s:g} s.") from None
 
     async def _send(
-        self, method: str, url: str, body: bytes, headers: bytes, max_bytes: int
+        self, method: str, url: str, body: bytes, headers: bytes, max_bytes: int, sink: Sink | None = None
     ) -> tuple[int, bytes]:
         try:
-            return await self._connections.send(method, url, body, headers, max_bytes)
+            return await self._connections.send(method, url, body, headers, max_bytes, sink)
         except ValueError as error:
             raise EngineError(f"{url}: {error}.") from None
         except UnreachableError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes.ray.draining import in_words
 from agentrl.runtime.activity import ENDED, LOADS, OUT, SERVES, STARTS, current_activities
 from agentrl.types import Completion
-from agentrl.types.seams import MemoryTag, Sampling
+from agentrl.types.seams import MemoryTag, Sampling, Watch
 from agentrl.types.statistics import SPECULATION
 
 _POLL_S = 0.1
@@ -403,6 +403,10 @@ class Fleet:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """See `SGLangPolicy.generate`."""
         return await self.policy.generate(prompt_ids, sampling, session=session)
+
+    def watched(self, session: str, watch: Watch) -> AbstractContextManager[None]:
+        """See `SGLangPolicy.watched`."""
+        return self.policy.watched(session, watch)
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session."""

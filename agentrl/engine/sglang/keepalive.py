@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import httpx2
 
@@ -27,9 +27,13 @@ _KEEP_IDLE_S = 2.0
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_CHUNKS = 100_000  # of a few bytes each, they hold the event loop for longer than a large body
 _MAX_LENGTH_DIGITS = 15
-_WITHOUT_BODY = {204, 304}
+_OK, _WITHOUT_BODY = 200, {204, 304}
 _INTERIM, _SWITCHING = range(100, 200), 101
 _NAME_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+Sink: TypeAlias = Callable[[bytes], None]
+"""Takes the chunks of a body as they come. A ValueError of it ends the reply."""
 
 
 class UnreachableError(Exception):
@@ -50,11 +54,12 @@ class Reply(NamedTuple):
 class ReplyReader:
     """The bytes of a connection -> one reply.
 
-    max_bytes: of its body. is_last: the connection cannot be used again after it.
+    max_bytes: of its body, or of a chunk of it where a `sink` takes them: the reply then has no body.
+    is_last: the connection cannot be used again after it.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, sink: Sink | None = None) -> None:
+        self._max_bytes, self._sink = max_bytes, sink
         self._received = bytearray()
         self._has_ended = False
         self._reading = self._read()
@@ -103,7 +108,10 @@ class ReplyReader:
         if b"transfer-encoding" in fields:
             if fields[b"transfer-encoding"].lower() != b"chunked" or b"content-length" in fields:
                 raise BrokenReplyError("the length of the reply cannot be told from its headers")
-            return Reply(status, (yield from self._chunks()))
+            body = bytearray()
+            taken = body.extend if self._sink is None or status != _OK else self._sink
+            yield from self._chunks(body, taken)
+            return Reply(status, bytes(body))
         if b"content-length" in fields:
             return Reply(
                 status, bytes((yield from self._exactly(self._bounded(fields[b"content-length"], 10))))
@@ -116,11 +124,11 @@ class ReplyReader:
         self._received.clear()
         return Reply(status, body)
 
-    def _chunks(self) -> Generator[None, None, bytes]:
-        body, number = bytearray(), 0
+    def _chunks(self, body: bytearray, taken: Sink) -> Generator[None, None, None]:
+        number = 0
         while size := self._bounded((yield from self._until(b"\r\n", "line")).partition(b";")[0], 16):
             self._check(len(body) + size)
-            body += yield from self._exactly(size)
+            taken(bytes((yield from self._exactly(size))))
             if (yield from self._until(b"\r\n", "line")):
                 raise BrokenReplyError("a chunk of the reply is longer than it says")
             number += 1
@@ -132,7 +140,6 @@ class ReplyReader:
             length += len(field)
             if length > _MAX_HEAD_BYTES:
                 raise BrokenReplyError(f"what follows the reply is longer than {_MAX_HEAD_BYTES:,} bytes")
-        return bytes(body)
 
     def _until(self, mark: bytes, what: str) -> Generator[None, None, bytes]:
         """What stands before the mark, which is removed, too."""
@@ -214,8 +221,8 @@ class _Link(asyncio.Protocol):
         """Whether a request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, *request: bytes, max_bytes: int) -> Reply:
-        """Send a request and wait for its reply; cancellation closes the connection. max_bytes: of its body.
+    async def exchange(self, *request: bytes, max_bytes: int, sink: Sink | None) -> Reply:
+        """Send a request and wait for its reply; cancellation closes the connection. See `ReplyReader`.
 
         Raises:
             BrokenReplyError: it ended without a reply.
@@ -224,7 +231,7 @@ class _Link(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise BrokenReplyError("the server closed the connection")
-        self._reader = ReplyReader(max_bytes)
+        self._reader = ReplyReader(max_bytes, sink)
         self._reply = self._loop.create_future()
         for part in request:
             transport.write(part)
@@ -313,11 +320,17 @@ class Connections:
         self._idle: dict[tuple[str, int, bool], list[_Link]] = {}
 
     async def send(
-        self, method: str, url: str, body: bytes, headers: bytes, max_bytes: int | None = None
+        self,
+        method: str,
+        url: str,
+        body: bytes,
+        headers: bytes,
+        max_bytes: int | None = None,
+        sink: Sink | None = None,
     ) -> Reply:
         """Send a request and wait for its reply. headers: as `header_lines` writes them.
 
-        max_bytes: of this reply; None = those of all.
+        max_bytes: of this reply; None = those of all. sink: takes its chunks, see `ReplyReader`.
 
         Raises:
             UnreachableError: there is no connection.
@@ -333,7 +346,7 @@ class Connections:
         # One packet where the body is small; a large one is not copied.
         parts = (head + body,) if len(body) < _MAX_HEAD_BYTES else (head, body)
         most = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
-        reply = await link.exchange(*parts, max_bytes=most)
+        reply = await link.exchange(*parts, max_bytes=most, sink=sink)
         if link.is_usable:
             self._idle.setdefault(target[:3], []).append(link)
         return reply

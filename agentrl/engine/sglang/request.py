@@ -27,7 +27,7 @@ from agentrl.engine.sglang.wire import MetaInfo
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.runtime.clocks import clocks_stopped
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray, RequestTimes
-from agentrl.types.seams import Sampling
+from agentrl.types.seams import Sampling, Watch
 from agentrl.types.statistics import SPECULATION
 
 # The ids that top-k and top-p kept, from what a server reports of them.
@@ -256,15 +256,18 @@ class PendingRequest:
     request. ticket: True admits the call, False ends its wait. aborted: it is to end with its tokens so far.
     sent: a server may be processing it. idle: no HTTP request is in flight. interrupted: the last HTTP
     request is ended to make room in a cache. overdue: no server answered the abort. flight: the deadline of
-    the HTTP request in flight. is_resent: a request that a server has lost is sent again.
+    the HTTP request in flight. is_resent: a request that a server has lost is sent again. watch: is told its
+    tokens; None = nobody is.
     """
+
+    watch: Watch | None = None
 
     def __init__(
         self, draft: Draft, deadline: asyncio.Timeout, number: int, owner: str, *, is_resent: bool
     ) -> None:
         loop = asyncio.get_running_loop()
         self.draft, self.deadline, self.number = draft, deadline, number
-        self._owner, self._num_sent = owner, 0
+        self._owner, self._num_sent, self._num_told = owner, 0, 0
         self.rid = ""
         self.ticket: asyncio.Future[bool] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
@@ -276,6 +279,13 @@ class PendingRequest:
         self.overdue = False
         self.flight = asyncio.timeout(None)
         self.is_resent = is_resent
+
+    def tell(self, ids: Sequence[int]) -> None:
+        """Tell those of its tokens that are new. ids: of the HTTP request in flight, so far."""
+        new = [*self.draft.ids, *ids][self._num_told :]
+        if self.watch is not None and new:
+            self._num_told += len(new)
+            self.watch(new)
 
     def mark_sent(self) -> None:
         """Record that it is about to be sent, with a new rid."""

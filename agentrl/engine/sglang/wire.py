@@ -130,6 +130,17 @@ class GenerateReply(WireModel):
     meta_info: MetaInfo
 
 
+class _PartialMeta(WireModel):
+    finish_reason: dict[str, object] | None = None
+
+
+class PartialReply(WireModel):
+    """What an event of a stream says of the tokens so far; an error has none."""
+
+    output_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
+    meta_info: _PartialMeta = _PartialMeta()
+
+
 class ServerInfo(WireModel):
     """The limits in /server_info. Only SGLang itself reports max_req_input_len."""
 
@@ -271,20 +282,28 @@ def version_of(weight_version: str) -> int:
     return int(weight_version)
 
 
-def generate_body(
-    rid: str,
-    prompt_ids: Sequence[int],
-    sampling: Sampling,
-    salt: str | None = None,
-    adapter: str | None = None,
-    *,
-    routed: bool = False,
-) -> bytes:
-    """The body of a request for one completion. Every parameter with a server default is set.
+class Requested(NamedTuple):
+    """What a request asks for beside its sampling.
 
     salt: of its cached prefixes; None = those of requests without one. adapter: of the servers; None = none.
-    routed: whether a router may be on the way to a server that understands `session_params` of ours.
+    version: of its tokens; None = the server reports it. routed: whether a router may be on the way to a
+    server that understands `session_params` of ours. stream: its reply comes as events, see `events`.
     """
+
+    salt: str | None = None
+    adapter: str | None = None
+    version: str | None = None
+    routed: bool = False
+    stream: bool = False
+
+
+_NOTHING_ELSE = Requested()
+
+
+def generate_body(
+    rid: str, prompt_ids: Sequence[int], sampling: Sampling, asked: Requested = _NOTHING_ELSE
+) -> bytes:
+    """The body of a request for one completion. Every parameter with a server default is set."""
     rules: dict[str, object] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -308,15 +327,17 @@ def generate_body(
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
     request: dict[str, object] = {"rid": rid, "input_ids": ids, "sampling_params": rules}
     request["return_logprob"] = True
-    if salt is not None:
-        request["extra_key"] = salt
-    if adapter is not None:
-        request["lora_path"] = adapter
+    if asked.stream:
+        request["stream"] = True
+    if asked.salt is not None:
+        request["extra_key"] = asked.salt
+    if asked.adapter is not None:
+        request["lora_path"] = asked.adapter
     if sampling.keeps_ids:
         request["return_kept_ids"] = True
         if reports_prefix(sampling.top_k):
             request["top_logprobs_num"] = sampling.top_k
-    return _REQUEST.dump_json(request | _asked_experts(sampling, routed=routed))
+    return _REQUEST.dump_json(request | _asked_experts(sampling, routed=asked.routed))
 
 
 def _asked_experts(sampling: Sampling, *, routed: bool) -> dict[str, object]:
