@@ -30,7 +30,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},
     "minigrid": {"minigrid": "minigrid"},
-    "openenv": {"websockets": "websockets"},
+    "openenv": {"uvloop": "uvloop", "websockets": "websockets"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},
     "prometheus": {"prometheus_client": "prometheus-client"},
     "ray": {"ray": "ray"},

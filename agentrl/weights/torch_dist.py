@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class TorchDist:
     def _piece(stored: _Stored, dtype: torch.dtype) -> Tensor:
         try:
             with stored.path.open("rb") as file:
-                piece = _create_file_view(file, stored.start, stored.length)
+                piece = cast(BinaryIO, _create_file_view(file, stored.start, stored.length))
                 tensor = torch.load(piece, weights_only=True, map_location="cpu")
         except _DAMAGED as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from agentrl import Env, ScriptedAgent, play
+from agentrl import Env, ScriptedAgent, Task, play
 from agentrl.envs import find
 
 HERE = Path(__file__).parent
@@ -74,13 +74,14 @@ def describe(folder: Path) -> dict[str, object]:
     sys.path.insert(0, str(folder))
     make = find("world:World").make
 
-    async def calls(env: Env) -> list[int]:
-        tasks = env.tasks("train")[:16]
-        episodes = [await play(make(), ScriptedAgent(env.expert(task)), task) for task in tasks]
-        return [sum(len(turn.action.tool_calls) for turn in episode.turns) for episode in episodes]
+    async def calls(env: Env, task: Task) -> int:
+        episode = await play(env, ScriptedAgent(env.expert(task)), task)
+        return sum(len(turn.action.tool_calls) for turn in episode.turns)
 
     env = make()
-    counts = asyncio.run(calls(env))
+    if not isinstance(env, Env):
+        raise click.ClickException("World is no environment of one agent.")
+    counts = [asyncio.run(calls(env, task)) for task in env.tasks("train")[:16]]
     return {"tools": [schema.name for schema in env.tool_schemas], "calls": sum(counts) / len(counts)}
 
 

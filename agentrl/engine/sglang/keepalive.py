@@ -93,7 +93,8 @@ class ReplyReader:
         except StopIteration as stop:
             if self._received:
                 raise BrokenReplyError("the server sent more than its reply") from None
-            return cast(Reply, stop.value)
+            reply: Reply = stop.value
+            return reply
         return None
 
     def _read(self) -> Generator[None, None, Reply]:
@@ -108,10 +109,10 @@ class ReplyReader:
         if b"transfer-encoding" in fields:
             if fields[b"transfer-encoding"].lower() != b"chunked" or b"content-length" in fields:
                 raise BrokenReplyError("the length of the reply cannot be told from its headers")
-            body = bytearray()
-            taken = body.extend if self._sink is None or status != _OK else self._sink
-            yield from self._chunks(body, taken)
-            return Reply(status, bytes(body))
+            kept = bytearray()
+            taken = kept.extend if self._sink is None or status != _OK else self._sink
+            yield from self._chunks(kept, taken)
+            return Reply(status, bytes(kept))
         if b"content-length" in fields:
             return Reply(
                 status, bytes((yield from self._exactly(self._bounded(fields[b"content-length"], 10))))
