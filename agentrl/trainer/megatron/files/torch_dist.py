@@ -8,7 +8,6 @@ norm stands under the matrix after it, if that is one, in TransformerEngine's la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -53,7 +52,7 @@ class MegatronTensors:
         self._shape, self._shapes = shape_of(config), tensor_shapes(config)
         self._placed = {name: placed for placed in self._shape.rules() for name in placed.hf}
         # Queries, keys and values are one parameter: it is read once.
-        self._tensors = lru_cache(1)(self._unsharded)
+        self._last: tuple[Placed, list[Tensor]] | None = None
 
     @property
     def manifest(self) -> tuple[TensorSpec, ...]:
@@ -74,7 +73,10 @@ class MegatronTensors:
             ModelLoadError: it is missing, or of another shape.
         """
         placed = self._placed[name]
-        return self._tensors(placed)[placed.hf.index(name)]
+        if self._last is None or self._last[0] is not placed:
+            self._last = None  # before the next ones are in memory, too
+            self._last = placed, self._unsharded(placed)
+        return self._last[1][placed.hf.index(name)]
 
     def _unsharded(self, placed: Placed) -> list[Tensor]:
         parameter = self.opened.read(*self._key(placed))
