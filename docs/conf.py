@@ -61,6 +61,7 @@ PAGES = {
             "one_gpu",
             "sft_then_rl",
             "coding_agent",
+            "authors",
             "second_look",
             "multi_agent",
             "eval_multi_task",

@@ -10,17 +10,18 @@ Importing this is free of torch; only a weight update needs it, for the checksum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engine.watches import Watches
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, NumberArray
-from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec, Watch
+from agentrl.types.seams import Bucket, MemoryTag, Sampling, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,8 @@ class FakeEngine:
         self.extras: Annotate = _none
         self._running: list[_Running] = []
         self._cached: dict[str, list[int]] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches = Watches()
+        self.watched = self._watches.watched
         self._unseeded = 0
         self._closed = False
         self._released: set[MemoryTag] = set()
@@ -145,15 +147,6 @@ class FakeEngine:
         # The token sampled last is not in the cache yet, as in any engine.
         self._cached[session] = (request.prompt + request.tokens)[:-1]
         return completion
-
-    @contextmanager
-    def watched(self, session: str, watch: Watch) -> Iterator[None]:
-        """Tell `watch` each token of the session's request."""
-        self._watches[session] = watch
-        try:
-            yield
-        finally:
-            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request running in it is aborted."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.engine.sglang.events import ReplyEvents
+from agentrl.engine.sglang.wire import StreamedReply
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.types.seams import Sampling
 from tests.engine.serving import ScriptedServer, generated
@@ -96,7 +96,7 @@ async def test_a_stream_that_is_none_is_one_sentence(chunks, error, message):
 def test_where_a_stream_is_cut_into_chunks_changes_nothing(sizes):
     stream = b"".join(event(list(range(n))) for n in range(1, 6)) + whole(list(range(6))) + DONE
     told: list[list[int]] = []
-    events = ReplyEvents(lambda ids: told.append(list(ids)), 1 << 16)
+    events = StreamedReply(lambda ids: told.append(list(ids)), 1 << 16)
     for size in [*sizes, len(stream)]:
         events.feed(stream[:size])
         stream = stream[size:]

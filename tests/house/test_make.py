@@ -17,7 +17,7 @@ from tests.house.source import ROOT, requirements
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = (
     *("help", "install", "sglang-cpu", "quickstart", "test", "lint", "test-sglang", "test-full"),
-    *("test-faults", "test-learning", "mutants", "reference", "bench", "clean"),
+    *("test-faults", "test-learning", "mutants", "reference", "docs", "bench", "clean"),
 )
 
 

@@ -75,6 +75,7 @@ FOR_LOOPS = FOR_AUTHORS | {
 }
 """The modules that authors of training loops may use."""
 EXAMPLES = {
+    "examples/authors/": FOR_AUTHORS | {"agentrl.envs"},
     "examples/one_page/": FOR_LOOPS,
     "examples/second_look/": FOR_AUTHORS | {"agentrl.envs.generate"},
     "envs_contrib/slime/": FOR_AUTHORS

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from agentrl.engine.embedded import messages
+from agentrl.engine.watches import Watches
 from agentrl.errors import EngineDiedError, EngineError
 from agentrl.processes.child import Child, ProcessFailure
 from agentrl.processes.gpus import NO_GPU
@@ -183,7 +184,8 @@ class ProcessEngine:
         self._process = process
         self._closed = False
         self._released: set[MemoryTag] = set()
-        self._watches: dict[str, Watch] = {}
+        self._watches = Watches()
+        self.watched = self._watches.watched
         self._waits = Waits()
         self._activities = current_activities()
         self.version = 0
@@ -222,15 +224,6 @@ class ProcessEngine:
         request = messages.Generate(prompt_ids, sampling, session, watch is not None)
         with self._waits.entered():
             return cast(Completion, await self._process.call(request, watch))
-
-    @contextmanager
-    def watched(self, session: str, watch: Watch) -> Iterator[None]:
-        """Tell `watch` the tokens of the session's request; see `StreamingPolicy`."""
-        self._watches[session] = watch
-        try:
-            yield
-        finally:
-            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 
 from agentrl.engine.sglang import wire
@@ -23,11 +23,12 @@ from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, LoadPoll
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.request import ABORT_TIMEOUT_S, Decode, Draft, PendingRequest, PendingRequests
 from agentrl.engine.sglang.wire import Requested
+from agentrl.engine.watches import Watches
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.http.requests import Backoff
 from agentrl.runtime.gate import Gate
 from agentrl.types import Completion, Finish
-from agentrl.types.seams import MemoryTag, Sampling, Watch, WeightSink
+from agentrl.types.seams import MemoryTag, Sampling, WeightSink
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
@@ -247,7 +248,8 @@ class SGLangPolicy:
         self._sender = Sender(
             self._connection, self._pending, self._admission, backoff, self.counts, self._requested
         )
-        self._watches: dict[str, Watch] = {}
+        self._watches = Watches()
+        self.watched = self._watches.watched
         self._closed = False
 
     @property
@@ -322,15 +324,6 @@ class SGLangPolicy:
             raise
         finally:
             self._pending.end(session)
-
-    @contextmanager
-    def watched(self, session: str, watch: Watch) -> Iterator[None]:
-        """Tell `watch` the tokens of the session's request; see `StreamingPolicy`."""
-        self._watches[session] = watch
-        try:
-            yield
-        finally:
-            del self._watches[session]
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. The server evicts the session's cache by itself."""

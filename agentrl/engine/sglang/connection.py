@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx2
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.events import ReplyEvents
 from agentrl.engine.sglang.keepalive import (
     BrokenReplyError,
     Connections,
@@ -85,7 +84,7 @@ class ServerConnection:
         """
         url = f"{self.url}/generate"
         headers = header_lines({wire.ROUTING_KEY: _header_value(session)})
-        events = None if tell is None else ReplyEvents(tell, bounds.max_bytes)
+        events = None if tell is None else wire.StreamedReply(tell, bounds.max_bytes)
         sink = None if events is None else events.feed
         status, answer = await self._send("POST", url, body, headers, bounds.max_bytes, sink)
         if status == _OK and events is not None:

@@ -5,6 +5,8 @@
     200                   {"output_ids": [59], "text": "..", "meta_info": {
                            "finish_reason": {"type": "length"}, "weight_version": "default",
                            "cached_tokens": 1, "output_token_logprobs": [[-3.89, 59, null]]}}
+    with "stream": true   data: {"output_ids": [59], .., "meta_info": {"finish_reason": null, ..}}, an event
+                           with all tokens so far; the last one is the reply, `data: [DONE]` the end
     POST /abort_request   {"rid": ".."}: that request returns at once, with its tokens so far
     GET  /server_info     the maximum request length    GET /model_info   the weights' version
     GET  /v1/loads        the queue, and how full the cache is
@@ -24,13 +26,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from agentrl.engine.config import reports_prefix
-from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.errors import EngineError, EngineUnavailableError, RequestTooLargeError
 from agentrl.http.requests import LONG_BYTES, json_of
 from agentrl.types import ROUTED_EXPERTS, RequestTimes
 from agentrl.types.seams import Sampling
@@ -49,6 +51,10 @@ _META_VALUES, _VALUES_OF_TOKEN, _VALUES_OF_LIKELY = 10_000, 16, 8
 _ALL = 1 << 40
 _MAX_MESSAGE_CHARS = 300
 
+
+# Parsing a longer one for its tokens alone would hold the event loop.
+_MAX_TOLD_BYTES = 1 << 20
+_END, _FIELD, _DONE = b"\n\n", b"data:", b"[DONE]"
 
 _Entry = tuple[float | None, int, str | None]
 
@@ -139,6 +145,66 @@ class PartialReply(WireModel):
 
     output_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
     meta_info: _PartialMeta = _PartialMeta()
+
+
+class StreamedReply:
+    """The chunks of a body -> the reply, which is its last event. tell: is called with the tokens so far.
+
+    max_bytes: of an event.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[int]], None], max_bytes: int) -> None:
+        self._tell, self._max_bytes = tell, max_bytes
+        self._received = bytearray()
+        self._last: bytes | None = None
+        self._has_ended = False
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes, and tell the tokens of the last event that is complete, unless it is the whole reply.
+
+        Raises:
+            ValueError: an event is too long, or is none.
+        """
+        self._received += data
+        end = self._received.rfind(_END)
+        if len(self._received) - max(end, 0) > self._max_bytes:
+            raise ValueError(f"an event of the reply is longer than {self._max_bytes:,} bytes")
+        if end < 0:
+            return
+        events = bytes(self._received[:end]).split(_END)
+        del self._received[: end + len(_END)]
+        if not all(event.startswith(_FIELD) for event in events):
+            raise ValueError("what came between two events of the reply is none")
+        texts = [event.removeprefix(_FIELD).strip() for event in events]
+        self._has_ended = self._has_ended or _DONE in texts
+        texts = [text for text in texts if text != _DONE]
+        if texts:
+            self._last = texts[-1]
+            if len(self._last) <= _MAX_TOLD_BYTES:
+                self._tell_those_of(self._last)
+
+    def _tell_those_of(self, event: bytes) -> None:
+        try:
+            partial = PartialReply.model_validate_json(event)
+        except ValidationError:
+            raise ValueError("an event of the reply does not follow the SGLang protocol") from None
+        if partial.meta_info.finish_reason is None:
+            self._tell(partial.output_ids)
+
+    def whole(self, body: bytes) -> bytes:
+        """The reply. body: what came in no chunks, as from a server that does not stream.
+
+        Raises:
+            EngineUnavailableError: the stream broke off.
+            ValueError: see `feed`.
+        """
+        if body.startswith(_FIELD):
+            self.feed(body)
+        if self._last is None:
+            return body
+        if not self._has_ended:
+            raise EngineUnavailableError("the server broke off a stream before the end of its reply.")
+        return self._last
 
 
 class ServerInfo(WireModel):
@@ -287,7 +353,7 @@ class Requested(NamedTuple):
 
     salt: of its cached prefixes; None = those of requests without one. adapter: of the servers; None = none.
     version: of its tokens; None = the server reports it. routed: whether a router may be on the way to a
-    server that understands `session_params` of ours. stream: its reply comes as events, see `events`.
+    server that understands `session_params` of ours. stream: its reply comes as events, see `StreamedReply`.
     """
 
     salt: str | None = None

@@ -213,4 +213,20 @@ class Guesses(Env):
             yield say(word)
 
 
-HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges, Picks, Shelf, Serves, Trails, Guesses)
+class Found(Good):
+    """Its expert relies on what it finds, so it raises where another task's word is looked up."""
+
+    async def reset(self, task, *, seed):
+        self.word = task.metadata["word"]
+        return await super().reset(task, seed=seed)
+
+    def partner(self, word):
+        return super().partner(word) if word == getattr(self, "word", word) else "nothing"
+
+    def expert(self, task):
+        partner = yield call("look", word=task.metadata["word"])
+        assert partner.endswith("ite")
+        yield say(partner)
+
+
+HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges, Picks, Shelf, Serves, Trails, Guesses, Found)
