@@ -93,13 +93,11 @@ reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds
 
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
-	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks tasks --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
-	$(BIN)/python -m benchmarks megatron --json
 	$(BIN)/python -m benchmarks trainer --json --trl-python $(TRL_VENV)/bin/python
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks gateway --json

@@ -172,33 +172,6 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
     _print(bench_peers(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
-@cli.command("ray")
-@_JSON
-@_only("Sections to run, e.g. publish")
-def ray_command(as_json: bool, only: str) -> None:
-    """The cost of Ray, side by side with child processes, and of new weights for servers.
-
-    Sections: node (a machine that is killed under a run), step_overhead, hand_off (of samples), publish. It
-    starts Rays on this machine, and stops them.
-    """
-    from benchmarks.cluster.everything import bench_ray
-
-    _print(bench_ray(only=words_of(only)), as_json)
-
-
-@cli.command("megatron")
-@_JSON
-@_only("Sections to run, e.g. step,publish")
-def megatron_command(as_json: bool, only: str) -> None:
-    """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
-
-    Sections: step, publish, layouts (two ranks against one). It starts ranks on the CPU, and stops them.
-    """
-    from benchmarks.megatron.everything import bench_megatron
-
-    _print(bench_megatron(only=words_of(only), on_event=_TELL), as_json)
-
-
 @cli.command("trainer")
 @_JSON
 @_only("Sections to run, e.g. packed,bare")

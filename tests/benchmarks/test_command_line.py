@@ -12,8 +12,8 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("async", "engines", "envs", "gateway", "generator", "gpu", "megatron", "openenv"),
-    *("peers", "players", "python", "quickstart", "ray", "tasks", "trainer", "update"),
+    *("async", "engines", "envs", "gateway", "generator", "gpu", "openenv"),
+    *("peers", "players", "python", "quickstart", "tasks", "trainer", "update"),
 }
 
 
