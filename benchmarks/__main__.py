@@ -112,12 +112,10 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     cheap      an adverse case, where playing is cheap: steps/s against synchronous runs (5 min)
     long-tail  long-tailed lengths: groups/s against waiting for all episodes (8 min)
     wall       HopSearch to a held-out success of 0.90: wall time against synchronous runs (15 min a call)
-    large      135M parameters: the event loop's longest stall, the work of each side (10 min)
-    rates      how large lr may be where tokens are one version old: held-out success (15 min a call)
 
     Times are those of two idle cores. Engine and trainer have one thread each, the run itself a third, unless
-    a side has another number. Ctrl-C ends a call at any time; finished runs of table, wall and rates are
-    read, not repeated, by the next one.
+    a side has another number. Ctrl-C ends a call at any time; finished runs of table and wall are read,
+    not repeated, by the next one.
     """
     from benchmarks.asynchronous.everything import bench_async
 
