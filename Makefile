@@ -96,7 +96,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Me
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks tasks --json
-	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
+	$(BIN)/python -m benchmarks embedded --json
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks trainer --json --trl-python $(TRL_VENV)/bin/python
 	$(BIN)/python -m benchmarks generator --json

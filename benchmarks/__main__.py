@@ -57,6 +57,7 @@ def cli() -> None:
 
 
 _PLAIN: Final = {
+    "embedded": "The embedded engine against transformers' generate: tokens a second, of the same requests.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
@@ -123,21 +124,6 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     bench = parse(_Async, values, source="the flags").bench
     only = () if part is None else (part,)
     _print(bench_async(bench, only=only, on_event=_TELL), as_json)
-
-
-@cli.command("engines")
-@_JSON
-@_only("Sections to run, e.g. throughput,client")
-@_interpreter("sglang", _SGLANG, sys.executable)
-def engines_command(as_json: bool, only: str, python: str) -> None:
-    """SGLang and the other engines: throughput, client, sessions, weights, a killed server.
-
-    Sections: embedded (the embedded engine against transformers, without SGLang), throughput, client, turns,
-    weights, killed. It starts servers on the CPU, and stops them.
-    """
-    from benchmarks.engines.everything import bench_engines
-
-    _print(bench_engines(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("update")
