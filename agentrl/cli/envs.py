@@ -132,7 +132,7 @@ def _show(report: CheckReport, console: Console) -> None:
     warnings = _counted(len(report.findings) - len(report.errors), "warning")
     verdict = "passed" if report.ok else "failed"
     console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
-    statuses = ", ".join(f"{count} {status.value}" for status, count in sorted(report.counts.items()))
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(report.counts.items()))
     console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
 
 

@@ -371,14 +371,13 @@ TABLES = (
 @pytest.mark.parametrize("name", ALGORITHM)
 def test_whatever_a_run_writes_may_be_written_in_tables_and_empty_ones_change_nothing(name):
     config = config_of({**ALGORITHM[name].under, name: ALGORITHM[name].value})
-    written: dict[str, object] = {table: {} for table in TABLES}
-    for key, value in effective_values(config)["algorithm"].items():
-        table = next((table for table in TABLES if key.startswith(f"{table}_")), None)
-        if table is None:
-            written[key] = value
-        else:
-            written[table][key.removeprefix(f"{table}_")] = value
-    assert parse(RunConfig, {"algorithm": written}, source="x").algorithm == config.algorithm
+    written = effective_values(config)
+    tables: dict[str, dict[str, object]] = {table: {} for table in TABLES}
+    for key in list(written["algorithm"]):
+        if (table := next((table for table in TABLES if key.startswith(f"{table}_")), None)) is not None:
+            tables[table][key.removeprefix(f"{table}_")] = written["algorithm"].pop(key)
+    written["algorithm"] |= tables
+    assert parse(RunConfig, written, source="x") == config
 
 
 FORMS = [
