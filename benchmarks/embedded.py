@@ -122,7 +122,7 @@ def bench_embedded(models: Sequence[ModelUnderTest] = MODELS, repeats: int = 5) 
     with one_thread():
         rows = asyncio.run(_rows(models, repeats))
     return {
-        **reported([(row.name, row) for row in rows]),
+        **reported([("embedded", row) for row in rows]),
         "settings": {
             **as_json({"models": [asdict(tested) for tested in models], "repeats": repeats}),
             "threads": 1,
