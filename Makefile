@@ -96,13 +96,11 @@ docs: $(INSTALLED_DEV) ## Make the site of the documentation in site/, which ope
 
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
-	$(BIN)/python -m benchmarks ray --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks tasks --json
-	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
+	$(BIN)/python -m benchmarks embedded --json
 	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
-	$(BIN)/python -m benchmarks megatron --json
 	$(BIN)/python -m benchmarks trainer --json --trl-python $(TRL_VENV)/bin/python
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks gateway --json

@@ -57,6 +57,7 @@ def cli() -> None:
 
 
 _PLAIN: Final = {
+    "embedded": "The embedded engine against transformers' generate: tokens a second, of the same requests.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "players": "What processes that play gain: turns a second of environments that compute, in one or two.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
@@ -112,12 +113,10 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     cheap      an adverse case, where playing is cheap: steps/s against synchronous runs (5 min)
     long-tail  long-tailed lengths: groups/s against waiting for all episodes (8 min)
     wall       HopSearch to a held-out success of 0.90: wall time against synchronous runs (15 min a call)
-    large      135M parameters: the event loop's longest stall, the work of each side (10 min)
-    rates      how large lr may be where tokens are one version old: held-out success (15 min a call)
 
     Times are those of two idle cores. Engine and trainer have one thread each, the run itself a third, unless
-    a side has another number. Ctrl-C ends a call at any time; finished runs of table, wall and rates are
-    read, not repeated, by the next one.
+    a side has another number. Ctrl-C ends a call at any time; finished runs of table and wall are read,
+    not repeated, by the next one.
     """
     from benchmarks.asynchronous.everything import bench_async
 
@@ -125,21 +124,6 @@ def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | N
     bench = parse(_Async, values, source="the flags").bench
     only = () if part is None else (part,)
     _print(bench_async(bench, only=only, on_event=_TELL), as_json)
-
-
-@cli.command("engines")
-@_JSON
-@_only("Sections to run, e.g. throughput,client")
-@_interpreter("sglang", _SGLANG, sys.executable)
-def engines_command(as_json: bool, only: str, python: str) -> None:
-    """SGLang and the other engines: throughput, client, sessions, weights, a killed server.
-
-    Sections: embedded (the embedded engine against transformers, without SGLang), throughput, client, turns,
-    weights, killed. It starts servers on the CPU, and stops them.
-    """
-    from benchmarks.engines.everything import bench_engines
-
-    _print(bench_engines(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("update")
@@ -170,33 +154,6 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
     from benchmarks.peers.everything import bench_peers
 
     _print(bench_peers(Path(python), only=words_of(only), on_event=_TELL), as_json)
-
-
-@cli.command("ray")
-@_JSON
-@_only("Sections to run, e.g. publish")
-def ray_command(as_json: bool, only: str) -> None:
-    """The cost of Ray, side by side with child processes, and of new weights for servers.
-
-    Sections: node (a machine that is killed under a run), step_overhead, hand_off (of samples), publish. It
-    starts Rays on this machine, and stops them.
-    """
-    from benchmarks.cluster.everything import bench_ray
-
-    _print(bench_ray(only=words_of(only)), as_json)
-
-
-@cli.command("megatron")
-@_JSON
-@_only("Sections to run, e.g. step,publish")
-def megatron_command(as_json: bool, only: str) -> None:
-    """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
-
-    Sections: step, publish, layouts (two ranks against one). It starts ranks on the CPU, and stops them.
-    """
-    from benchmarks.megatron.everything import bench_megatron
-
-    _print(bench_megatron(only=words_of(only), on_event=_TELL), as_json)
 
 
 @cli.command("trainer")

@@ -10,9 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.types import JSON
 
 Side = Callable[[], Awaitable[None]]
@@ -107,14 +104,3 @@ def compared(values: Mapping[str, Sequence[float]], unit: str) -> Compared:
             for side, one in figures.items()
         },
     )
-
-
-def copying(arrays: Sequence[npt.NDArray[np.generic]]) -> Side:
-    """A side that copies arrays into memory that is already mapped."""
-    buffers = [np.zeros_like(array) for array in arrays]
-
-    async def copy() -> None:
-        for buffer, array in zip(buffers, arrays, strict=True):
-            np.copyto(buffer, array)
-
-    return copy

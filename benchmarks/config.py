@@ -37,7 +37,7 @@ class QuickstartBench(Section):
     machine; CPU-seconds always are."""
 
 
-AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall", "large", "rates"]
+AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall"]
 """The parts of the benchmark of asynchronous training."""
 
 
@@ -49,12 +49,12 @@ class AsyncBench(Section):
     iterations: Annotated[int, Field(ge=8)] = 12
     """RL iterations of each of these runs (count); the first and the last few are not timed."""
     seeds: _Seeds = (0, 1, 2)
-    """Seeds of table, wall and rates, separated by commas."""
+    """Seeds of table and wall, separated by commas."""
     staleness: _Seeds = (0, 1, 2, 4)
     """Values of max_staleness in the table (versions), separated by commas."""
     corrections: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ("none", "tis", "icepop")
     """Corrections in the table, separated by commas; at max_staleness 0 only the first."""
     minutes: Annotated[float, Field(gt=0)] = 15.0
-    """When table, wall and rates start no further run (minutes each); the next call goes on with the rest."""
+    """When table and wall start no further run (minutes each); the next call goes on with the rest."""
     output_dir: str = "runs/bench-async"
-    """Where the runs of table, wall and rates are cached; finished ones are not run again (folder)."""
+    """Where the runs of table and wall are cached; finished ones are not run again (folder)."""

@@ -47,18 +47,26 @@ def windowed() -> PreTrainedModel:
 
 
 def ten_million() -> PreTrainedModel:
-    """A Qwen3 with 10.7 million parameters that all layouts of two ranks divide."""
+    """A Qwen3 with 10.7 million parameters."""
     return _qwen3(4096, layers=8, width=320, inner=960, heads=4, groups=2)
 
 
 def small_model() -> PreTrainedModel:
     """The shape of SmolLM2-135M."""
-    return _llama(heads=9, groups=3)
-
-
-def small_even() -> PreTrainedModel:
-    """Nearly the shape of SmolLM2-135M, with heads that two ranks can share (137 million)."""
-    return _llama(heads=8, groups=4)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=49_152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            tie_word_embeddings=True,
+            max_position_embeddings=1024,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
 
 
 def _qwen3(
@@ -73,23 +81,6 @@ def _qwen3(
             num_attention_heads=heads,
             num_key_value_heads=groups,
             head_dim=64,
-            tie_word_embeddings=True,
-            max_position_embeddings=1024,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-
-
-def _llama(*, heads: int, groups: int) -> PreTrainedModel:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49_152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=heads,
-            num_key_value_heads=groups,
             tie_word_embeddings=True,
             max_position_embeddings=1024,
             bos_token_id=None,

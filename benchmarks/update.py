@@ -36,9 +36,12 @@ from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Delivery
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
+from agentrl.errors import EngineError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.processes import Processes
@@ -50,9 +53,7 @@ from agentrl.types.seams import RunningPolicy, Sampling, WeightSink
 from agentrl.weights.hf.source import open_config
 from agentrl.weights.hf.tensors import num_parameters
 from benchmarks.compare import figures_of, interleaved
-from benchmarks.engines.context import EngineContext, lost
-from benchmarks.engines.settings import SETTINGS
-from benchmarks.machine import machine
+from benchmarks.machine import interpreter_versions, machine
 from benchmarks.models import save, seeded, small_model, tiny_model
 
 EMBEDDED, INLINE, SGLANG, PAUSED = "embedded", "embedded, inline", "SGLang", "SGLang, all paused"
@@ -93,6 +94,11 @@ _Row = Mapping[str, float]
 _LOAD_FIELDS = ("name", "callers", "prompt", "new")
 _SMALLEST_VOCABULARY = 200
 _PATIENCE_S = 3600.0
+_PACKAGES = ("sglang", "sglang-router", "torch", "transformers")
+_REMEDY = (
+    "name the interpreter that it is installed for with --sglang-python, or install one with "
+    "`make sglang-cpu`."
+)
 
 
 class _Sink(WeightSink, Protocol):
@@ -147,14 +153,13 @@ async def _bench(python: Path | None, bench: UpdateBench, on_event: Callable[[st
     runs: dict[str, list[_Row]] = {}
     parameters: dict[str, JSON] = {}
     with TemporaryDirectory(prefix="agentrl-update-") as temporary:
-        context = None
         if python is not None:
-            context = EngineContext(python.absolute(), Path(temporary), SETTINGS, on_event)
-            versions = await context.versions()
+            python = python.absolute()
+            versions = await interpreter_versions(python, "SGLang", _PACKAGES, _REMEDY)
         for number, load in enumerate(bench.loads):
             model = save(seeded(load.make), Path(temporary) / str(number) / "model")
             parameters[load.name] = num_parameters(open_config(model))
-            rows = await _bench_load(model, load, context, bench, on_event)
+            rows = await _bench_load(model, load, python, bench, on_event)
             runs |= {f"{load.name}: {side}": side_rows for side, side_rows in rows.items()}
     return {
         "summary": {name: _line(rows, bench.target) for name, rows in runs.items()},
@@ -178,7 +183,7 @@ async def _bench(python: Path | None, bench: UpdateBench, on_event: Callable[[st
 async def _bench_load(
     model: Path,
     load: RequestLoad,
-    context: EngineContext | None,
+    python: Path | None,
     bench: UpdateBench,
     on_event: Callable[[str], None],
 ) -> dict[str, list[_Row]]:
@@ -187,8 +192,8 @@ async def _bench_load(
             EMBEDDED: await stack.enter_async_context(_embedded(model, load)),
             INLINE: await stack.enter_async_context(_inline(model, load)),
         }
-        if context is not None:
-            sides |= await stack.enter_async_context(_sglang(model, context, load))
+        if python is not None:
+            sides |= await stack.enter_async_context(_sglang(model, python, load, on_event))
         trainer = await stack.enter_async_context(_trainer(model))
         numbers = itertools.count(1)
 
@@ -223,9 +228,20 @@ async def _inline(model: Path, load: RequestLoad) -> AsyncIterator[_Side]:
 
 
 @asynccontextmanager
-async def _sglang(model: Path, context: EngineContext, load: RequestLoad) -> AsyncIterator[dict[str, _Side]]:
-    """Two sides that share a server."""
-    async with context.sglang(model, dtype="float32") as servers:
+async def _sglang(
+    model: Path, python: Path, load: RequestLoad, on_event: Callable[[str], None]
+) -> AsyncIterator[dict[str, _Side]]:
+    """Two sides that share a server on the CPU, of one thread."""
+    settings = ServerSettings(
+        model=model,
+        log_folder=model.parent,
+        device="cpu",
+        arguments={"custom_weight_loader": [LOADER], "dtype": "float32"},
+        python=python,
+        python_path=(LOADER_FOLDER,),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    async with Servers(ServerReplicas(settings), on_event=on_event) as servers:
         policy = SGLangPolicy(servers.url, max_concurrency=load.callers + 1, timeout_s=_PATIENCE_S)
         server = Server(servers.url)
         transports = {SGLANG: SharedMemory(), PAUSED: _Unstaged()}
@@ -238,12 +254,17 @@ async def _sglang(model: Path, context: EngineContext, load: RequestLoad) -> Asy
                 policy.salt = sinks[name].salt
 
         for name, transport in transports.items():
-            sinks[name] = SGLangSink(transport, lambda: [server], partial(hold, name), lost)
+            sinks[name] = SGLangSink(transport, lambda: [server], partial(hold, name), _lost)
         yield {name: _Side(policy, sink) for name, sink in sinks.items()}
         await policy.close()
         for sink in sinks.values():
             await sink.close()
         await server.close()
+
+
+def _lost(server: Server, error: EngineError) -> None:
+    """Raise: a failed update raises by itself, but a failure to resume afterwards does not."""
+    raise EngineError(f"{server.url} was lost: {error}")
 
 
 @asynccontextmanager

@@ -21,15 +21,11 @@ Data: TypeAlias = Name | Sequence[Name] | Rows | Mapping[str, object]
 """Files, or rows; or a table of names and sets: `object`, as type checkers infer no union in a dict."""
 
 
-class TrainSettings(TypedDict, total=False):
-    """Keywords of `agentrl.train`."""
+class _Settings(TypedDict, total=False):
+    """Keywords of all three."""
 
-    name: Name | None
-    output_dir: Name
     seed: int
     num_threads: int | None
-    inline: bool
-    use_tensorboard: bool
     reset_timeout_s: float | None
     tool_timeout_s: float | None
     step_timeout_s: float | None
@@ -48,14 +44,69 @@ class TrainSettings(TypedDict, total=False):
     opponents: Mapping[str, Name]
     tools: Sequence[Name]
     tool_kwargs: Mapping[str, Mapping[str, JSON]]
-    env: str | type[AnyEnv]
     env_kwargs: Mapping[str, JSON]
-    train_split: Name
     input_key: Name
     label_key: Name | None
     metadata_key: Name | None
     tool_key: Name | None
     prompt_data: Data | None
+    rollout_stop: Sequence[Name]
+    rollout_stop_token_ids: Sequence[int]
+    dialect: Literal["own", "inline", "chat"]
+    chat_format: Name
+    apply_chat_template_kwargs: Mapping[str, JSON]
+    rollout_max_context_len: int | None
+    max_turns: int | None
+    cluster: Literal["local", "ray"]
+    ray_address: Name | None
+    placement_timeout_s: float
+    num_cpus_per_rank: float
+    num_cpus_per_server: float
+    num_gpus_per_rank: int | None
+    num_cpus_per_rollout_worker: float | None
+    ray_env_vars: Sequence[Name]
+    engine: Literal["embedded", "sglang"]
+    max_slots: int
+    adaptive_concurrency: bool
+    max_context_len: int | None
+    enable_deterministic_inference: bool
+    engine_dtype: Literal["float32", "bfloat16"]
+    sglang_url: Name | Sequence[Name] | None
+    rollout_num_engines: int
+    rollout_num_gpus_per_engine: int
+    num_gpus_per_node: int | None
+    sglang_python: Name | None
+    sglang: Mapping[str, JSON]
+    router: Mapping[str, JSON]
+    sglang_groups: Sequence[Mapping[str, JSON]]
+    sglang_models: Mapping[str, Mapping[str, JSON]]
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
+    pin_policy_version: bool
+    rollout_health_check_interval: float
+    rollout_health_check_timeout: float
+    rollout_health_check_first_wait: float
+    n_samples_per_eval_prompt: int
+    eval_top_p: float | None
+    eval_top_k: int | None
+    eval_max_response_len: int | None
+    custom_rm_path: object
+    reward_fn_path: object
+    rm_type: object
+    rm_url: object
+    prompt_key: object
+    apply_chat_template: object
+    eval_config: object
+
+
+class TrainSettings(_Settings, total=False):
+    """Keywords of `agentrl.train`."""
+
+    name: Name | None
+    output_dir: Name
+    inline: bool
+    use_tensorboard: bool
+    env: str | type[AnyEnv]
+    train_split: Name
     rollout_max_prompt_len: int | None
     rollout_shuffle: bool
     data_source_path: Function | None
@@ -81,11 +132,6 @@ class TrainSettings(TypedDict, total=False):
     warm_start_lr: float
     warm_start_split: Name
     num_demonstrations: int | None
-    rollout_stop: Sequence[Name]
-    rollout_stop_token_ids: Sequence[int]
-    dialect: Literal["own", "inline", "chat"]
-    chat_format: Name
-    apply_chat_template_kwargs: Mapping[str, JSON]
     num_rollout: int
     rollout_batch_size: int | None
     n_samples_per_prompt: int
@@ -97,8 +143,6 @@ class TrainSettings(TypedDict, total=False):
     replay_sampling_mask: bool | None
     return_routed_experts: bool | None
     rollout_max_response_len: int | None
-    rollout_max_context_len: int | None
-    max_turns: int | None
     shuffle_rewards: bool
     max_episode_retries: int
     group_timeout_s: float | None
@@ -286,38 +330,6 @@ class TrainSettings(TypedDict, total=False):
     custom_model_provider_path: Function | None
     custom_megatron_before_log_prob_hook_path: Function | None
     custom_megatron_before_train_step_hook_path: Function | None
-    cluster: Literal["local", "ray"]
-    ray_address: Name | None
-    placement_timeout_s: float
-    num_cpus_per_rank: float
-    num_cpus_per_server: float
-    num_gpus_per_rank: int | None
-    num_cpus_per_rollout_worker: float | None
-    ray_env_vars: Sequence[Name]
-    engine: Literal["embedded", "sglang"]
-    max_slots: int
-    adaptive_concurrency: bool
-    max_context_len: int | None
-    enable_deterministic_inference: bool
-    engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | Sequence[Name] | None
-    rollout_num_engines: int
-    rollout_num_gpus_per_engine: int
-    num_gpus_per_node: int | None
-    sglang_python: Name | None
-    sglang: Mapping[str, JSON]
-    router: Mapping[str, JSON]
-    sglang_groups: Sequence[Mapping[str, JSON]]
-    sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
-    pin_policy_version: bool
-    rollout_health_check_interval: float
-    rollout_health_check_timeout: float
-    rollout_health_check_first_wait: float
-    n_samples_per_eval_prompt: int
-    eval_top_p: float | None
-    eval_top_k: int | None
-    eval_max_response_len: int | None
     eval_interval: int
     eval_prompt_data: Data | None
     eval_split: Name
@@ -344,12 +356,6 @@ class TrainSettings(TypedDict, total=False):
     profile_engine_step: int | None
     memory_snapshot_step: int | None
     hang_warning_s: float
-    custom_rm_path: object
-    reward_fn_path: object
-    rm_type: object
-    rm_url: object
-    prompt_key: object
-    apply_chat_template: object
     load_debug_rollout_data: object
     use_tis: object
     use_mis: object
@@ -363,87 +369,17 @@ class TrainSettings(TypedDict, total=False):
     disable_grpo_std_normalization: object
     use_rollout_routing_replay: object
     use_routing_replay: object
-    eval_config: object
     record_memory_history: object
 
 
-SftSettings: TypeAlias = TrainSettings
-"""Keywords of `agentrl.sft`."""
-
-
-class EvalSettings(TypedDict, total=False):
+class EvalSettings(_Settings, total=False):
     """Keywords of `agentrl.evaluate`."""
 
-    n_samples_per_eval_prompt: int
-    eval_top_p: float | None
-    eval_top_k: int | None
-    eval_max_response_len: int | None
-    reset_timeout_s: float | None
-    tool_timeout_s: float | None
-    step_timeout_s: float | None
-    reward_timeout_s: float | None
-    episode_timeout_s: float | None
-    max_tool_chars: int | None
-    max_calls_per_turn: int | None
-    custom_generate_function_path: Function | None
-    generate_function_paths: Sequence[Name]
-    rollout_sample_hook_path: Function | None
-    reward: Function | None
-    reward_kwargs: Mapping[str, JSON]
-    env_reward_weight: float | None
-    group_reward: Function | None
-    group_reward_kwargs: Mapping[str, JSON]
-    opponents: Mapping[str, Name]
-    tools: Sequence[Name]
-    tool_kwargs: Mapping[str, Mapping[str, JSON]]
     n: int
     temperature: float
     split: Name
-    seed: int
-    env_kwargs: Mapping[str, JSON]
-    max_turns: int | None
-    rollout_max_context_len: int | None
     output_dir: Name | None
     break_tool: Sequence[Name]
-    num_threads: int | None
-    input_key: Name
-    label_key: Name | None
-    metadata_key: Name | None
-    tool_key: Name | None
-    prompt_data: Data | None
-    rollout_stop: Sequence[Name]
-    rollout_stop_token_ids: Sequence[int]
-    dialect: Literal["own", "inline", "chat"]
-    chat_format: Name
-    apply_chat_template_kwargs: Mapping[str, JSON]
-    engine: Literal["embedded", "sglang"]
-    max_slots: int
-    adaptive_concurrency: bool
-    max_context_len: int | None
-    enable_deterministic_inference: bool
-    engine_dtype: Literal["float32", "bfloat16"]
-    sglang_url: Name | Sequence[Name] | None
-    rollout_num_engines: int
-    rollout_num_gpus_per_engine: int
-    num_gpus_per_node: int | None
-    sglang_python: Name | None
-    sglang: Mapping[str, JSON]
-    router: Mapping[str, JSON]
-    sglang_groups: Sequence[Mapping[str, JSON]]
-    sglang_models: Mapping[str, Mapping[str, JSON]]
-    update_weights_transport: Literal["tensor", "distributed", "disk", "delta", "lora"] | None
-    pin_policy_version: bool
-    rollout_health_check_interval: float
-    rollout_health_check_timeout: float
-    rollout_health_check_first_wait: float
-    cluster: Literal["local", "ray"]
-    ray_address: Name | None
-    placement_timeout_s: float
-    num_cpus_per_rank: float
-    num_cpus_per_server: float
-    num_gpus_per_rank: int | None
-    num_cpus_per_rollout_worker: float | None
-    ray_env_vars: Sequence[Name]
     openai_url: Name | None
     openai_model: Name | None
     openai_key_env: Name
@@ -457,11 +393,8 @@ class EvalSettings(TypedDict, total=False):
     price_prompt: float | None
     price_completion: float | None
     price_cached: float | None
-    custom_rm_path: object
-    reward_fn_path: object
-    rm_type: object
-    rm_url: object
-    prompt_key: object
     eval_prompt_data: object
-    eval_config: object
-    apply_chat_template: object
+
+
+SftSettings: TypeAlias = TrainSettings
+"""Keywords of `agentrl.sft`."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from agentrl.data.columns import TOOLS
 from agentrl.data.report import Measure
 from agentrl.envs import Tags
+from agentrl.envs.single_turn import schemas_in
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.inline import InlineRenderer
-from agentrl.types import JSON, Task
-from agentrl.types.seams import Renderer, ToolSchema
+from agentrl.types import Task
+from agentrl.types.seams import Renderer
 from agentrl.weights.hf.source import open_tokenizer
 
 
@@ -27,14 +25,6 @@ def tokenizer_measure(directory: str, dialect: str) -> Measure:
     )
 
     def tokens(task: Task) -> list[int]:
-        tools = task.metadata.get(TOOLS)
-        described = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-        return renderer.render(task.prompt, [_schema(tool) for tool in described])
+        return renderer.render(task.prompt, schemas_in(task))
 
     return Measure("tokens", lambda task: len(tokens(task)), lambda task: renderer.decode(tokens(task)))
-
-
-def _schema(tool: Mapping[str, JSON]) -> ToolSchema:
-    parameters = tool.get("parameters")
-    described = parameters if isinstance(parameters, dict) else {}
-    return ToolSchema(str(tool.get("name")), str(tool.get("description")), described)

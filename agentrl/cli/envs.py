@@ -33,7 +33,7 @@ from agentrl.cli.flags import read_json_object
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
-from agentrl.envs.check import AttackReport, CheckReport, Severity, attack_env, check_env
+from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
@@ -48,7 +48,7 @@ FAILED = 1
 LONG_S = 5.0
 """After that a check without a terminal says what it does (seconds)."""
 HARBOR = "agentrl.envs.harbor:HarborTasks"
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
+_STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 env_kwargs_option = click.option(
@@ -132,7 +132,7 @@ def _show(report: CheckReport, console: Console) -> None:
     warnings = _counted(len(report.findings) - len(report.errors), "warning")
     verdict = "passed" if report.ok else "failed"
     console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
-    statuses = ", ".join(f"{count} {status.value}" for status, count in sorted(report.counts.items()))
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(report.counts.items()))
     console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
 
 

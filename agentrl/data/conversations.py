@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from agentrl.data.columns import column_value
 from agentrl.data.files import SlicedPath
-from agentrl.data.messages import messages_of, tools_of
+from agentrl.data.messages import messages_of, schema_of, tools_of
 from agentrl.data.rows import Rows, Sliced, open_rows
 from agentrl.data.rows.base import Row
 from agentrl.errors import DataError
@@ -94,7 +94,7 @@ class Dialogues:
         if value is None:
             return None
         try:
-            return tuple(_schema(tool) for tool in tools_of(value))
+            return tuple(schema_of(tool) for tool in tools_of(value))
         except ValueError as error:
             raise DataError(f"{where}: `{name}` {error}.") from None
 
@@ -108,13 +108,6 @@ def _list_of(value: JSON) -> list[JSON]:
     if not isinstance(value, list):
         raise ValueError("is no list of messages")
     return value
-
-
-def _schema(tool: JSON) -> ToolSchema:
-    assert isinstance(tool, dict), "tools_of gives objects"
-    parameters = tool["parameters"]
-    assert isinstance(parameters, dict), "tools_of checks them"
-    return ToolSchema(str(tool["name"]), str(tool["description"]), parameters)
 
 
 def _turns(messages: Observation, items: Sequence[JSON]) -> tuple[DialogueTurn, ...]:

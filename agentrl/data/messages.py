@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast, get_args
 
 from agentrl.types import JSON, Image, Message, Observation, Part, Role, Text, ToolCall
+from agentrl.types.seams import ToolSchema
 
 _ROLES = get_args(Role)
 
@@ -132,6 +133,14 @@ def tools_of(value: JSON) -> Sequence[JSON]:
     if not isinstance(value, list):
         raise ValueError("is no list of tools")
     return [_tool(item, number) for number, item in enumerate(value, start=1)]
+
+
+def schema_of(tool: JSON) -> ToolSchema:
+    """One of what `tools_of` returns."""
+    assert isinstance(tool, dict), "tools_of gives objects"
+    parameters = tool["parameters"]
+    assert isinstance(parameters, dict), "tools_of checks them"
+    return ToolSchema(str(tool["name"]), str(tool["description"]), parameters)
 
 
 def _tool(item: JSON, number: int) -> JSON:

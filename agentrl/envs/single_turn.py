@@ -42,9 +42,7 @@ class SingleTurnEnv(Env):
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
         """The tools in the metadata of the task."""
-        tools = self.task.metadata.get("tools") if self.task is not None else None
-        described = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-        return tuple(_schema(tool) for tool in described)
+        return () if self.task is None else schemas_in(self.task)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Return the question."""
@@ -80,6 +78,12 @@ class SingleTurnEnv(Env):
 
 def _once(answer: str) -> Generator[Message, str, None]:
     yield say(answer)
+
+
+def schemas_in(task: Task) -> tuple[ToolSchema, ...]:
+    """The tools in the metadata of a task."""
+    tools = task.metadata.get("tools")
+    return tuple(_schema(tool) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
 
 
 def _schema(tool: Mapping[str, JSON]) -> ToolSchema:

@@ -73,17 +73,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def pass_of(scores: Scores, k: int, *, solved: float = SOLVED) -> Estimate | None:
-    """pass@k over the tasks with at least k episodes. None = there is no such task.
-
-    solved: the least score that counts as solved.
-    """
-    return mean_of([[pass_at_k(len(task), num_solved(task, solved), k)] for task in scores if len(task) >= k])
+def pass_of(scores: Scores, k: int) -> Estimate | None:
+    """pass@k over the tasks with at least k episodes. None = there is no such task."""
+    return mean_of([[pass_at_k(len(task), num_solved(task), k)] for task in scores if len(task) >= k])
 
 
-def num_solved(scores: Sequence[float], solved: float = SOLVED) -> int:
+def num_solved(scores: Sequence[float]) -> int:
     """How many episodes are solved (count)."""
-    return sum(score >= solved - _ROUNDING for score in scores)
+    return sum(score >= SOLVED - _ROUNDING for score in scores)
 
 
 def ks_of(n: int) -> list[int]:

@@ -126,32 +126,6 @@ LONG_TAIL: Final = Comparison(
 )
 """A tenth of the groups plays twenty times as many turns as the others."""
 
-LARGE: Final = Comparison(
-    None,
-    {
-        "env": "benchmarks.asynchronous.worlds:Brief",
-        # The layers of SmolLM2-135M, and a few more in place of its vocabulary: 135 million parameters.
-        "num_layers": 38,
-        "hidden_size": 576,
-        "ffn_hidden_size": 1536,
-        "num_attention_heads": 9,
-        "num_query_groups": 3,
-        "bf16": True,
-        "engine_dtype": "bfloat16",
-        "rollout_max_response_len": 24,
-        "rollout_batch_size": 4,
-        "n_samples_per_prompt": 8,
-        "max_slots": 64,
-    },
-    {SYNC: _CORRECTED, ASYNC: {**_CORRECTED, "max_staleness": 1}},
-    ASYNC,
-    (SYNC,),
-    None,
-    None,
-    4,
-)
-"""A model that takes seconds for a step: engine and trainer multiply in bfloat16."""
-
 
 def compared(comparison: Comparison, bench: AsyncBench, on_event: OnEvent) -> dict[str, JSON]:
     """Run all sides in turns, and compare their medians; see `report`."""

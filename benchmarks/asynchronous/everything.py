@@ -8,18 +8,12 @@ from functools import partial
 from typing import get_args
 
 from agentrl.types import JSON
-from benchmarks.asynchronous.comparisons import CHEAP, LARGE, LONG_TAIL, SPEEDUP, OnEvent, compared
+from benchmarks.asynchronous.comparisons import CHEAP, LONG_TAIL, SPEEDUP, OnEvent, compared
 from benchmarks.asynchronous.learning import table, wall
-from benchmarks.asynchronous.rates import rates
 from benchmarks.config import AsyncBench, AsyncPart
 from benchmarks.machine import machine
 
 Part = Callable[[AsyncBench, OnEvent], dict[str, JSON]]
-
-
-def _large(bench: AsyncBench, on_event: OnEvent) -> dict[str, JSON]:
-    """One short run of each side: a step takes seconds."""
-    return compared(LARGE, bench.model_copy(update={"repeats": 1, "iterations": 8}), on_event)
 
 
 PARTS: Mapping[AsyncPart, Part] = {
@@ -28,8 +22,6 @@ PARTS: Mapping[AsyncPart, Part] = {
     "cheap": partial(compared, CHEAP),
     "long-tail": partial(compared, LONG_TAIL),
     "wall": wall,
-    "large": _large,
-    "rates": rates,
 }
 
 

@@ -12,8 +12,9 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Callable
+from typing import cast
 
-from benchmarks.engines.canned import http_response, serve
 from benchmarks.question import ANSWER
 
 # No text of the benchmark contains it, and of the messages only tool results do.
@@ -21,6 +22,8 @@ _TOOL_RESULT = b'"tool_call_id"'
 _STREAMED = re.compile(rb'"stream":\s*true')
 _USAGE = {"prompt_tokens": 64, "completion_tokens": 16, "total_tokens": 80}
 _PATH = b"/v1/chat/completions"
+Respond = Callable[[bytes, bytes], bytes]
+"""Path and body of a request -> the complete response."""
 
 
 class Replies:
@@ -71,6 +74,51 @@ def _head(kind: str) -> dict[str, object]:
 
 def _finish_reason(turn: dict[str, object]) -> str:
     return "tool_calls" if "tool_calls" in turn else "stop"
+
+
+def http_response(body: bytes, content_type: str = "application/json") -> bytes:
+    """A complete response with status 200."""
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Connection(asyncio.Protocol):
+    """Answers the requests of one connection in their order."""
+
+    def __init__(self, respond: Respond) -> None:
+        self._respond = respond
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._buffer += data
+        while (request := self._next_request()) is not None:
+            self._transport.write(self._respond(*request))
+
+    def _next_request(self) -> tuple[bytes, bytes] | None:
+        """Remove one complete request from the buffer and return its path and its body."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        head = bytes(self._buffer[:end])
+        _, has_length, rest = head.lower().partition(b"content-length:")
+        size = end + 4 + (int(rest.split(b"\r\n", 1)[0]) if has_length else 0)
+        if len(self._buffer) < size:
+            return None
+        body = bytes(self._buffer[end + 4 : size])
+        del self._buffer[:size]
+        return head.split(b" ", 2)[1], body
+
+
+async def serve(port: int, respond: Respond) -> None:
+    """Serve at a port of this machine, until the process ends."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(respond), "127.0.0.1", port)
+    await server.serve_forever()
 
 
 def main(arguments: list[str]) -> None:

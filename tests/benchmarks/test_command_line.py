@@ -12,8 +12,8 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("async", "engines", "envs", "gateway", "generator", "gpu", "megatron", "openenv"),
-    *("peers", "players", "python", "quickstart", "ray", "tasks", "trainer", "update"),
+    *("async", "embedded", "envs", "gateway", "generator", "gpu", "openenv"),
+    *("peers", "players", "python", "quickstart", "tasks", "trainer", "update"),
 }
 
 
@@ -45,8 +45,12 @@ def test_no_benchmark_is_a_command_of_the_package():
     ("arguments", "message"),
     [
         (["engin"], "No such command 'engin'"),
-        (["engines", "--only", "turnz"], "mean `turns`"),
+        (["peers", "--only", "manny"], "mean `many`"),
         (["peers", "--verifiers-python", "no-such-python"], "does not run verifiers (No such file"),
+        (
+            ["update", "--sglang-python", sys.executable],
+            "does not run SGLang (it lacks sglang,",
+        ),
         (["quickstart", "--episodes", "0"], "episodes"),
         (["async", "speeedup"], "'speeedup' is not one of"),
     ],

@@ -13,8 +13,7 @@ import pytest
 from agentrl.engine.chat.wire import read_reply
 from agentrl.errors import UserError
 from benchmarks.compare import interleaved
-from benchmarks.engines.canned import Connection
-from benchmarks.peers.endpoint import Replies
+from benchmarks.peers.endpoint import Connection, Replies
 from benchmarks.peers.everything import bench_peers
 from benchmarks.peers.settings import AGENTRL, IN_PROCESS, SETTINGS, VERIFIERS, Load, PeerSettings
 from benchmarks.peers.sides import Program, resident_bytes

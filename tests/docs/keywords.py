@@ -44,28 +44,29 @@ _PLAIN = {str: "Name", int: "int", float: "float", bool: "bool", type(None): "No
 
 def text() -> str:
     """The text of the file."""
-    shared, of_sft = leaves(RunConfig), leaves(SftConfig)
-    evaluated = leaves(EvalConfig)
-    classes = [
-        ("TrainSettings", shared, RunConfig, "Keywords of `agentrl.train`."),
-        ("SftSettings", {**shared, **of_sft}, SftConfig, "Keywords of `agentrl.sft`."),
-        ("EvalSettings", evaluated, EvalConfig, "Keywords of `agentrl.evaluate`."),
-    ]
-    parts = [HEAD]
-    for name, fields, tree, about in classes:
-        if name == "SftSettings" and fields.keys() == shared.keys():
-            parts.append(f'SftSettings: TypeAlias = TrainSettings\n"""{about}"""\n')
-            continue
-        parts.append(f'class {name}(TypedDict, total=False):\n    """{about}"""\n')
-        parts.append("".join(f"    {line}\n" for line in _lines(fields, tree)))
-    return "\n\n".join(parts).replace('"""\n\n\n    ', '"""\n\n    ')
+    assert leaves(SftConfig).keys() <= leaves(RunConfig).keys()
+    trained, evaluated = _types(RunConfig), _types(EvalConfig)
+    both = dict(item for item in trained.items() if item in evaluated.items())
+    parts = [HEAD, _class("_Settings", "TypedDict, total=False", "Keywords of all three.", both)]
+    for name, types_, about in (
+        ("TrainSettings", trained, "Keywords of `agentrl.train`."),
+        ("EvalSettings", evaluated, "Keywords of `agentrl.evaluate`."),
+    ):
+        own = {key: type_ for key, type_ in types_.items() if key not in both}
+        parts.append(_class(name, "_Settings, total=False", about, own))
+    parts.append('SftSettings: TypeAlias = TrainSettings\n"""Keywords of `agentrl.sft`."""\n')
+    return "\n\n".join(parts)
 
 
-def _lines(fields: Mapping[str, tuple[str, object]], tree: type[Section]) -> Iterator[str]:
-    for name, (_, leaf) in fields.items():
-        yield f"{name}: {_type_of(name, leaf)}"
-    for name in spellings(tree):
-        yield f"{name}: object"
+def _class(name: str, base: str, about: str, types_: Mapping[str, str]) -> str:
+    lines = "".join(f"    {key}: {type_}\n" for key, type_ in types_.items())
+    return f'class {name}({base}):\n    """{about}"""\n\n{lines}'
+
+
+def _types(tree: type[Section]) -> dict[str, str]:
+    """The type of each keyword, as text. A spelling of another tool is refused when it is read."""
+    own = {name: _type_of(name, leaf) for name, (_, leaf) in leaves(tree).items()}
+    return own | dict.fromkeys(spellings(tree), "object")
 
 
 def _type_of(name: str, leaf) -> str:

@@ -1,49 +1,44 @@
-"""docs/slime-features.md and the counts in the guide: `make reference` writes them of slime_features.toml."""
+"""The rows of docs/slime-features.md; `make reference` writes their counts there and into the guide."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.docs.blocks import ROOT
 
-FILE = ROOT / "tests" / "docs" / "slime_features.toml"
 PAGE = ROOT / "docs" / "slime-features.md"
 GUIDE = ROOT / "docs" / "coming-from-slime.md"
 STATES = ("works", "in part", "not here")
 SENTENCE = re.compile(r"^Of \d+ things of slime.*$", re.MULTILINE)
-_INTRODUCTION = """\
-# What of slime is here
-
-{sentence}
-
-A thing is what a user sets, calls or looks at; flags that do one thing together are one. "The same" are
-the names in the second column. What works has a test that fails if it breaks, and so has the part that
-is here of what is in part. [Coming from slime](coming-from-slime.md) shows how to bring a run along.
-"""
+_TABLE = re.compile(r"^## (In part, or not here|What works): (.*)\n\n.*\n.*\n((?:\|.*\n)+)", re.MULTILINE)
 
 
 class Feature(NamedTuple):
-    """A thing that users know: its names there, its state here, what does the same, and the tests of it."""
+    """A thing that users know: its names there, its state here, what does the same, and the tests of it.
+
+    here: what does the same, or what is missing and what to do in its place; "the same" stands for the names
+    there. tests: what fails if it breaks, a file of tests or one of its tests.
+    """
 
     name: str
     slime: str
     state: str
     here: str
-    tests: Sequence[str]
+    tests: list[str]
 
 
 def features() -> dict[str, list[Feature]]:
-    """Those of slime, and those of miles and the field."""
-    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {table: [_feature(**entry) for entry in entries] for table, entries in tables.items()}
-
-
-def _feature(*, test: str | Sequence[str] = (), **entry: str) -> Feature:
-    return Feature(**entry, tests=[test] if isinstance(test, str) else test)
+    """Those of slime, and those of miles and the field: the rows of the page."""
+    found: dict[str, list[Feature]] = {}
+    for kind, of, rows in _TABLE.findall(PAGE.read_text(encoding="utf-8")):
+        for line in rows.splitlines():
+            name, there, *state, here, tests = (cell.strip() for cell in line.split("|")[1:-1])
+            assert len(state) == (kind != "What works"), line
+            feature = Feature(name, there, *(state or ["works"]), here, re.findall(r"`([^`]+)`", tests))
+            found.setdefault(of, []).append(feature)
+    return found
 
 
 def sentence() -> str:
@@ -56,35 +51,14 @@ def sentence() -> str:
     )
 
 
-def _counts(found: Sequence[Feature]) -> list[int]:
+def _counts(found: list[Feature]) -> list[int]:
     of_state = Counter(feature.state for feature in found)
     return [of_state[state] for state in STATES]
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [_INTRODUCTION.format(sentence=sentence())]
-    for title, found in zip(("slime", "miles and the field"), features().values(), strict=True):
-        missing = sorted((f for f in found if f.state != "works"), key=lambda f: STATES.index(f.state))
-        rows = [(f.name, f.slime, f.state, f.here) for f in missing]
-        parts += [f"## In part, or not here: {title}\n", _table(("thing", "names there", "", "here"), rows)]
-    for title, found in zip(("slime", "miles and the field"), features().values(), strict=True):
-        rows = [
-            (f.name, f.slime, f.here, ", ".join(f"`{test}`" for test in f.tests))
-            for f in found
-            if f.state == "works"
-        ]
-        parts += [f"## What works: {title}\n", _table(("thing", "names there", "here", "test"), rows)]
-    return "\n".join(parts)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
-
-
 def write() -> None:
-    """Write the page, and the counts into the guide."""
-    PAGE.write_text(page(), encoding="utf-8")
-    guide = GUIDE.read_text(encoding="utf-8")
-    GUIDE.write_text(SENTENCE.sub(lambda _: sentence(), guide), encoding="utf-8")
+    """Write the counts into both pages."""
+    for page in (PAGE, GUIDE):
+        page.write_text(
+            SENTENCE.sub(lambda _: sentence(), page.read_text(encoding="utf-8")), encoding="utf-8"
+        )

@@ -6,32 +6,31 @@ import pytest
 
 import agentrl
 from agentrl.records.diagnoses import read_diagnoses
-from benchmarks.asynchronous.rates import SIDES, WORLDS
+from tests.flow.lamps import MODEL, RL, START
 
-LAMPS = WORLDS["Lamps"]
+LATE = {"max_staleness": 1}
+SIDES = {
+    "synchronous": {},
+    "tis": {**LATE, "correction": "tis"},
+    "engine's logprobs": {**LATE, "use_rollout_logprobs": True},
+}
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """The model after the warm start, and how often it succeeds."""
     folder = tmp_path_factory.mktemp("lamps")
-    settings = {**LAMPS.model, **LAMPS.start, "num_rollout": 0, "eval_episodes": 256, "eval_split": "test"}
+    settings = {**MODEL, **START, "num_rollout": 0, "eval_episodes": 256, "eval_split": "test"}
     run = agentrl.train(**settings, seed=1, output_dir=folder, name="start", quiet=True)
     return run.folder / "checkpoint", run.reports["after warm start"]["sampled"].mean
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("side", [side for side in SIDES if side != "none"])
+@pytest.mark.parametrize("side", SIDES)
 def test_lamps_are_switched_as_they_should_be(start, tmp_path, side):
     checkpoint, before = start
-    settings = {
-        "env": LAMPS.model["env"],
-        **LAMPS.rl,
-        **SIDES[side],
-        "lr": LAMPS.rates[0],
-        "eval_split": "test",
-    }
+    settings = {"env": MODEL["env"], **RL, **SIDES[side], "eval_split": "test"}
     model = {"hf_checkpoint": checkpoint, "warm_start_steps": 0, "eval_interval": 1000}
     run = agentrl.train(**settings, **model, seed=1, output_dir=tmp_path, name="run", quiet=True)
     report = run.reports["after RL"]

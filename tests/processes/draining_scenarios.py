@@ -21,10 +21,10 @@ from pathlib import Path
 
 from agentrl.records import reconcile
 from agentrl.records.history import attempts
-from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines
 from tests.flow.runs import HEARING, options_of
 from tests.flow.worlds import Recalling
 from tests.processes.guide_scripts import script, write_program
+from tests.processes.machines import FAR, NEAR, kill_far, two_machines
 from tests.processes.runs_on_two_machines import places_in
 from tests.rollout import noting_process as noting
 

@@ -23,8 +23,8 @@ from agentrl.processes.interfaces import address_to
 from agentrl.records import reconcile
 from agentrl.records.history import attempts
 from agentrl.records.status import read_status
-from benchmarks.cluster.machines import FAR, IN_FAR, NEAR, connect, wait_for
 from tests.docs.blocks import FENCE, ROOT
+from tests.processes.machines import FAR, IN_FAR, NEAR, connect, wait_for
 
 GUIDE = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
 HOSTS = f"127.0.0.1 localhost\n{NEAR} near\n{FAR} far\n"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from agentrl.errors import DiskError, TrainerError
 from agentrl.records.history import attempts
-from benchmarks.cluster.machines import one_machine, wait_for
 from tests.flow.runs import train
 from tests.flow.test_resume import accounted
+from tests.processes.machines import one_machine, wait_for
 
 HOST, PORT = "127.0.0.1", 6379
 ADDRESS = f"{HOST}:{PORT}"

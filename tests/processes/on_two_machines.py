@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from agentrl.types.seams import Sampling
-from benchmarks.cluster.machines import FAR, NEAR, kill_far, two_machines, wait_for
+from tests.processes.machines import FAR, NEAR, kill_far, two_machines, wait_for
 
 
 def plan_of(folder: Path, loss=None):

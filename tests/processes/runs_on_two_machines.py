@@ -24,7 +24,9 @@ from agentrl.records import reconcile
 from agentrl.records.history import attempts
 from agentrl.records.status import read_status
 from agentrl.trainer.ranks import RankTrainer
-from benchmarks.cluster.machines import (
+from tests.flow.runs import train
+from tests.flow.test_resume import accounted
+from tests.processes.machines import (
     bring_back_far,
     cut_off_far,
     kill_far,
@@ -32,8 +34,6 @@ from benchmarks.cluster.machines import (
     two_machines,
     wait_for,
 )
-from tests.flow.runs import train
-from tests.flow.test_resume import accounted
 from tests.trainer.megatron.launching import words_of
 
 SETTINGS = {

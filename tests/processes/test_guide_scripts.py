@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cluster.machines import FAR, NEAR
+from tests.processes.machines import FAR, NEAR
 from tests.processes.test_two_machines import run
 
 OWN_PROCESSES = ("--pid", "--mount-proc")

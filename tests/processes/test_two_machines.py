@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.machines import FAR, NAMESPACES, NEAR
+from tests.processes.machines import FAR, NAMESPACES, NEAR
 
 ROOT = Path(__file__).parents[2]
 

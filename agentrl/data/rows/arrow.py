@@ -33,14 +33,9 @@ class ArrowRows(Rows):
         require("reading .arrow files", "pyarrow")
         self._path = path
         with reading(path, "Arrow"):
-            self._fingerprint = fingerprint_of(path)
+            self.fingerprint = fingerprint_of(path)
             self._batches = _batches(path, columns)
         self._ends = [*accumulate(batch.num_rows for batch in self._batches)]
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the file; of parts of it where it is large."""
-        return self._fingerprint
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

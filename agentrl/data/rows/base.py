@@ -14,12 +14,9 @@ Row = Mapping[str, JSON]
 
 
 class Rows(ABC):
-    """Rows by their number from 0 on, in any order."""
+    """Rows by their number from 0 on, in any order. fingerprint: identifies the content."""
 
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Identifies the content."""
+    fingerprint: str
 
     @abstractmethod
     def __len__(self) -> int:
@@ -53,11 +50,7 @@ class Sliced(Rows):
     def __init__(self, rows: Rows, start: int | None, stop: int | None) -> None:
         self._rows = rows
         self._range = range(len(rows))[start:stop]
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of all rows, and the bounds of the slice."""
-        return f"{self._rows.fingerprint}[{self._range.start}:{self._range.stop}]"
+        self.fingerprint = f"{rows.fingerprint}[{self._range.start}:{self._range.stop}]"
 
     def __len__(self) -> int:
         return len(self._range)
@@ -91,12 +84,8 @@ class Chained(Rows):
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = tuple(parts)
         self._ends = tuple(accumulate(map(len, self._parts)))
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the fingerprints of all files, in their order."""
         text = " ".join(part.fingerprint for part in self._parts)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return self._ends[-1]

@@ -44,7 +44,7 @@ class JsonlRows(Rows):
         self._count = 0
         with reading(path):
             self._file = opened(path)
-            self._fingerprint = self._index()
+            self.fingerprint = self._index()
         self._state = _state(fstat(self._file.fileno()))
         self._block = lru_cache(maxsize=8)(self._read_block)
 
@@ -87,11 +87,6 @@ class JsonlRows(Rows):
                 "line of its own, and shorten rows that are longer."
             )
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of every byte."""
-        return self._fingerprint
-
     def __len__(self) -> int:
         return self._count
 
@@ -127,18 +122,13 @@ class JsonRows(Rows):
         self._path = path
         with reading(path), opened(path) as file:
             text = file.read()
-        self._fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
         items = read_json_bytes(text.removeprefix(_BOM), str(path))
         if not isinstance(items, list):
             raise DataError(
                 f"{path} is {_kind(items)}, not a list of objects; write one object a line (.jsonl)."
             )
         self._items = items
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of every byte."""
-        return self._fingerprint
 
     def __len__(self) -> int:
         return len(self._items)

@@ -77,7 +77,7 @@ class ParquetRows(Rows):
                 self._states.append(_state(path))
                 digest.update(fingerprint_of(path).encode())
                 self._index(number, columns)
-        self._fingerprint = digest.hexdigest()
+        self.fingerprint = digest.hexdigest()
         self._ends = list(accumulate(self._sizes))
         self._cached: OrderedDict[int, pa.RecordBatch] = OrderedDict()
         self._cursor: _Cursor | None = None
@@ -106,11 +106,6 @@ class ParquetRows(Rows):
                 self._pieces.append(_Piece(number, group, batch, rows))
                 self._sizes.append(min(rows, row_group.num_rows - start))
         self._file_ends.append(metadata.num_rows + (self._file_ends[-1] if self._file_ends else 0))
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the files; of parts of those that are large."""
-        return self._fingerprint
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -26,7 +26,7 @@ class TableRows(Rows):
         self._path = path
         with reading(path), opened(path) as file:
             content = file.read()
-        self._fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -61,11 +61,6 @@ class TableRows(Rows):
         if twice is not None:
             raise DataError(f"{self._path}: two columns are called `{twice}`; rename one.")
         return header
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of every byte."""
-        return self._fingerprint
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -8,7 +8,6 @@ and one that no tool was offered for, is part of the content.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,6 +25,8 @@ from agentrl.engine.served.chat_replies import (
     ReplyHead,
     ReplyTurn,
     choice,
+    chunk_part,
+    event_of,
     finish_of,
     is_thinking,
     token_logprob,
@@ -43,6 +44,7 @@ from agentrl.engine.served.requests import (
     RefusedError,
     RequestLimits,
     TextCodec,
+    sentence_of,
 )
 from agentrl.errors import EngineError, RenderingError, UserError
 from agentrl.http.requests import off_loop
@@ -126,7 +128,7 @@ class ChatCompletions:
         try:
             prompt = tuple(await renderer.render(parsed.messages, parsed.tools))
         except (RenderingError, UserError) as error:
-            raise RefusedError(_sentence(str(error))) from None
+            raise RefusedError(sentence_of(error)) from None
         room = self._limits.max_context_len - len(prompt)
         if room < 1:
             raise RefusedError(
@@ -169,10 +171,10 @@ class ChatCompletions:
 
         async def written(number: int, answer: Answer | EngineError, ended: bool) -> str:
             if isinstance(answer, EngineError):
-                return _event(replies.openai_error(str(answer), 500 if answer.__cause__ else 400))
+                return event_of(replies.openai_error(str(answer), 500 if answer.__cause__ else 400))
             completion = answer.completion
             if ended and completion.finish is Finish.ABORT:
-                return _event(replies.openai_error(_ABORTED, 503))
+                return event_of(replies.openai_error(_ABORTED, 503))
             turn = await self._turn(chat, renderer, completion, ended=ended)
             parts = list(deltas[number].next(turn, ended=ended))
             if not parts and not ended:
@@ -196,7 +198,7 @@ class ChatCompletions:
                 yield event
         if chat.request.include_usage:
             usage = usage_of(len(chat.items[0].prompt_ids), ended_ones)
-            yield _event({**chat.head.body("chat.completion.chunk", []), "usage": usage})
+            yield event_of({**chat.head.body("chat.completion.chunk", []), "usage": usage})
         yield "data: [DONE]\n\n"
 
     async def _turn(
@@ -247,25 +249,10 @@ def _items(
         )
 
 
-def _sentence(reason: str) -> str:
-    """A reason of a renderer as one sentence in one line."""
-    line = " ".join(reason.split())
-    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith(".") else ".")
-
-
 def _chunk(
     chat: _Chat, number: int, delta: Mapping[str, JSON], logprobs: JSON, finish_reason: str | None = None
 ) -> str:
-    part: JSON = {
-        "index": number,
-        "delta": dict(delta),
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-    }
+    part = chunk_part(number, delta, logprobs, finish_reason)
     body = chat.head.body("chat.completion.chunk", [part])
     # OpenAI's streams have the field in every chunk where the last one has the usage.
-    return _event({**body, "usage": None} if chat.request.include_usage else body)
-
-
-def _event(body: Mapping[str, JSON]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+    return event_of({**body, "usage": None} if chat.request.include_usage else body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -122,6 +122,18 @@ def choice(index: int, turn: ReplyTurn, completion: Completion, logprobs: JSON) 
         "logprobs": logprobs,
         "finish_reason": finish_of(turn, completion),
     }
+
+
+def chunk_part(
+    index: int, delta: Mapping[str, JSON], logprobs: JSON, finish_reason: str | None = None
+) -> JSON:
+    """One choice in a chunk of a stream. delta: what it has more."""
+    return {"index": index, "delta": dict(delta), "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def event_of(body: Mapping[str, JSON]) -> str:
+    """A body as a server-sent event."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def token_logprob(text: str, logprob: float) -> JSON:

@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.data.messages import messages_of, tools_of
+from agentrl.data.messages import messages_of, schema_of, tools_of
 from agentrl.engine.served.requests import (
     MAX_STOP_CHARS,
     MAX_STOPS,
@@ -248,7 +248,7 @@ def _call(item: JSON, number: int) -> ToolCall:
 def _tools(items: Sequence[JSON]) -> tuple[ToolSchema, ...]:
     try:
         described = tools_of([_with_parameters(item, number) for number, item in enumerate(items, start=1)])
-        return tuple(_schema(storable(tool)) for tool in described)
+        return tuple(schema_of(storable(tool)) for tool in described)
     except ValueError as error:
         raise RefusedError(f"`tools` {error}.") from None
 
@@ -270,10 +270,3 @@ def _with_parameters(item: JSON, number: int) -> JSON:
     parameters = function.get("parameters")
     empty: JSON = {"type": "object", "properties": {}}
     return {"function": {**function, "parameters": empty if parameters is None else parameters}}
-
-
-def _schema(tool: JSON) -> ToolSchema:
-    assert isinstance(tool, dict), "tools_of gives objects"
-    parameters = tool["parameters"]
-    assert isinstance(parameters, dict), "tools_of checks them"
-    return ToolSchema(str(tool["name"]), str(tool["description"]), parameters)

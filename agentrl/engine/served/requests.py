@@ -66,6 +66,12 @@ class RefusedError(Exception):
         self.code = code
 
 
+def sentence_of(error: Exception) -> str:
+    """A reason of a renderer as one sentence in one line."""
+    line = " ".join(str(error).split())
+    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith(".") else ".")
+
+
 class TextCodec(NamedTuple):
     """The tokenizer as functions. decode: from token ids, and whether to skip special tokens.
 

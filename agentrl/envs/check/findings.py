@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from agentrl.types import JSON
 
+Severity: TypeAlias = Literal["error", "warning"]
+"""Of a finding. With an error do not train on this world; a warning is for the author to judge."""
 _MAX_NAMES = 5
 _KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
 """Where the failure of an episode begins, as `failure_line` writes it."""
-
-
-class Severity(StrEnum):
-    """Of a finding. With an error do not train on this world; a warning is for the author to judge."""
-
-    ERROR = "error"
-    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +41,12 @@ class ProbeResult:
 
 def error(code: str, text: str) -> Finding:
     """A finding that fails the check."""
-    return Finding(code, Severity.ERROR, _single_line(text))
+    return Finding(code, "error", _single_line(text))
 
 
 def warning(code: str, text: str) -> Finding:
     """A finding that does not fail the check."""
-    return Finding(code, Severity.WARNING, _single_line(text))
+    return Finding(code, "warning", _single_line(text))
 
 
 def some(names: Sequence[str]) -> str:

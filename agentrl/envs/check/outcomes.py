@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from agentrl.envs.check.findings import Finding
 from agentrl.envs.check.rfc008 import CHECKS, DETERMINISM, LEVELS, Check, Facts
 from agentrl.types import JSON
 
 Figures = Mapping[str, float]
-
-
-class Status(StrEnum):
-    """The outcome of a check. OpenEnv's schema says `skip` for `skipped`, and `fail` for `warn`, too."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    WARN = "warn"
-    SKIPPED = "skipped"
+Status: TypeAlias = Literal["pass", "fail", "warn", "skipped"]
+"""The outcome of a check. OpenEnv's schema says `skip` for `skipped`, and `fail` for `warn`, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +33,15 @@ class CheckOutcome:
             "level": LEVELS[self.check.level],
             "lane": self.check.lane,
             "severity": self.check.severity,
-            "status": self.status.value,
+            "status": self.status,
             "evidence": list(self.evidence),
             "measured": dict(self.measured),
         }
 
     def to_openenv(self) -> dict[str, JSON]:
         """As a result of OpenEnv's report, which has no outcome `warn`: severities are the policy's."""
-        status = {Status.SKIPPED: "skip", Status.WARN: "fail"}.get(self.status, self.status.value)
-        failed = self.status in (Status.FAIL, Status.WARN)
+        status = {"skipped": "skip", "warn": "fail"}.get(self.status, self.status)
+        failed = self.status in ("fail", "warn")
         return {
             "check_id": self.check.id,
             "status": status,
@@ -65,7 +57,7 @@ def outcomes(
 ) -> tuple[CheckOutcome, ...]:
     """The outcome of each of `CHECKS`. probes: seconds by name of what was tried."""
     decided = [_outcome(check, findings, figures, probes, declared) for check in CHECKS]
-    if any(outcome.check.id == DETERMINISM and outcome.status is Status.FAIL for outcome in decided):
+    if any(outcome.check.id == DETERMINISM and outcome.status == "fail" for outcome in decided):
         decided = [_without_determinism(outcome) for outcome in decided]
     return tuple(decided)
 
@@ -85,7 +77,7 @@ def openenv_report(target: str, found: Sequence[CheckOutcome], declared: Facts) 
     for result in results:
         if result["check_id"] == "static.manifest":
             result["measured"] = dict(declared)
-    decided = {outcome.check.level for outcome in found if outcome.status is not Status.SKIPPED}
+    decided = {outcome.check.level for outcome in found if outcome.status != "skipped"}
     levels: list[JSON] = [level for level in LEVELS if level in decided]
     return {
         "report_schema_version": "2",
@@ -104,9 +96,9 @@ def openenv_report(target: str, found: Sequence[CheckOutcome], declared: Facts) 
 def verdict(found: Sequence[CheckOutcome]) -> Literal["pass", "warn", "fail"]:
     """As their policy rolls up a report: a check that was skipped leaves `warn` at best."""
     statuses = counted(found)
-    if statuses[Status.FAIL]:
+    if statuses["fail"]:
         return "fail"
-    return "warn" if statuses[Status.WARN] or statuses[Status.SKIPPED] else "pass"
+    return "warn" if statuses["warn"] or statuses["skipped"] else "pass"
 
 
 def _outcome(
@@ -119,7 +111,7 @@ def _outcome(
     if check.also is not None and not missing and (wrong := check.also({**declared, **figures})):
         evidence.append(wrong)
     if evidence:
-        status = Status.FAIL if check.severity == "fail" else Status.WARN
+        status: Status = "fail" if check.severity == "fail" else "warn"
         return CheckOutcome(check, status, tuple(evidence), measured, seconds)
     if not check.probes:
         reason = f"{check.here}."
@@ -129,12 +121,12 @@ def _outcome(
     elif check.needs[0] and not declared.get(check.needs[0]):
         reason = f"{check.needs[1]}."
     else:
-        return CheckOutcome(check, Status.PASS, (f"{check.here}.",), measured, seconds)
-    return CheckOutcome(check, Status.SKIPPED, (reason,), measured, seconds)
+        return CheckOutcome(check, "pass", (f"{check.here}.",), measured, seconds)
+    return CheckOutcome(check, "skipped", (reason,), measured, seconds)
 
 
 def _without_determinism(outcome: CheckOutcome) -> CheckOutcome:
-    if outcome.check.level != 3 or outcome.status is Status.SKIPPED:
+    if outcome.check.level != 3 or outcome.status == "skipped":
         return outcome
     reason = f"it needs {DETERMINISM}, which fails."
-    return CheckOutcome(outcome.check, Status.SKIPPED, (reason,), outcome.measured, outcome.seconds)
+    return CheckOutcome(outcome.check, "skipped", (reason,), outcome.measured, outcome.seconds)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 
-from agentrl.envs.check.findings import Finding, Severity
+from agentrl.envs.check.findings import Finding
 from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
 from agentrl.types import JSON
 
@@ -51,7 +51,7 @@ class CheckReport:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that are errors."""
-        return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class CheckReport:
     @property
     def summary(self) -> str:
         """The verdict, and how many checks of RFC 008 passed: the text of the badge."""
-        passed, total = self.counts.get(Status.PASS, 0), sum(self.counts.values())
+        passed, total = self.counts.get("pass", 0), sum(self.counts.values())
         return f"{'passed' if self.ok else 'failed'}, RFC 008 {passed} of {total}"
 
     def badge(self) -> str:

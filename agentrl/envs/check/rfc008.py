@@ -34,20 +34,26 @@ class Check:
     """A check of the RFC, and what decides it here.
 
     id, level, lane, severity: theirs. here: how it is decided, or why it is not.
+    hub_level: the level of one for hubs, whose id does not say it.
     probes: names of what must have been tried. codes: findings that fail it. figures: those it shows.
     needs: the key of what the environment must declare, with the reason to skip it otherwise.
     also: from the facts to a sentence of what else is wrong; "" = nothing.
     """
 
     id: str
-    level: int
-    severity: Literal["fail", "warn", "advisory"]
     here: str
+    severity: Literal["fail", "warn", "advisory"] = "fail"
+    hub_level: int = 1
     probes: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     needs: tuple[str, str] = ("", "")
     also: Callable[[Facts], str] | None = None
+
+    @property
+    def level(self) -> int:
+        """One of `LEVELS`."""
+        return {name: level for level, name in LEVELS.items()}.get(self.id.partition(".")[0], self.hub_level)
 
     @property
     def lane(self) -> Literal["local", "hub"]:
@@ -86,42 +92,32 @@ _OPERATOR = "reserved for the operator of a hub"
 CHECKS: tuple[Check, ...] = (
     Check(
         "static.manifest",
-        1,
-        "fail",
         "there is no openenv.yaml: the attributes of the class are the declarations, and are checked when it "
         "is made; `measured` has them",
     ),
-    Check("static.reproducible_build", 1, "fail", _NO_IMAGE),
-    Check("static.image_hygiene", 1, "warn", _NO_IMAGE),
-    Check("static.layout", 1, "warn", _NO_IMAGE),
-    Check("static.sbom", 1, "fail", f"{_NO_IMAGE}; `pip inspect` lists what is installed"),
-    Check("static.oci_labels", 1, "fail", _NO_IMAGE),
+    Check("static.reproducible_build", _NO_IMAGE),
+    Check("static.image_hygiene", _NO_IMAGE, severity="warn"),
+    Check("static.layout", _NO_IMAGE, severity="warn"),
+    Check("static.sbom", f"{_NO_IMAGE}; `pip inspect` lists what is installed"),
+    Check("static.oci_labels", _NO_IMAGE),
     Check(
         "static.resource_declaration",
-        1,
-        "fail",
         "`resources` declares the CPUs, GPUs and memory of a process that plays it",
         probes=("tasks",),
         needs=("memory_gb", "`resources.memory_gb` is 0, which means not counted"),
     ),
     Check(
         "static.timeout_ceiling",
-        1,
-        "fail",
         f"`limits.episode_timeout_s` is at most {MAX_EPISODE_S:g} s",
         probes=("tasks",),
         also=_too_long,
     ),
     Check(
         "static.dependency_pinning",
-        1,
-        "fail",
         "a package declares ranges of versions; the exact ones belong to an installation",
     ),
     Check(
         "static.task_distribution_pinning",
-        1,
-        "fail",
         "two instances have the same tasks in the same order",
         probes=("tasks",),
         codes=("tasks-differ",),
@@ -129,33 +125,25 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.startup",
-        2,
-        "fail",
         "instances are made, reset and closed",
         probes=("tasks", "close"),
         codes=("make-fails", "class-fails", "close-fails"),
     ),
     Check(
         "runtime.reward_well_formed",
-        2,
-        "fail",
         "every reward of every policy is a finite number; anything else fails the episode",
         probes=("expert", "chance", "leaving"),
         codes=("crash", "expert-fails"),
     ),
-    Check("runtime.rubric_introspectable", 2, "warn", _NO_TELEMETRY, probes=("chance",)),
+    Check("runtime.rubric_introspectable", _NO_TELEMETRY, severity="warn", probes=("chance",)),
     Check(
         "runtime.observation_schema",
-        2,
-        "fail",
         "observations are messages, which check themselves, and are of bounded length",
         probes=("expert", "chance"),
         codes=("crash", "expert-fails", "observation-unbounded"),
     ),
     Check(
         "runtime.state_contract",
-        2,
-        "fail",
         "an episode that is saved and loaded goes on as it was; its id and steps are in every `Episode`",
         probes=("state",),
         codes=("state-lost",),
@@ -163,16 +151,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.trajectory_record",
-        2,
-        "warn",
         "`play` returns an `Episode` of every turn, reward and ending, whatever happens",
+        severity="warn",
         probes=("chance",),
     ),
-    Check("runtime.reward_attribution", 2, "warn", _NO_TELEMETRY, probes=("chance",)),
+    Check("runtime.reward_attribution", _NO_TELEMETRY, severity="warn", probes=("chance",)),
     Check(
         "runtime.tool_declaration_accuracy",
-        2,
-        "fail",
         "the expert calls no tool that the model is not told of, and with arguments that fit the schema",
         probes=("tools",),
         codes=("tool-undeclared",),
@@ -180,8 +165,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.task_declaration_accuracy",
-        2,
-        "fail",
         "each split has its tasks, with ids of their own, and those that are played can be reset",
         probes=("tasks", "expert"),
         codes=("no-tasks", "tasks-fails", "duplicate-task-id", "splits-overlap", "expert-fails"),
@@ -189,8 +172,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.seed_control",
-        2,
-        "fail",
         "all chance comes from the seed that `reset` gets; `other_seed_differs` says whether another one "
         "gave another episode, which it need not",
         probes=("same",),
@@ -199,16 +180,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         DETERMINISM,
-        2,
-        "fail",
         "task, seed and actions give the same episode again",
         probes=("same",),
         codes=("not-repeatable", "global-random"),
     ),
     Check(
         "runtime.network_policy",
-        2,
-        "fail",
         "an environment whose `needs` lack `server` connects to no other host; what a child process does is "
         "not seen",
         probes=("network",),
@@ -217,16 +194,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.host_containment",
-        2,
-        "fail",
         "no call and no answer reads or writes a file of the host whose path it names",
         probes=("host",),
         codes=("host-readable", "host-writable"),
     ),
     Check(
         "runtime.resource_bounds",
-        2,
-        "fail",
         "episodes end by their limits, answer in bounded length and leave no memory behind; processor time "
         "is bounded by deadlines alone",
         probes=("chance", "memory"),
@@ -235,8 +208,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.episode_isolation",
-        2,
-        "fail",
         "episodes at the same time change nothing in each other, and one that is cancelled leaves nothing",
         probes=("same", "cancel"),
         codes=(
@@ -247,8 +218,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "runtime.oracle_containment",
-        2,
-        "fail",
         "what the model is told of tools does not hold the answer, and the expert earns its score by its "
         "actions alone",
         probes=("leaks", "replay"),
@@ -257,8 +226,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.oracle_max",
-        3,
-        "fail",
         "the expert reaches `expert_score`",
         probes=("expert",),
         codes=("no-expert", "expert-fails", "expert-falls-short"),
@@ -266,8 +233,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.floor_gap",
-        3,
-        "fail",
         f"empty answers earn at least {MIN_FLOOR_MARGIN:g} less than the expert",
         probes=("expert", "chance"),
         codes=("nothing-to-learn",),
@@ -277,8 +242,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.canary_floor",
-        3,
-        "fail",
         "the policies of the check, which do not solve the task, earn no more than `chance_score`, and "
         "leaving no more than losing",
         probes=("chance", "leaving"),
@@ -287,8 +250,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.no_solution_leakage",
-        3,
-        "fail",
         "neither the prompt nor what the world says to a policy that does nothing holds the answer",
         probes=("tasks", "leaks"),
         codes=("answer-in-prompt", "answer-in-observation"),
@@ -296,16 +257,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.verifier_determinism",
-        3,
-        "fail",
         "the same episodes, scored again, get the same scores",
         probes=("replay",),
         codes=("scores-differ", "not-repeatable"),
     ),
     Check(
         "semantic.verifier_portability",
-        3,
-        "fail",
         "rewards and graders connect to no other host",
         probes=("network",),
         codes=("network-undeclared",),
@@ -313,8 +270,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.resource_envelope",
-        3,
-        "fail",
         "the memory of Python objects in episodes stays below `resources.memory_gb`",
         probes=("memory",),
         figures=("memory_peak_mib",),
@@ -323,39 +278,35 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "semantic.replayability",
-        3,
-        "fail",
         "the recorded actions of an episode, played again, give the same observations and rewards",
         probes=("replay",),
         codes=("not-replayable", "not-repeatable"),
     ),
-    Check("hub.layer_isolation", 1, "warn", f"{_OPERATOR}; {_NO_IMAGE}"),
-    Check("hub.time_to_first_work", 2, "warn", f"{_OPERATOR}; `reset_ms` is what a reset takes here"),
-    Check("hub.cosign_signature", 1, "warn", f"{_OPERATOR}; {_NO_IMAGE}"),
-    Check("hub.cross_host_determinism", 2, "fail", f"{_OPERATOR}: it needs another machine"),
-    Check("hub.immutable_versioning", 1, "fail", f"{_OPERATOR}: a version is published there"),
+    Check("hub.layer_isolation", f"{_OPERATOR}; {_NO_IMAGE}", severity="warn"),
     Check(
-        "statistical.reward_reachability",
-        4,
-        "fail",
-        f"{_OPERATOR}; `agentrl eval` measures pass@k of a model",
+        "hub.time_to_first_work",
+        f"{_OPERATOR}; `reset_ms` is what a reset takes here",
+        severity="warn",
+        hub_level=2,
     ),
+    Check("hub.cosign_signature", f"{_OPERATOR}; {_NO_IMAGE}", severity="warn"),
+    Check("hub.cross_host_determinism", f"{_OPERATOR}: it needs another machine", hub_level=2),
+    Check("hub.immutable_versioning", f"{_OPERATOR}: a version is published there"),
+    Check("statistical.reward_reachability", f"{_OPERATOR}; `agentrl eval` measures pass@k of a model"),
     Check(
         "statistical.difficulty_separation",
-        4,
-        "fail",
         f"{_OPERATOR}; `agentrl benchmark` compares models with an interval",
     ),
-    Check("statistical.headroom", 4, "warn", f"{_OPERATOR}; it needs reference models"),
-    Check("statistical.variance_bound", 4, "fail", f"{_OPERATOR}; it needs reference models"),
-    Check("statistical.training_signal", 4, "advisory", f"{_OPERATOR}; a short `agentrl train` shows it"),
+    Check("statistical.headroom", f"{_OPERATOR}; it needs reference models", severity="warn"),
+    Check("statistical.variance_bound", f"{_OPERATOR}; it needs reference models"),
+    Check(
+        "statistical.training_signal", f"{_OPERATOR}; a short `agentrl train` shows it", severity="advisory"
+    ),
     Check(
         "statistical.adversarial_floor",
-        4,
-        "fail",
         f"{_OPERATOR}; `agentrl envs attack` searches for what pays without solving",
     ),
-    Check("statistical.gameability_gap", 4, "warn", f"{_OPERATOR}; it needs reference models"),
+    Check("statistical.gameability_gap", f"{_OPERATOR}; it needs reference models", severity="warn"),
 )
 
 

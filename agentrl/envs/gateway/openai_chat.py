@@ -6,7 +6,6 @@ every token is trained as the policy has sampled it, and counted.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ from agentrl.engine.served.chat_replies import (
     ReplyHead,
     ReplyTurn,
     choice,
+    chunk_part,
+    event_of,
     finish_of,
     token_logprob,
     usage_of,
@@ -159,28 +160,28 @@ class ChatEvents:
         for index, answered in enumerate(answers):
             yield from self._parts(index, answered.turn, _logprobs(self._request, answered), ended=True)
             finish = finish_of(answered.turn, answered.completion)
-            yield self._chunk([_part(index, {}, None, finish)])
+            yield self._chunk([chunk_part(index, {}, None, finish)])
         if self._request.include_usage:
             yield self._chunk([], _usage(answers))
         yield "data: [DONE]\n\n"
 
     def error(self, sentence: str, status: int, code: str | None) -> str:
         """The event of an error."""
-        return _event(openai_error(sentence, status, code))
+        return event_of(openai_error(sentence, status, code))
 
     def _parts(self, index: int, turn: ReplyTurn, logprobs: JSON, *, ended: bool) -> Iterator[str]:
         if index not in self._deltas:
             self._deltas[index] = deltas_of(self._request)
-            yield self._chunk([_part(index, {"role": "assistant", "content": ""}, None)])
+            yield self._chunk([chunk_part(index, {"role": "assistant", "content": ""}, None)])
         parts = list(self._deltas[index].next(turn, ended=ended))
         if logprobs is not None and not parts:
             parts = [{}]
         for number, part in enumerate(parts):
-            yield self._chunk([_part(index, part, None if number else logprobs)])
+            yield self._chunk([chunk_part(index, part, None if number else logprobs)])
 
     def _chunk(self, choices: Sequence[JSON], usage: JSON = None) -> str:
         body = self._head.body("chat.completion.chunk", choices)
-        return _event({**body, "usage": usage} if self._request.include_usage else body)
+        return event_of({**body, "usage": usage} if self._request.include_usage else body)
 
 
 def deltas_of(request: WireRequest) -> Deltas:
@@ -190,14 +191,6 @@ def deltas_of(request: WireRequest) -> Deltas:
 
 def _head(request: WireRequest) -> ReplyHead:
     return ReplyHead(f"chatcmpl-{uuid.uuid4().hex}", request.model, int(time.time()))
-
-
-def _part(index: int, delta: Mapping[str, JSON], logprobs: JSON, finish_reason: str | None = None) -> JSON:
-    return {"index": index, "delta": dict(delta), "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _event(body: Mapping[str, JSON]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _logprobs(request: WireRequest, answered: Answered) -> JSON:

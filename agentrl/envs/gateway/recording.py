@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from agentrl.engine.served.chat_replies import ID_CHARS, ReplyTurn, arguments_of, is_thinking, turn_of
-from agentrl.engine.served.requests import RefusedError
+from agentrl.engine.served.requests import RefusedError, sentence_of
 from agentrl.envs.gateway.same import SPLIT
 from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
@@ -228,7 +228,7 @@ class EpisodeRecording:
             try:
                 added = await self._episode.tokens.extend(before.seen, place.new, tools)
             except RenderingError as error:
-                raise RefusedError(_sentence(str(error))) from None
+                raise RefusedError(sentence_of(error)) from None
             if not isinstance(added, Restart):
                 return [*before.seen.prompt_ids, *before.seen.completion_ids, *added], before, reason
             reason = added
@@ -239,7 +239,7 @@ class EpisodeRecording:
             return await self._episode.tokens.render(messages, tools)
         except (RenderingError, UserError) as error:
             # What a client writes may have no form in this model's template.
-            raise RefusedError(_sentence(str(error))) from None
+            raise RefusedError(sentence_of(error)) from None
 
     async def _sampled(self, prompt: Sequence[int], asked: ModelRequest, watch: Watch | None) -> Completion:
         tokens = self._episode.tokens
@@ -322,9 +322,3 @@ def _trajectories(replies: Sequence[SampledReply]) -> Iterator[tuple[SampledRepl
         while id(last) in following:
             last = following[id(last)]
         yield last, first.reason
-
-
-def _sentence(reason: str) -> str:
-    """A reason of a renderer as one sentence in one line."""
-    line = " ".join(reason.split())
-    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith(".") else ".")

@@ -9,10 +9,11 @@ from typing import NamedTuple, Protocol
 from agentrl.engine.config import Role
 from agentrl.engine.sglang.launch.listener import HOST, free_ports
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.processes import Process, Program
 
 
-class Handle(Protocol):
-    """A program that listens, on any machine; at most one process of it runs.
+class Handle(Program, Protocol):
+    """A program that this process has started.
 
     log: on this machine. It ends with this process, also where that is killed, and so do all its children.
     """
@@ -20,46 +21,17 @@ class Handle(Protocol):
     name: str
     log: Path
 
-    @property
-    def url(self) -> str:
-        """Its address; of a server elsewhere, once it was checked or started."""
-
-    @property
-    def running(self) -> bool:
-        """Whether its process, or one of its children, runs; also one that hangs."""
-
-    @property
-    def end_reason(self) -> str:
-        """How it ended, for an error message."""
-
-    async def start(self) -> None:
-        """Start or restart it, and wait until it answers. On interruption it is stopped.
-
-        Raises:
-            EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
-        """
-
     def terminate(self) -> None:
         """Begin to end it, without waiting."""
 
-    async def stop(self) -> None:
-        """End it and all its children, and wait. Does nothing where it does not run."""
 
-    def log_tail(self) -> str:
-        """The last lines of its log, with a heading."""
-
-
-class ServerHandle(Handle, Protocol):
+class ServerHandle(Handle, Process, Protocol):
     """A server, on any machine.
 
     bootstrap_port: of one that prefills, on its machine; None = it has none.
     """
 
     bootstrap_port: int | None
-
-    @property
-    def left_s(self) -> float | None:
-        """How long its machine is still there, where that is going away (seconds); None = it stays."""
 
     @property
     def role(self) -> Role:

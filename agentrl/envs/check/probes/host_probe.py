@@ -23,6 +23,7 @@ from agentrl.envs.base import Env, Script
 from agentrl.envs.check import arguments
 from agentrl.envs.check.arena import Arena, Policy
 from agentrl.envs.check.findings import Finding, ProbeResult, error, some, warning
+from agentrl.envs.check.policies import repeating
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import Message, Task, ToolCall, say
 
@@ -74,7 +75,7 @@ def _policies(texts: Sequence[str]) -> Iterator[tuple[str, Policy]]:
     for text in texts:
         yield text, _calling(text)
     for text in texts:
-        yield text, _answering(f"```python\n{text}\n```")
+        yield text, repeating(f"```python\n{text}\n```")
 
 
 def _calling(text: str) -> Policy:
@@ -88,15 +89,6 @@ def _calling(text: str) -> Policy:
             yield Message("assistant", tool_calls=(call,))
         while True:
             yield say("")
-
-    return policy
-
-
-def _answering(text: str) -> Policy:
-    def policy(env: Env, task: Task, rng: random.Random) -> Script:
-        del env, task, rng
-        while True:
-            yield say(text)
 
     return policy
 

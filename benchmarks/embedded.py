@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final, cast
 
@@ -24,10 +24,9 @@ from agentrl.types import JSON
 from agentrl.types.seams import Sampling
 from agentrl.weights.codec import torch_dtype
 from benchmarks.compare import Duration, Side, rates_of, timed
-from benchmarks.engines.context import EngineContext
-from benchmarks.engines.settings import GenerationWorkload, ModelUnderTest
+from benchmarks.machine import machine
 from benchmarks.models import seeded, small_model, tiny_model, vocab_size, windowed
-from benchmarks.sections import ResultRow
+from benchmarks.sections import ResultRow, as_json, one_thread, reported
 
 EMBEDDED, BASE = "embedded", "transformers"
 BASELINE: Final[dict[str, JSON]] = {
@@ -39,17 +38,112 @@ BASELINE: Final[dict[str, JSON]] = {
 _MODELS: Final = {"tiny": tiny_model, "tiny Gemma 2": windowed, "135M": small_model}
 
 
-async def bench(context: EngineContext) -> list[ResultRow]:
-    """A row for each model and workload."""
+@dataclass(frozen=True, slots=True)
+class GenerationWorkload:
+    """Requests that are sent together. Ranges are inclusive; lengths in tokens.
+
+    turns: requests of each session, with `world` new tokens after each completion.
+    """
+
+    name: str
+    concurrency: int = 32
+    prompt: tuple[int, int] = (32, 32)
+    new: tuple[int, int] = (64, 64)
+    temperature: float = 1.0
+    turns: int = 1
+    world: int = 16
+    is_target: bool = False
+
+    @property
+    def context_len(self) -> int:
+        """The longest prefix that any session reaches."""
+        return self.prompt[1] + self.turns * self.new[1] + (self.turns - 1) * self.world
+
+
+RAGGED = GenerationWorkload("ragged", prompt=(8, 56), new=(16, 112), is_target=True)
+GREEDY = GenerationWorkload("equal, greedy", temperature=0.0)
+TURNS = GenerationWorkload("four short turns", new=(10, 10), turns=4)
+ALONE = GenerationWorkload("one request alone", concurrency=1)
+"""An adverse case: with a batch of one, batching gains nothing."""
+
+CONCURRENT = tuple(
+    GenerationWorkload(
+        f"{number} at once{', greedy' if greedy else ''}",
+        concurrency=number,
+        prompt=(24, 24),
+        temperature=float(not greedy),
+        is_target=True,
+    )
+    for greedy in (False, True)
+    for number in (32, 128, 256, 512)
+)
+"""Frozen: 64 new tokens after prompts of 24, up to the quickstart's number of episodes in flight."""
+
+TINY_WORKLOADS = (
+    *CONCURRENT,
+    GenerationWorkload("equal", new=(192, 192), is_target=True),
+    GenerationWorkload("equal, 64 tokens"),
+    RAGGED,
+    GREEDY,
+    TURNS,
+    ALONE,
+)
+"""Frozen. `equal` fills the context of the quickstart's episodes."""
+
+SMALL_WORKLOADS = (GenerationWorkload("equal", is_target=True), RAGGED, GREEDY, TURNS, ALONE)
+"""Frozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnderTest:
+    """A model by its name, with its dtype. target: the ratio to reach in the workloads that are targets."""
+
+    model: str
+    dtype: str
+    workloads: tuple[GenerationWorkload, ...]
+    target: float
+
+
+MODELS = (
+    ModelUnderTest("tiny", "float32", TINY_WORKLOADS, 2.0),
+    # Without a decoder of its own: by transformers' code. Here ragged requests are the adverse case.
+    ModelUnderTest("tiny Gemma 2", "float32", (GenerationWorkload("equal"), RAGGED, TURNS, ALONE), 1.0),
+    ModelUnderTest("135M", "bfloat16", SMALL_WORKLOADS, 1.8),
+    ModelUnderTest("135M", "float32", SMALL_WORKLOADS[:2], 1.8),
+)
+
+
+def bench_embedded(models: Sequence[ModelUnderTest] = MODELS, repeats: int = 5) -> dict[str, JSON]:
+    """Every model with each of its workloads; both sides in one thread.
+
+    Returns:
+        summary: one line per row. rows: every repeat, medians and spreads. settings: of runs and machine.
+    """
+    with one_thread():
+        rows = asyncio.run(_rows(models, repeats))
+    return {
+        **reported([("embedded", row) for row in rows]),
+        "settings": {
+            **as_json({"models": [asdict(tested) for tested in models], "repeats": repeats}),
+            "threads": 1,
+            "warm_up": "one run of each side per row",
+            "baseline": BASELINE,
+            "machine": machine(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        },
+    }
+
+
+async def _rows(models: Sequence[ModelUnderTest], repeats: int) -> list[ResultRow]:
     rows = []
-    for tested in context.settings.embedded:
+    for tested in models:
         network = seeded(_MODELS[tested.model], torch_dtype(tested.dtype))
-        rows += [await _row(tested, network, workload, context) for workload in tested.workloads]
+        rows += [await _row(tested, network, workload, repeats) for workload in tested.workloads]
     return rows
 
 
 async def _row(
-    tested: ModelUnderTest, network: PreTrainedModel, workload: GenerationWorkload, context: EngineContext
+    tested: ModelUnderTest, network: PreTrainedModel, workload: GenerationWorkload, repeats: int
 ) -> ResultRow:
     requests = Requests.draw(workload, vocab_size(network))
     engine = EmbeddedEngine.from_model(
@@ -60,13 +154,11 @@ async def _row(
         BASE: partial(_generate_all, network, requests),
     }
     try:
-        spent = await timed(sides, repeats=context.settings.repeats)
+        spent = await timed(sides, repeats=repeats)
     finally:
         await engine.close()
     name = f"{tested.model} {tested.dtype}, {workload.name}"
-    row = _result_row(name, spent, requests.num_tokens, tested.target if workload.is_target else None)
-    context.on_event(f"{row.name}: {row.line}")
-    return row
+    return _result_row(name, spent, requests.num_tokens, tested.target if workload.is_target else None)
 
 
 def _result_row(

@@ -1,1 +1,0 @@
-"""What Ray costs: calls of a trainer's rank, the hand-off of samples, new weights for servers."""

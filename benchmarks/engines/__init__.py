@@ -1,1 +1,0 @@
-"""SGLang and the other engines, on the CPU: throughput, our client, sessions, weights, a killed server."""

@@ -1,1 +1,0 @@
-"""`python -m benchmarks megatron`: the Megatron trainer against the torch trainer."""
