@@ -92,7 +92,7 @@ reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds
 	$(BIN)/python -m tests.docs.reference
 
 docs: $(INSTALLED_DEV) ## Make the site of the documentation in site/, which opens from the disk (20 s)
-	$(BIN)/python -m sphinx -W --keep-going -q -c docs -d site/.doctrees . site
+	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs -d site/.doctrees . site
 
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
