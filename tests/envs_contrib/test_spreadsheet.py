@@ -18,7 +18,7 @@ from envs_contrib.spreadsheet.formulas import COLUMNS, ROWS, FormulaError, cells
 from envs_contrib.spreadsheet.tables import worth
 
 DONE = say("done")
-INPUTS = {f"{column}{row}": str(column_number * 7 + row * 3 - 20) for column_number, column in enumerate("AB")
+INPUTS = {f"{column}{row}": str(place * 7 + row * 3 - 9) for place, column in enumerate("AB")
           for row in (1, 2, 3)}  # fmt: skip
 
 
@@ -133,12 +133,10 @@ def test_formulas_are_those_of_exact_fractions():
         ('=IF(A1<"x",1,2)', "#VALUE!"),
         ("=IF(B9=0,0,A1/B9)", 0.0),
         ('="text"', "text"),
-        ("=SUM(A1:A3,C1)", -16.0 - 5.0 + -11.0 - 10.0),
+        ("=SUM(A1:A3,C1)", -9.0),
     ],
 )
 def test_what_is_no_number_is_an_error_text(formula, expected):
-    if formula == "=SUM(A1:A3,C1)":
-        expected = float(sum(int(INPUTS[cell]) for cell in ("A1", "A2", "A3")))
     assert computed(formula, **INPUTS) == expected
 
 
