@@ -9,10 +9,9 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from agentrl import Message, Task, ToolEnv, UserError
 from agentrl.tools import JSON
@@ -42,17 +41,14 @@ class SeededWorld(ToolEnv):
 
     splits = tuple(COUNTS)
     breakdown = "kind"
+    draw: ClassVar[staticmethod[[random.Random, int], Draft]]
+    """Makes a task of a level, whose metadata has its `kind`."""
 
     def __init__(self, seed: int = 0, level: int | None = None) -> None:
         super().__init__()
         if level is not None and level not in LEVELS:
             raise UserError(f"{type(self).__name__} has no level {level}; it has 1, 2 and 3.")
         self.seed, self.levels = seed, LEVELS if level is None else (level,)
-
-    @staticmethod
-    @abstractmethod
-    def draw(rng: random.Random, level: int) -> Draft:
-        """A task of a level, whose metadata has its `kind`."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split: train, validation or test.

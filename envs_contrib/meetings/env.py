@@ -12,9 +12,10 @@ from agentrl import Limits, Message, Script, Task, ToolRejected, call, say, tool
 from agentrl.tools import JSON, inline
 from envs_contrib.meetings import requests
 from envs_contrib.meetings.office import NUM_RULES, Calendar, Day, Meeting, Person, written
-from envs_contrib.seeded import Draft, SeededWorld
+from envs_contrib.seeded import SeededWorld
 
 Hour = Annotated[int, Field(ge=0, le=23)]
+_MOST_CHARS, _MOST_MEETINGS = 40, 50
 _CARELESS = 0.25
 """Demonstrated replies that are another one."""
 
@@ -35,7 +36,7 @@ class Meetings(SeededWorld):
     """
 
     limits = Limits(max_turns=16, max_tokens=4096)
-    draw: staticmethod[[random.Random, int], Draft] = staticmethod(requests.draw)
+    draw = staticmethod(requests.draw)
 
     @tool(inline=True)
     def inbox(self) -> str:
@@ -64,9 +65,9 @@ class Meetings(SeededWorld):
             hours: how many it takes
             people: who takes part; the first one organizes it
         """
-        if topic in self._calendar or not topic.strip():
-            raise ToolRejected("there is a meeting of this topic already; give another topic.")
-        if not people or len(self._calendar) > 50:
+        if topic in self._calendar or not 0 < len(topic.strip()) <= _MOST_CHARS:
+            raise ToolRejected("a meeting needs a short topic that no other one has.")
+        if not people or len(self._calendar) == _MOST_MEETINGS:
             raise ToolRejected("a meeting needs people, and the calendars a place for it.")
         self._calendar[topic] = Meeting(people[0], day, start, hours, tuple(sorted(set(people))))
         return f"booked: {self._calendar[topic]}"

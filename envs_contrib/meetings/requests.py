@@ -34,8 +34,8 @@ _KINDS: Mapping[int, tuple[Sequence[Kind], ...]] = {
 }
 """By level: the kinds that each mail of a task is one of."""
 _NUM_MEETINGS = {1: 5, 2: 8, 3: 10}
-_REFUSED = 0.4
-"""Of the mails that may be refused."""
+_REFUSED: Mapping[Kind, float] = {"book": 0.4, "ask": 0.4, "move": 0.4, "cancel": 0.25}
+"""By kind: how often a mail that comes first is refused. The one rule about cancelling is easily guessed."""
 _TRIES = 30
 _OFFICE = """\
 You keep the calendars of Ann, Bob, Cem, Dan, Eva and Fay, from Monday to Friday. Meetings begin at full
@@ -159,7 +159,7 @@ def _rule(rng: random.Random, level: int, before: Sequence[Kind], kind: Kind) ->
         # A new meeting only stands in the way, and one that is cancelled no longer does.
         possible = {"book": (2, 3), "first": (2, 3), "cancel": (0,), "mend": (0, 2)}.get(before[0], (0, 2, 3))
         return 0 if kind == "first" else rng.choice(possible)
-    if level == 3 or kind in ("first", "mend") or rng.random() >= _REFUSED:
+    if level == 3 or rng.random() >= _REFUSED.get(kind, 0.0):
         return 0
     return rng.choice({"move": (1, 2, 3, 4), "cancel": (4,)}.get(kind, (1, 2, 3, 5)))
 
@@ -224,7 +224,7 @@ def _meeting(
 
     spare: hours by which it may exceed its bounds. near: one of whose people and hours it has some.
     """
-    people = rng.sample(PEOPLE, rng.choice((2, 2, 3)))
+    people: list[str] = [*rng.sample(PEOPLE, rng.choice((2, 2, 3)))]
     start = rng.randint(policy.opens - spare, policy.closes - 1 + spare)
     if near is not None:
         start = near.start + rng.randint(-1, near.hours - 1)

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from agentrl import Limits, Message, Script, Task, ToolRejected, call, say, tool
 from agentrl.tools import JSON, inline
-from envs_contrib.seeded import Draft, SeededWorld, is_number
+from envs_contrib.seeded import SeededWorld, is_number
 from envs_contrib.spreadsheet import tables
 from envs_contrib.spreadsheet.formulas import MOST_CHARS, FormulaError, cells_of, shown, values
 
@@ -32,7 +32,8 @@ class Spreadsheet(SeededWorld):
     """
 
     limits = Limits(max_turns=12, max_tokens=8192)
-    draw: staticmethod[[random.Random, int], Draft] = staticmethod(tables.draw)
+    draw = staticmethod(tables.draw)
+    _cells: dict[str, str]
 
     @tool(inline=True)
     def read_range(self, range: str, show: Literal["values", "formulas"] = "values") -> str:

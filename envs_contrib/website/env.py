@@ -12,7 +12,7 @@ from pydantic import Field
 
 from agentrl import Limits, Message, Script, Task, ToolRejected, call, say, tool
 from agentrl.tools import JSON, inline
-from envs_contrib.seeded import Draft, SeededWorld, is_number
+from envs_contrib.seeded import SeededWorld, is_number
 from envs_contrib.website import errands
 from envs_contrib.website.site import MOST_CHARS, Browser, Element
 
@@ -36,7 +36,7 @@ class Website(SeededWorld):
     """
 
     limits = Limits(max_turns=40, max_tokens=12288)
-    draw: staticmethod[[random.Random, int], Draft] = staticmethod(errands.draw)
+    draw = staticmethod(errands.draw)
 
     @tool(inline=True)
     def open(self, address: str) -> str:

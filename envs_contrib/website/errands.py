@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import cast
 
 from agentrl.tools import JSON
@@ -37,6 +38,7 @@ _SYLLABLES = (
     "pa",
     "ri",
 )
+_NAMES = tuple("".join(parts).capitalize() for parts in product(_SYLLABLES, repeat=3))
 _MONTHS = ("January", "March", "May", "July", "October")
 _REASONS = ("broken", "too late", "too small", "not as described")
 _PEOPLE = ("Ann Berg", "Ben Cole", "Cleo Dahl", "Dan Ek", "Eva Fox", "Finn Gray", "Hana Ito", "Ines Jung")
@@ -47,13 +49,17 @@ _PAGE_SIZE = 5
 
 Step = tuple[str, str, str]
 """What the expert does: open a path, click a label, or type into a label a text."""
+Errand = tuple[str, str, list[Step]]
+"""What is asked for, the right outcome, and what the expert does."""
 
 
 def draw(rng: random.Random, level: int) -> Draft:
     """An errand in a shop."""
-    site = _site(rng, level)
-    kind = rng.choice(("fact", "buy", "form"))
-    demand, answer, steps = {"fact": _fact, "buy": _buy, "form": _form}[kind](rng, level, site)
+    kind, errand = rng.choice(("fact", "buy", "form")), None
+    while errand is None:
+        site = _site(rng, level)
+        errand = {"fact": _fact, "buy": _buy, "form": _form}[kind](rng, level, site)
+    demand, answer, steps = errand
     facts: dict[str, JSON] = {"kind": kind, "site": as_json(site), "steps": [[*step] for step in steps]}
     pages = ", ".join(f"/{name}" for name in (*site.categories, "cart", "delivery", "newsletter", "orders"))
     start = f"You are in the shop {site.name}. Its pages are {pages} and /returns."
@@ -88,26 +94,22 @@ def from_json(value: JSON) -> Site:
 
 def _site(rng: random.Random, level: int) -> Site:
     categories, count = _SIZES[level]
-    names = iter(
-        rng.sample(
-            [f"{a}{b}{c}".capitalize() for a in _SYLLABLES for b in _SYLLABLES for c in _SYLLABLES], 60
-        )
-    )
+    names = iter(rng.sample(_NAMES, categories * count + 1))
     products = [
         Product(next(names), category, rng.randint(20, 400) / 4, _numbers(rng, category))
         for category in rng.sample([*_FACTS], categories)
         for _ in range(count)
     ]
-    numbers = rng.sample(range(1000, 10000), 3 + level)
+    numbers, dates = rng.sample(range(1000, 10000), 3 + level), rng.sample(range(1, 29), 3 + level)
+    items = rng.sample(products, 2)
     orders = [
-        (f"{number}", f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}", rng.choice(products).name)
-        for number in numbers
+        (f"{number}", f"{day} {rng.choice(_MONTHS)}", rng.choice(items).name)
+        for number, day in zip(numbers, dates, strict=True)
     ]
-    prices, days = rng.sample(range(4, 60), 3), rng.sample(range(1, 9), 3)
-    kinds = zip(("standard", "express", "pick-up"), prices, days, strict=True)
-    return Site(
-        next(names), products, orders, {kind: (price / 4, day) for kind, price, day in kinds}, _PAGE_SIZE
-    )
+    prices, times = rng.sample(range(4, 60), 3), rng.sample(range(1, 9), 3)
+    kinds = zip(("standard", "express", "pick-up"), prices, times, strict=True)
+    deliveries = {kind: (price / 4, days) for kind, price, days in kinds}
+    return Site(next(names), products, orders, deliveries, _PAGE_SIZE)
 
 
 def _numbers(rng: random.Random, category: str) -> dict[str, float]:
@@ -123,7 +125,7 @@ def _to_product(site: Site, product: Product) -> list[Step]:
     return [("open", f"/{product.category}", ""), *pages, ("click", f"{product.name},", "")]
 
 
-def _fact(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[Step]]:
+def _fact(rng: random.Random, level: int, site: Site) -> Errand:
     """One number of one product; of two the difference; of two the price with a delivery."""
     one, other = rng.sample(site.products, 2)
     name = rng.choice([*one.facts])
@@ -151,7 +153,7 @@ def _fact(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[St
     return f"{demand}with {delivery} delivery?", f"{total:g}", [*both, ("open", "/delivery", "")]
 
 
-def _buy(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[Step]]:
+def _buy(rng: random.Random, level: int, site: Site) -> Errand | None:
     """A product by name; the cheapest that fits; the cheapest that fits twice, ordered with a delivery."""
     product = rng.choice(site.products)
     put = ("click", "put into the cart", "")
@@ -162,11 +164,11 @@ def _buy(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[Ste
     fitting = [
         each for _, each in site.of(product.category) if all(each.facts[n] >= product.facts[n] for n in needs)
     ]
-    # The product itself fits; it is the cheapest one, or another one is.
-    prices = sorted(each.price for each in fitting)
     best = min(fitting, key=lambda each: each.price)
-    if len(prices) > 1 and prices[0] == prices[1]:
-        return _buy(rng, level, site)
+    # Whoever takes the cheapest one of all is wrong.
+    cheaper = [each for _, each in site.of(product.category) if each.price < best.price]
+    if not cheaper or sum(each.price == best.price for each in fitting) > 1:
+        return None
     least = " and ".join(f"{product.facts[name]:g} {name}" for name in needs)
     demand = f"the cheapest of the {best.category} that have at least {least}"
     steps = [*_to_product(site, best), put]
@@ -184,7 +186,7 @@ def _buy(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[Ste
     return f"Order {demand}, {who}.", outcome((), [goal]), steps
 
 
-def _form(rng: random.Random, level: int, site: Site) -> tuple[str, str, list[Step]]:
+def _form(rng: random.Random, level: int, site: Site) -> Errand:
     """The newsletter; the return of an order; the returns of all orders of an item."""
     if level == 1:
         mail = f"{rng.choice(_PEOPLE).split()[0].lower()}{rng.randint(1, 999)}@{site.name.lower()}.example"

@@ -22,7 +22,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 """The fields of each form."""
 _SUBMIT = {"newsletter": "Subscribe", "returns": "Send the return", "checkout": "Order"}
 MOST_CHARS = 100
-_MOST_CART = 20
+_MOST_CART = _MOST_SENT = 20
 
 
 class Product(NamedTuple):
@@ -129,6 +129,8 @@ class Browser:
             return "Nothing was sent: the cart is empty."
         if form == "checkout" and fields["delivery"] not in self.site.deliveries:
             return f"Nothing was sent: delivery is {', '.join(self.site.deliveries)}."
+        if len(self.sent) == _MOST_SENT:
+            return "Nothing was sent: these are too many forms for one visit."
         items: dict[str, JSON] = {"items": [*sorted(self.cart)]} if form == "checkout" else {}
         self.sent.append({"form": form, **fields, **items})
         self.typed[form] = {}

@@ -149,7 +149,9 @@ def test_a_solver_that_reads_what_a_model_reads_agrees_with_every_goal():
 
 
 def test_of_two_mails_the_first_decides_what_is_right_for_the_second():
-    for task in Meetings(level=3).tasks("test")[:40]:
+    tasks = [task for task in Meetings().tasks("test") if task.metadata["level"] == 3]
+    assert len(tasks) == COUNTS["test"] // 3
+    for task in tasks:
         _, second = task.metadata["plan"]
         alone = dict(task.metadata, mails=task.metadata["mails"][1:])
         env, first_left_out = Meetings(), replace(task, metadata=alone)
@@ -162,9 +164,12 @@ def test_of_two_mails_the_first_decides_what_is_right_for_the_second():
 
 
 def test_a_forbidden_change_is_refused_in_a_share_of_the_tasks_for_every_rule():
-    rules = Counter(part["rule"] for task in Meetings().tasks("train") for part in task.metadata["plan"])
-    assert set(rules) == {0, 1, 2, 3, 4, 5}
-    assert 0.25 < 1 - rules[0] / sum(rules.values()) < 0.5
+    tasks = [[part["rule"] for part in task.metadata["plan"]] for task in Meetings().tasks("test")]
+    assert {rule for rules in tasks for rule in rules} == {0, 1, 2, 3, 4, 5}
+    assert 0.25 < sum(map(any, tasks)) / len(tasks) < 0.5
+    # Whoever declines everything by one rule is seldom right.
+    always = Counter(rules[0] for rules in tasks if len(rules) == 1)
+    assert max(count for rule, count in always.items() if rule) < 0.15 * len(tasks)
 
 
 def test_only_the_right_change_with_the_right_reply_is_paid():
@@ -193,19 +198,19 @@ def test_a_forbidden_request_is_paid_for_its_rule_alone():
 
 def test_calls_that_make_no_sense_are_refused():
     task = of_kind("book", level=1)
-    name, start = next(iter(task.metadata["calendar"].items()))
+    name = next(iter(task.metadata["calendar"]))
     calls = [
         call("move", topic="Nothing", day="Monday", start=9),
         call("cancel", topic=""),
         call("book", topic=name, day="Monday", start=9, hours=1, people=["Ann"]),
         call("book", topic="Fresh", day="Monday", start=9, hours=1, people=[]),
+        call("book", topic="x" * 1000, day="Monday", start=9, hours=1, people=["Ann"]),
         call("book", topic="Fresh", day="Monday", start=24, hours=1, people=["Ann"]),
         call("ask", mail="m1", about="day"),
         call("reply", mail=task.metadata["plan"][0]["mail"], decision="declined"),
         replied(task),
         replied(task),
     ]
-    assert start
     assert played(task, *calls, DONE).counts["rejected_calls"] == len(calls) - 1
 
 
@@ -213,7 +218,7 @@ def test_no_task_is_in_two_splits_whatever_the_seed():
     owners = {}
     for seed in (0, 1):
         for split in Meetings.splits:
-            tasks = Meetings(seed).tasks(split)
+            tasks = Meetings(seed, level=1).tasks(split)
             assert len(tasks) == COUNTS[split]
             for task in tasks:
                 owners.setdefault((task.prompt, task.answer), set()).add(split)

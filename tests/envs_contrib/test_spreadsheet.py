@@ -171,7 +171,7 @@ def of_kind(kind, level):
 
 def test_formulas_in_another_form_are_right_and_numbers_are_not():
     for level in (1, 2, 3):
-        for task in (task for kind in ("mend", "fill") for task in of_kind(kind, level)[:8]):
+        for task in (task for kind in ("mend", "fill") for task in of_kind(kind, level)[:3]):
             targets, start = task.metadata["targets"], task.metadata["start"]
             numbers = values({**start, **targets})
             written = {cell: f"{numbers[cell]!r}" for cell in targets}
