@@ -5,8 +5,8 @@
 Numbers, texts in quotes, references and ranges, + - * /, comparisons (1 or 0), SUM, AVERAGE, MIN, MAX, COUNT,
 and IF, of which only the branch that is taken is computed. Functions skip texts and empty cells; elsewhere an
 empty cell counts as 0, as in spreadsheets. Errors are values: #DIV/0!, #VALUE!, #NUM!, #REF! (outside of the
-sheet), #NAME? (no formula, or too long) and #CIRC! (it needs itself). Nothing recurses from cell to cell:
-chains of any length, and circles, take linear time.
+sheet), #NAME? (none, or too long) and #CIRC! (it needs itself); what reads one, COUNT too, has it as well.
+Nothing recurses from cell to cell: chains of any length, and circles, take linear time.
 """
 
 from __future__ import annotations
