@@ -56,9 +56,9 @@ async def test_tokens_are_shown_with_their_events_and_the_completion_is_the_last
 
 async def test_a_request_that_was_ended_shows_each_token_once_when_it_goes_on():
     first = [event([3]), whole([3, 5], ENDED), DONE]
-    told, completion = await sampled(first, [event([7]), whole([7, 9]), DONE])
-    assert [token for ids in told for token in ids] == [3, 5, 7]
-    assert completion.token_ids.tolist() == [3, 5, 7, 9]
+    told, completion = await sampled(first, [event([7]), event([7, 9]), whole([7, 9, 11]), DONE], tokens=5)
+    assert [token for ids in told for token in ids] == [3, 5, 7, 9]
+    assert completion.token_ids.tolist() == [3, 5, 7, 9, 11]
 
 
 async def test_a_server_that_does_not_stream_shows_nothing():
