@@ -216,6 +216,7 @@ class VerifiersEnv(HarnessEnv):
     @inline
     def grade(self, task: Task, answer: str, files: Mapping[str, str]) -> float:
         """The rubric's reward; 0 where the rollout has not come to its end."""
+        del task, answer, files
         return self._score
 
 
@@ -235,7 +236,9 @@ def _loaded_environment(name: str, num_test: int, settings: Settings) -> _Loaded
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"verifiers cannot load the environment `{name}`: {error}") from None
     if environment.requires_group_rollouts:
-        raise UserError(f"the rubric of `{name}` compares rollouts, which is not played; score one at a time.")
+        raise UserError(
+            f"the rubric of `{name}` compares rollouts; one that scores each by itself is played."
+        )
     has_train = environment.dataset_source is not None
     train = environment.get_dataset().to_list() if has_train else []
     if environment.eval_dataset_source is not None:

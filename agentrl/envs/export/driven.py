@@ -17,9 +17,13 @@ from agentrl.types.seams import Act, Session, ToolSchema
 
 
 class _Outside:
-    """An agent whose turns wait until an action is there. asked: the observations; None = no more turn."""
+    """An agent whose turns wait until an action is there. asked: the observations; None = no more turn.
+
+    is_leaving: nobody acts any more, so that a turn is cut.
+    """
 
     def __init__(self) -> None:
+        self.is_leaving = False
         self.asked: asyncio.Queue[Observation | None] = asyncio.Queue()
         self.acting: asyncio.Future[Act] | None = None
         self.tools: Sequence[ToolSchema] = ()
@@ -27,6 +31,8 @@ class _Outside:
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The action that comes."""
         del session
+        if self.is_leaving:
+            return Act(Message("assistant"), None, finish=Finish.LENGTH)
         self.tools = tools
         self.acting = asyncio.get_running_loop().create_future()
         self.asked.put_nowait(observation)
@@ -69,7 +75,7 @@ class DrivenEpisode:
         acting = self._player.acting
         if acting is None or acting.done():
             return None
-        acting.set_result(Act(action, None, None, finish))
+        acting.set_result(Act(action, None, finish=finish))
         return await self._following()
 
     async def end(self) -> Verdict:
@@ -80,6 +86,8 @@ class DrivenEpisode:
         """
         if self._playing is None:
             raise StageError("reset", "invalid", "the episode has not begun")
+        # Also where a call of `act` was cancelled, and the world answers it later.
+        self._player.is_leaving = True
         await self.act(Message("assistant"), Finish.LENGTH)
         scored = await score([await self._playing], self._env.rewards)
         _raise_failure(scored.episodes[0])

@@ -62,7 +62,7 @@ class ExportedEnv(vf.MultiTurnEnv):
         return state
 
     async def get_prompt_messages(self, state: State) -> Messages:
-        """The conversation with the world's answer to the last turn; another one where the world rewrites it."""
+        """The conversation with the world's answer to the last turn; another one where it is rewritten."""
         if not state["trajectory"]:
             return state["prompt"]
         last = state["trajectory"][-1]
@@ -81,12 +81,12 @@ class ExportedEnv(vf.MultiTurnEnv):
     async def end_episode(self, state: State) -> None:
         """End the episode, cut it where verifiers has stopped it, and score it."""
         episode = state.get(_EPISODE)
-        if episode is None or state["error"] is not None:
+        if episode is None:
             return
         try:
             verdict = await episode.end()
         except StageError as error:
-            state["error"] = vf.InfraError(str(error))
+            state["error"] = state["error"] or vf.InfraError(str(error))
         else:
             state[_SCORE], state["parts"] = verdict.total, dict(verdict.parts)
 

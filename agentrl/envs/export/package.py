@@ -64,12 +64,12 @@ def export_env(
     """
     if format not in FORMATS:
         raise UserError(
-            f"there is no format `{format}`.{did_you_mean(format, FORMATS)} It is one of {', '.join(FORMATS)}."
+            f"there is no format `{format}`.{did_you_mean(format, FORMATS)} There are {', '.join(FORMATS)}."
         )
     if folder.exists():
         raise UserError(f"{folder} exists already; choose another folder with --out.")
     if (place := literal_secret(kwargs)) is not None:
-        raise UserError(f"the package would hold the secret `{place}`; name a variable in its place, like $KEY.")
+        raise UserError(f"the package would hold the secret `{place}`; write a variable, such as $KEY.")
     world = World(env_id, kwargs)
     name = _VERSION.sub("", re.split("[/:]", env_id)[-1]).replace(".", "-")
     words = words_of(name)
@@ -113,7 +113,7 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     yield f"Tokens, logprobs and policy versions are those that {theirs} records.", True
     max_tokens = env.limits.max_tokens
     yield (
-        f"The limit of {max_tokens} tokens for an episode is not kept: set one of {theirs}'s own.",
+        f"The limit of {max_tokens} tokens for an episode is not kept: set one of {theirs}.",
         max_tokens is not None,
     )
     yield "The expert, demonstrations and saved states of episodes stay here.", True
@@ -133,7 +133,11 @@ def _rendered(template: str, values: Mapping[str, object]) -> str:
     loader = PackageLoader("agentrl.envs.export", "templates")
     # What is written is Python, TOML, YAML and Markdown, none of which a browser reads.
     environment = Environment(
-        loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False, trim_blocks=True
+        loader=loader,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+        trim_blocks=True,
     )
     return environment.get_template(template).render(values)
 

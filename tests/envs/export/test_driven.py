@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from agentrl import Env, Message, ScriptedAgent, Task, make, play, say
@@ -59,6 +61,8 @@ class Paying(Env):
     async def step(self, action):
         if self.fails_at == action.text:
             raise OSError("the world is gone")
+        if action.text == "slow":
+            await asyncio.sleep(0.05)
         return (Message("user", "And?"),), 0.5, False, False, {}
 
     async def close(self):
@@ -76,15 +80,26 @@ async def test_one_that_is_cut_is_scored_as_it_is_and_closed(finish):
     assert env.is_closed
 
 
+async def test_one_whose_driver_has_left_in_the_middle_of_a_step_ends():
+    env = Paying()
+    episode = DrivenEpisode(env, env.tasks("train")[0], seed=0)
+    await episode.begin()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(episode.act(say("slow")), 0.01)
+    assert (await episode.end()).total == 0.5
+    assert env.is_closed
+
+
 @pytest.mark.parametrize("fails_at", ["reset", "b"])
 async def test_a_failure_of_the_world_is_raised_wherever_one_looks(fails_at):
     env = Paying()
     env.fails_at = fails_at
     episode = DrivenEpisode(env, env.tasks("train")[0], seed=0)
-    with pytest.raises(StageError, match="world"):
+    if fails_at != "reset":
         await episode.begin()
         await episode.act(say("a"))
-        await episode.act(say("b"))
+    with pytest.raises(StageError, match="world"):
+        await (episode.begin() if fails_at == "reset" else episode.act(say(fails_at)))
     with pytest.raises(StageError, match="world"):
         await episode.end()
     assert env.is_closed

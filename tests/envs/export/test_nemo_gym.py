@@ -46,3 +46,5 @@ def test_its_agents_reach_the_score_of_the_expert_and_of_nothing(env_id, package
     assert found["wrong"] == [0.0] * 3
     assert [parts["env"] for parts in found["parts"]] == [1.0, 0.0] * 3
     assert found["refused"] == [422, 409]
+    own = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    assert "1 passed" in run(*own, cwd=tmp_path / "out")

@@ -41,10 +41,10 @@ def test_verifiers_plays_the_packages_with_its_own_loop_and_scores_experts_1_and
     assert found["expert"] == [1.0] * 4
     assert found["wrong"] == [0.0] * 4
     for reward, parts, truncated, error, _ in found["games"]:
-        assert (reward, parts["env"], parts["env/solved"], truncated, error) == (1.0, 1.0, 1.0, False, None)
+        assert (reward, parts["env"], parts["solved"], truncated, error) == (1.0, 1.0, 1.0, False, None)
     # Six guesses, each answered but for the last.
     reward, parts, _, error, said = found["lost"]
-    assert (reward, parts["env/invalid_moves"], error) == (0.0, 6.0, None)
+    assert (reward, parts["invalid_moves"], error) == (0.0, 6.0, None)
     assert said == ["assistant", "user"] * 5 + ["assistant"]
     reward, _, truncated, error, said = found["cut"]
     assert (reward, truncated, error, said) == (0.0, True, None, ["assistant"])

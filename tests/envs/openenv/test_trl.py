@@ -53,7 +53,7 @@ def test_the_program_of_the_guide_trains_a_random_model_until_the_served_environ
     assert len(rewards) == 16
     assert found["changed"] > 0
     # Rewards of 16 completions are whole points: what the environment paid, and nothing between.
-    assert all((16 * reward) % 1 == pytest.approx(0) and 0 <= reward <= 1 for reward in rewards)
+    assert all(abs(16 * reward - round(16 * reward)) < 1e-4 and 0 <= reward <= 1 for reward in rewards)
     assert sum(calls) > 0
     assert set(failures) == {0.0}
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.25

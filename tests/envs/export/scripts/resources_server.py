@@ -28,7 +28,7 @@ FOLDER, PACKAGE, ENV_ID = sys.argv[1:]
 SERVER = Path(FOLDER) / "resources_servers" / PACKAGE
 ROWS = [json.loads(line) for line in (SERVER / "data" / "example.jsonl").read_text().splitlines()]
 CONFIG = yaml.safe_load((SERVER / "configs" / f"{PACKAGE}.yaml").read_text())
-(KIND,) = CONFIG[[name for name in CONFIG if "resources" not in name][0]]["responses_api_agents"]
+(KIND,) = CONFIG[next(name for name in CONFIG if "resources" not in name)]["responses_api_agents"]
 ENV = make(ENV_ID)
 TASKS = {task.id: task for split in ("train", "test") for task in ENV.tasks(split)}
 
@@ -47,7 +47,7 @@ class Model:
     async def responses(self, request: Request):
         body = await request.json()
         items = body["input"]
-        own = [k for k, item in enumerate(items) if "assistant" == item.get("role") or "name" in item]
+        own = [k for k, item in enumerate(items) if item.get("role") == "assistant" or "name" in item]
         last = own[-1] if own else -1
         text = "\n".join(item.get("output", item.get("content")) for item in items[last + 1 :])
         try:
@@ -94,7 +94,11 @@ def free_ports(count):
 
 def client_of(ports):
     """NeMo Gym's client of the servers, which finds them by their names."""
-    kinds = {"resources": "resources_servers", "agent": "responses_api_agents", "model": "responses_api_models"}
+    kinds = {
+        "resources": "resources_servers",
+        "agent": "responses_api_agents",
+        "model": "responses_api_models",
+    }
     known = {
         name: {kind: {name: {"entrypoint": "app.py", "host": "127.0.0.1", "port": ports[name]}}}
         for name, kind in kinds.items()
