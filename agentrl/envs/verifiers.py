@@ -121,12 +121,16 @@ def _task(number: int, task: VerifiersTask, split: str) -> Task:
     if prompt is None or isinstance(prompt, str):
         messages = [Message("user", prompt or "")]
     else:
-        messages = [Message(cast(Role, message.role), str(message.content)) for message in prompt]
+        messages = [_message(message.role, message.content) for message in prompt]
     if task.data.system_prompt:
         messages.insert(0, Message("system", task.data.system_prompt))
     answer = getattr(task.data, "answer", None)
     id = f"{split}-{number}"
     return Task(id, tuple(messages), None if answer is None else str(answer), {"number": number}, split)
+
+
+def _message(role: str, content: object) -> Message:
+    return Message(cast(Role, role), str(content))
 
 
 def _trace(source: VerifiersTask, task: Task, answer: str) -> Trace:
@@ -202,12 +206,13 @@ class VerifiersEnv(HarnessEnv):
         from verifiers.clients import OpenAIChatCompletionsClient
 
         environment, rows = _loaded_environment(*self._source)
-        row = dict(rows[task.split][cast(int, task.metadata["number"])])
+        number = task.metadata["number"]
+        assert isinstance(number, int)
         endpoint = AsyncOpenAI(base_url=base_url, api_key=key, timeout=None, max_retries=0)
         # What it raises is its own fault: the model's is in the rollout.
         async with stage("step", None), endpoint:
             client = OpenAIChatCompletionsClient(endpoint)
-            rollout = await environment.run_rollout(row, client, "policy", {})
+            rollout = await environment.run_rollout(dict(rows[task.split][number]), client, "policy", {})
         error = rollout.get("error")
         if error is not None and error["error"] not in _OF_THE_MODEL:
             raise StageError("step", "error", f"verifiers: {error['error_chain_str']}")
@@ -262,7 +267,7 @@ def _own_signals() -> Iterator[None]:
 def _task_of(row: Mapping[str, JSON], number: int, split: str) -> Task:
     prompt = row["prompt"]
     messages = [
-        Message(cast(Role, message["role"]), str(message.get("content") or ""))
+        _message(str(message["role"]), message.get("content") or "")
         for message in (prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}])
         if isinstance(message, dict)
     ]

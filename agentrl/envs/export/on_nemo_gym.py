@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from agentrl.engine.chat.wire import ChatReply, read_reply
 from agentrl.envs.export.driven import DrivenEpisode
-from agentrl.envs.export.world import World
+from agentrl.envs.export.world import ExportedWorld
 from agentrl.types import JSON, Observation
 
 _ENDED = "The episode has ended."
@@ -76,7 +76,7 @@ class EpisodeServer(SimpleResourcesServer):
     config: BaseResourcesServerConfig
     env_id: ClassVar[str] = ""
     env_kwargs: ClassVar[Mapping[str, JSON]] = {}
-    _world: World = PrivateAttr()
+    _world: ExportedWorld = PrivateAttr()
     _open: dict[str, DrivenEpisode] = PrivateAttr(default_factory=dict)
 
     def setup_webserver(self) -> FastAPI:
@@ -85,7 +85,7 @@ class EpisodeServer(SimpleResourcesServer):
         Raises:
             UserError: there is no such environment.
         """
-        self._world = World(self.env_id, self.env_kwargs)
+        self._world = ExportedWorld(self.env_id, self.env_kwargs)
         app = super().setup_webserver()
         app.post("/reset")(self.reset)
         app.post("/step")(self.step)

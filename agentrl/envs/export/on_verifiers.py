@@ -18,7 +18,7 @@ from verifiers.utils.message_utils import normalize_messages
 from agentrl.engine.chat.agent import Transcript, openai_content
 from agentrl.engine.chat.wire import ChatReply, read_reply
 from agentrl.envs.export.driven import DrivenEpisode
-from agentrl.envs.export.world import World
+from agentrl.envs.export.world import ExportedWorld
 from agentrl.errors import StageError
 from agentrl.types import JSON, Observation, Restart, Task
 
@@ -36,7 +36,7 @@ def load(
     Raises:
         UserError: there is no such environment, argument or split.
     """
-    world = World(env_id, kwargs)
+    world = ExportedWorld(env_id, kwargs)
     return ExportedEnv(world, {split: world.tasks(split)}, {eval_split: world.tasks(eval_split)}, seed)
 
 
@@ -44,7 +44,11 @@ class ExportedEnv(vf.MultiTurnEnv):
     """Its rollouts are episodes. The parts of a score are the state column `parts`."""
 
     def __init__(
-        self, world: World, train: Mapping[str, Sequence[Task]], test: Mapping[str, Sequence[Task]], seed: int
+        self,
+        world: ExportedWorld,
+        train: Mapping[str, Sequence[Task]],
+        test: Mapping[str, Sequence[Task]],
+        seed: int,
     ) -> None:
         self._world, self._tasks, self._seed = world, {**train, **test}, seed
         rubric = vf.Rubric(funcs=[score])

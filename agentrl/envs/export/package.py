@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from agentrl.engine.chat.agent import openai_content
 from agentrl.envs.base import BaseEnv
 from agentrl.envs.boundary import call_close, call_reset
-from agentrl.envs.export.world import World
+from agentrl.envs.export.world import ExportedWorld
 from agentrl.envs.multi_agent import AgentView
 from agentrl.envs.scaffold import PackageOrigin, words_of
 from agentrl.envs.scoring import GroupReward
@@ -43,7 +43,7 @@ _ROWS = f"{_NEMO}/data/example.jsonl"
 _VERSION = re.compile(r"-v\d+$")
 
 
-class Exported(NamedTuple):
+class WrittenPackage(NamedTuple):
     """What was written. package: its name. files: below the folder. lost: what the format cannot say."""
 
     package: str
@@ -53,7 +53,7 @@ class Exported(NamedTuple):
 
 def export_env(
     env_id: str, kwargs: Mapping[str, JSON], format: str, folder: Path, *, rows: int = 5
-) -> Exported:
+) -> WrittenPackage:
     """Write an environment as a package of others into a new folder.
 
     format: of `FORMATS`. rows: of the data that NeMo Gym reads: first tasks of the first split (count).
@@ -70,37 +70,43 @@ def export_env(
         raise UserError(f"{folder} exists already; choose another folder with --out.")
     if (place := literal_secret(kwargs)) is not None:
         raise UserError(f"the package would hold the secret `{place}`; write a variable, such as $KEY.")
-    world = World(env_id, kwargs)
-    name = _VERSION.sub("", re.split("[/:]", env_id)[-1]).replace(".", "-")
-    words = words_of(name)
-    package = "_".join(words)
-    splits = world.example.splits
-    values = {
-        "env_id": env_id,
-        "kwargs": repr(dict(kwargs)),
-        "package": package,
-        "env_class": "".join(word.capitalize() for word in words),
-        "description": json.dumps((type(world.example).__doc__ or env_id).strip().splitlines()[0]),
-        "agentrl": PackageOrigin.of_this().pip_arguments(),
-        "requirement": " ".join(shlex.split(PackageOrigin.of_this().pip_arguments())),
-        "split": "train" if "train" in splits else splits[0],
-        "eval_split": "test" if "test" in splits else splits[-1],
-        "max_turns": world.example.limits.max_turns,
-        "agent": "simple_agent" if world.example.tool_schemas else "gymnasium_agent",
-        "lost": lost_in(world.example, format),
-        "format": format,
-    }
+    world = ExportedWorld(env_id, kwargs)
+    world.tasks(world.splits[0])
+    package, values = _values(world, kwargs, format)
     texts = {
         path.format(package=package): _rendered(template, values)
         for path, template in FORMATS[format].items()
     }
     if format == "nemo-gym":
-        data = asyncio.run(_data(world, str(values["split"]), rows))
+        data = asyncio.run(_data(world, rows))
         texts[_ROWS.format(package=package)] = "".join(f"{json.dumps(row)}\n" for row in data)
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    return Exported(package, tuple(texts), lost_in(world.example, format))
+    return WrittenPackage(package, tuple(texts), lost_in(world.example, format))
+
+
+def _values(
+    world: ExportedWorld, kwargs: Mapping[str, JSON], format: str
+) -> tuple[str, Mapping[str, object]]:
+    """The name of the package, and what the templates are filled with."""
+    words = words_of(_VERSION.sub("", re.split("[/:]", world.env_id)[-1]).replace(".", "-"))
+    package, (split, eval_split) = "_".join(words), world.splits
+    origin = PackageOrigin.of_this().pip_arguments()
+    return package, {
+        "env_id": world.env_id,
+        "kwargs": repr(dict(kwargs)),
+        "package": package,
+        "env_class": "".join(word.capitalize() for word in words),
+        "description": json.dumps(world.about),
+        "agentrl": origin,
+        "requirement": " ".join(shlex.split(origin)),
+        "split": split,
+        "eval_split": eval_split,
+        "max_turns": world.example.limits.max_turns,
+        "agent": "simple_agent" if world.example.tool_schemas else "gymnasium_agent",
+        "lost": lost_in(world.example, format),
+    }
 
 
 def lost_in(env: BaseEnv, format: str) -> tuple[str, ...]:
@@ -142,9 +148,10 @@ def _rendered(template: str, values: Mapping[str, object]) -> str:
     return environment.get_template(template).render(values)
 
 
-async def _data(world: World, split: str, num_rows: int) -> list[JSON]:
+async def _data(world: ExportedWorld, num_rows: int) -> list[JSON]:
     """A row for each of the first tasks: the prompt of its world, and its tools."""
     rows: list[JSON] = []
+    split, _ = world.splits
     for seed, task in enumerate(world.tasks(split)[:num_rows]):
         env = world.make()
         env.seed_rng(seed)

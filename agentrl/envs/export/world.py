@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.base import tasks_of
+from agentrl.envs.catalog import summary
 from agentrl.envs.multi_agent import one_agent_of
 from agentrl.envs.registry import find
 from agentrl.errors import UserError
@@ -12,10 +13,10 @@ from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON, Task
 
 
-class World:
+class ExportedWorld:
     """What an exported package plays: of several agents the first, scripts the others.
 
-    make: an instance, for one episode.
+    make: an instance, for one episode. example: one that is only read. about: the first line of its class.
 
     Raises:
         UserError: there is no such environment, or it does not take these arguments.
@@ -23,8 +24,16 @@ class World:
 
     def __init__(self, env_id: str, kwargs: Mapping[str, JSON]) -> None:
         self.env_id = env_id
-        self.make = one_agent_of(find(env_id).factory(**with_secrets(kwargs)), None)
+        spec = find(env_id)
+        self.about = summary(spec.env_class)
+        self.make = one_agent_of(spec.factory(**with_secrets(kwargs)), None)
         self.example = self.make()
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """To train and to evaluate on: `train` and `test`, else the first and the last one."""
+        own = self.example.splits or ("train",)
+        return "train" if "train" in own else own[0], "test" if "test" in own else own[-1]
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split.
