@@ -233,7 +233,7 @@ def _loaded_environment(name: str, num_test: int, settings: Settings) -> _Loaded
     if not hasattr(verifiers, "load_environment"):
         raise UserError(
             f"verifiers {verifiers.__version__} has no environments such as `{name}`; "
-            "pip install 'verifiers>=0.3.1,<0.4'."
+            "pip install 'verifiers>=0.3.1,<0.4' 'openai<3'."
         )
     try:
         with _own_signals():

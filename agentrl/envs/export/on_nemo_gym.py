@@ -101,7 +101,7 @@ class EpisodeServer(SimpleResourcesServer):
     async def call_tool(self, tool: str, request: Request) -> PlainTextResponse:
         """Call a tool with the arguments in the body."""
         arguments = (await request.body()).decode()
-        call = {"id": "call", "function": {"name": tool, "arguments": arguments}}
+        call: dict[str, JSON] = {"id": "call", "function": {"name": tool, "arguments": arguments}}
         observation = await self._episode(request).act(_reply("", [call]).message)
         return PlainTextResponse(_ENDED if observation is None else _text(observation))
 
