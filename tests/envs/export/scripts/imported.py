@@ -29,7 +29,9 @@ def same_form(role, text, calls=()):
 
 
 def of_theirs(message):
-    calls = [(c["name"], c["arguments"]) for c in message.get("tool_calls") or ()]
+    # Calls are texts of JSON in what verifiers puts out.
+    read = [json.loads(each) for each in message.get("tool_calls") or ()]
+    calls = [(each["name"], each["arguments"]) for each in read]
     return same_form(message["role"], message.get("content"), calls)
 
 
