@@ -50,6 +50,10 @@ class Paying(Env):
     is_closed = False
     fails_at = ""
 
+    def __init__(self):
+        super().__init__()
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
     def tasks(self, split):
         return [Task.ask("one", "Go on.")]
 
@@ -61,8 +65,9 @@ class Paying(Env):
     async def step(self, action):
         if self.fails_at == action.text:
             raise OSError("the world is gone")
-        if action.text == "slow":
-            await asyncio.sleep(0.05)
+        if action.text == "wait":
+            self.begun.set()
+            await self.goes_on.wait()
         return (Message("user", "And?"),), 0.5, False, False, {}
 
     async def close(self):
@@ -84,9 +89,13 @@ async def test_one_whose_driver_has_left_in_the_middle_of_a_step_ends():
     env = Paying()
     episode = DrivenEpisode(env, env.tasks("train")[0], seed=0)
     await episode.begin()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(episode.act(say("slow")), 0.01)
-    assert (await episode.end()).total == 0.5
+    acting = asyncio.create_task(episode.act(say("wait")))
+    await env.begun.wait()
+    acting.cancel()
+    ending = asyncio.create_task(episode.end())
+    await asyncio.sleep(0)
+    env.goes_on.set()
+    assert (await asyncio.wait_for(ending, 20)).total == 0.5
     assert env.is_closed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -35,9 +36,13 @@ def printed(script, *arguments):
 
 @pytest.mark.timeout(1000)
 def test_verifiers_plays_the_packages_with_its_own_loop_and_scores_experts_1_and_others_0(tmp_path):
-    for env_id in ("HopSearch-v0", "Wordle-v0"):
-        export_env(env_id, {}, "verifiers", tmp_path / env_id)
-    found = printed("exported.py", tmp_path / "HopSearch-v0", tmp_path / "Wordle-v0")
+    folders = [tmp_path / env_id for env_id in ("HopSearch-v0", "Wordle-v0")]
+    for folder in folders:
+        export_env(folder.name, {}, "verifiers", folder)
+    own = shlex.split(os.environ.get("PIP_ARGS", ""))
+    install = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", *own]
+    subprocess.run([*install, *folders], check=True, timeout=600)
+    found = printed("exported.py", tmp_path / "site")
     assert found["expert"] == [1.0] * 4
     assert found["wrong"] == [0.0] * 4
     for reward, parts, truncated, error, _ in found["games"]:
