@@ -119,7 +119,7 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     yield f"Tokens, logprobs and policy versions are those that {theirs} records.", True
     max_tokens = env.limits.max_tokens
     yield (
-        f"The limit of {max_tokens} tokens for an episode is not kept: set one of {theirs}.",
+        f"The limit of {max_tokens} tokens for an episode is not kept: {theirs} has its own.",
         max_tokens is not None,
     )
     yield "The expert, demonstrations and saved states of episodes stay here.", True
