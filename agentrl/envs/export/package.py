@@ -91,7 +91,7 @@ def _values(
 ) -> tuple[str, Mapping[str, object]]:
     """The name of the package, and what the templates are filled with."""
     words = words_of(_VERSION.sub("", re.split("[/:]", world.env_id)[-1]).replace(".", "-"))
-    package, (split, eval_split) = "_".join(words), world.splits
+    package, (split, test_split) = "_".join(words), world.splits
     origin = PackageOrigin.of_this().pip_arguments()
     return package, {
         "env_id": world.env_id,
@@ -102,8 +102,8 @@ def _values(
         "agentrl": origin,
         "requirement": " ".join(shlex.split(origin)),
         "split": split,
-        "eval_split": eval_split,
-        "max_turns": world.example.limits.max_turns,
+        "test_split": test_split,
+        "turns": world.example.limits.max_turns,
         "agent": "simple_agent" if world.example.tool_schemas else "gymnasium_agent",
         "lost": lost_in(world.example, format),
     }
