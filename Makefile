@@ -49,6 +49,12 @@ NPM_CLIENTS := .npm-clients
 NPM_INSTALLED := $(NPM_CLIENTS)/.installed
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
+# The last verifiers with environments (`load_environment`), and NeMo Gym, which needs Python 3.12: both play exported ones.
+VERIFIERS_03_VENV := .venv-verifiers-03
+VERIFIERS_03_INSTALLED := $(VERIFIERS_03_VENV)/.installed
+NEMO_GYM_PYTHON ?= python3.12
+NEMO_GYM_VENV := .venv-nemo-gym
+NEMO_GYM_INSTALLED := $(NEMO_GYM_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
@@ -72,7 +78,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (6 min)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
-test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
+test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_03_INSTALLED) $(if $(shell command -v $(NEMO_GYM_PYTHON)),$(NEMO_GYM_INSTALLED)) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (1 to 1.5 h)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
 	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)
@@ -116,7 +122,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(VERIFIERS_03_VENV) $(NEMO_GYM_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -158,9 +164,22 @@ $(CLIENTS_INSTALLED): clients.txt
 $(TRL_INSTALLED): constraints.txt
 	$(PYTHON) -m venv $(TRL_VENV)
 	$(TRL_VENV)/bin/python -m pip install $(PIP_FLAGS) "trl==1.16.0" --constraint constraints.txt $(PIP_ARGS)
+	$(TRL_VENV)/bin/python -m pip install $(PIP_FLAGS) "openenv==0.10.0" $(PIP_ARGS)
 	touch $@
 
 $(VERIFIERS_INSTALLED):
 	$(PYTHON) -m venv $(VERIFIERS_VENV)
 	$(VERIFIERS_VENV)/bin/python -m pip install $(PIP_FLAGS) "verifiers==0.4.0" uv $(PIP_ARGS)
+	touch $@
+
+# Not by the constraints: both pin what others here have in another version. verifiers 0.3 fails with openai 3, which it does
+# not exclude. The tests of verifiers train tokens, with a tokenizer of transformers.
+$(VERIFIERS_03_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VERIFIERS_03_VENV)
+	$(VERIFIERS_03_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . "verifiers==0.3.1" "openai<3" "transformers==5.23.0" xxhash $(PIP_ARGS)
+	touch $@
+
+$(NEMO_GYM_INSTALLED): pyproject.toml
+	$(NEMO_GYM_PYTHON) -m venv $(NEMO_GYM_VENV)
+	$(NEMO_GYM_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . "nemo-gym==0.4.0" pytest $(PIP_ARGS)
 	touch $@

@@ -34,6 +34,7 @@ from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
 from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
+from agentrl.envs.export import FORMATS, export_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.envs.scaffold import KINDS, scaffold
@@ -247,6 +248,41 @@ def new_command(name: str, kind: str, folder: Path | None) -> None:
     )
 
 
+# `agentrl envs export`.
+
+
+@click.command("export", cls=Command)
+@click.argument("env_id")
+@env_kwargs_option
+@click.option(
+    "--format",
+    "form",
+    required=True,
+    type=click.Choice(list(FORMATS)),
+    help="verifiers: a package with `load_environment`, for 0.3; nemo-gym: a resources server, for 0.4.",
+)
+@click.option(
+    "--out", "folder", required=True, type=click.Path(path_type=Path), help="The folder, which is made."
+)
+@click.option(
+    "--rows",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tasks in the data of nemo-gym (count).",
+)
+def export_command(env_id: str, env_kwargs: str, form: str, folder: Path, rows: int) -> None:
+    """Write an environment as a package of another library, and say what is lost.
+
+    The package is a thin file that imports agentrl and the environment: both are installed where it is
+    played. Secrets among the arguments are names of environment variables, "$NAME".
+    """
+    written = export_env(env_id, read_json_object("--env-kwargs", env_kwargs), form, folder, rows=rows)
+    click.echo(f"{env_id} is in {folder} as {written.package} for {form}: {', '.join(written.files)}.")
+    for sentence in written.lost:
+        click.echo(f"  {sentence}")
+
+
 _PLAIN = (str, int, float, bool)
 _MAX_TOOLS = 5
 
@@ -259,6 +295,7 @@ def envs() -> None:
 envs.add_command(check_command)
 envs.add_command(attack_command)
 envs.add_command(new_command)
+envs.add_command(export_command)
 
 
 @envs.command("list")

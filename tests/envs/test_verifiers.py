@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentrl.envs.verifiers import VerifiersTaskset
+from agentrl.envs.verifiers import VerifiersEnv, VerifiersTaskset
 from agentrl.errors import MissingExtraError
 from tests.house.source import ROOT
 
@@ -47,7 +47,7 @@ PLAY = """
 import asyncio
 from agentrl import ScriptedAgent, UserError, play, say
 from agentrl.envs.scoring import sum_of_steps
-from agentrl.envs.verifiers import VerifiersTaskset
+from agentrl.envs.verifiers import VerifiersEnv, VerifiersTaskset
 
 env = VerifiersTaskset("reversals", num_test=1)
 assert [len(env.tasks(split)) for split in ("train", "test")] == [3, 1]
@@ -59,13 +59,17 @@ episode = asyncio.run(play(env, ScriptedAgent(env.expert(task)), task))
 assert sum_of_steps(episode).parts == {"env": 1.0, "env/right": 0.75, "env/brief": 0.25}, episode
 episode = asyncio.run(play(env, ScriptedAgent(say("no") for _ in "1"), task))
 assert episode.total_of() == 0.25
-for name, reason in (("boxed", "need a container"), ("nowhere", "cannot load")):
+for wrong, reason in (
+    (VerifiersTaskset("boxed"), "need a container"),
+    (VerifiersTaskset("nowhere"), "cannot load"),
+    (VerifiersEnv("reversals"), "verifiers 0.4.0 has no environments"),
+):
     try:
-        VerifiersTaskset(name).tasks("test")
+        wrong.tasks("test")
     except UserError as error:
         assert reason in str(error), error
     else:
-        raise AssertionError(name)
+        raise AssertionError(reason)
 print("all well")
 """
 
@@ -75,6 +79,8 @@ def test_without_the_package_it_is_one_sentence():
         MissingExtraError, match=r"the taskset words needs verifiers: pip install 'agentrl\[ver"
     ):
         VerifiersTaskset("words").tasks("test")
+    with pytest.raises(MissingExtraError, match="the environment words needs verifiers"):
+        VerifiersEnv("words").tasks("test")
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from agentrl.envs.registry import env_ids
 from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 
-__all__ = ["KINDS", "Kind", "NewPackage", "PackageOrigin", "scaffold"]
+__all__ = ["KINDS", "Kind", "NewPackage", "PackageOrigin", "scaffold", "words_of"]
 
 _PROJECT = "agentrl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
@@ -143,7 +143,7 @@ def scaffold(name: str, folder: Path | None = None, kind: str = "tool") -> NewPa
             f"there is no kind `{kind}` of environments.{did_you_mean(kind, KINDS)} Choose one of "
             f"{', '.join(KINDS)}."
         )
-    words = _words(name)
+    words = words_of(name)
     package, env_class = "_".join(words), "".join(word.capitalize() for word in words)
     folder = folder or Path(package)
     new = NewPackage(folder, package, env_class, f"{env_class}-v0")
@@ -175,7 +175,12 @@ def _values(new: NewPackage, kind: str) -> Mapping[str, str]:
     }
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
+    """The words of a name in lower case: `WordPairs`, `word-pairs` and `word_pairs` have the same.
+
+    Raises:
+        UserError: it is no name for a package.
+    """
     if not _NAME.fullmatch(name):
         raise UserError(
             f"an environment cannot be called {name!r}; write it like `WordPairs` or `word-pairs`."

@@ -1,0 +1,115 @@
+"""`agentrl envs export` writes thin packages, and says what they lose."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import shlex
+import tomllib
+
+import pytest
+import yaml
+
+from agentrl import Env, GroupReward, Limits, Task, UserError, make, register
+from agentrl.cli import main
+from agentrl.envs.export import FORMATS, export_env, lost_in
+from agentrl.envs.scaffold import PackageOrigin
+
+KWARGS = {"seed": 3, "max_calls": 2}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_package_is_a_thin_file_that_names_the_environment(form, tmp_path, capsys):
+    out = tmp_path / "new"
+    flags = ["--format", form, "--out", str(out), "--env-kwargs", json.dumps(KWARGS)]
+    main(["envs", "export", "Calculator-v0", *flags])
+    printed = capsys.readouterr().out
+    assert f"Calculator-v0 is in {out} as calculator for {form}" in printed
+    for sentence in lost_in(make("Calculator-v0"), form):
+        assert sentence in printed
+        assert sentence in next(out.rglob("README.md")).read_text()
+    code = [path for path in out.rglob("*.py") if "tests" not in path.parts]
+    (text,) = [path.read_text() for path in code]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 10
+    assert str(KWARGS) in text
+    assert '"Calculator-v0"' in text
+    imported = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+    assert [node.module.startswith("agentrl.envs.export.") for node in imported] == [True]
+
+
+def test_the_package_of_verifiers_needs_the_version_that_has_environments_and_no_agentrl_by_name(tmp_path):
+    export_env("Calculator-v0", {}, "verifiers", tmp_path / "new")
+    project = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["dependencies"]) == ("calculator", ["verifiers>=0.3.1,<0.4", "openai<3"])
+    origin = PackageOrigin.of_this().pip_arguments()
+    assert f"pip install {origin}\n" in (tmp_path / "new" / "README.md").read_text()
+
+
+def test_a_row_of_nemo_gym_is_the_first_prompt_of_the_world_it_names(tmp_path):
+    written = export_env("Calculator-v0", KWARGS, "nemo-gym", tmp_path / "new", rows=3)
+    server = tmp_path / "new" / "resources_servers" / written.package
+    env = make("Calculator-v0", **KWARGS)
+    for row in map(json.loads, (server / "data" / "example.jsonl").read_text().splitlines()):
+        (task,) = [task for task in env.tasks(row["split"]) if task.id == row["task"]]
+        observation, _ = asyncio.run(make("Calculator-v0", **KWARGS).reset(task, seed=row["seed"]))
+        asked = row["responses_create_params"]
+        assert [message["content"] for message in asked["input"]] == [message.text for message in observation]
+        assert [tool["name"] for tool in asked["tools"]] == ["calc"]
+    config = yaml.safe_load((server / "configs" / "calculator.yaml").read_text())
+    agent = config["calculator_simple_agent"]["responses_api_agents"]["simple_agent"]
+    assert agent["resources_server"]["name"] in config
+    assert agent["max_steps"] == env.limits.max_turns
+    (data,) = agent["datasets"]
+    assert (tmp_path / "new" / data["jsonl_fpath"]).exists()
+    requirements = (server / "requirements.txt").read_text().splitlines()
+    assert requirements[1] == " ".join(shlex.split(PackageOrigin.of_this().pip_arguments()))
+
+
+class Compared(Env):
+    """Has a reward that compares siblings."""
+
+    limits = Limits(max_tokens=None)
+    rewards = (GroupReward(lambda episodes: [0.0] * len(episodes), name="rank"),)
+
+    def tasks(self, split):
+        return [Task.ask("one", "Go on.")]
+
+    async def reset(self, task, *, seed):
+        return task.prompt, {}
+
+    async def step(self, action):
+        return (), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "form", "says", "says_not"),
+    [
+        (Compared(), "verifiers", "see one episode: rank", "limit of"),
+        (make("Calculator-v0"), "verifiers", "limit of 224 tokens", "compare siblings"),
+        (make("Calculator-v0"), "nemo-gym", "Several calls in one turn", "played by scripts"),
+        (make("Wordle-v0"), "nemo-gym", "Images are left out", "Several calls"),
+    ],
+)
+def test_what_is_lost_is_said_where_it_applies(env, form, says, says_not):
+    text = " ".join(lost_in(env, form))
+    assert says in text
+    assert says_not not in text
+
+
+def test_the_others_of_an_environment_of_several_agents_are_scripts(tmp_path):
+    written = export_env("RockPaperScissors-v0", {}, "verifiers", tmp_path / "new")
+    assert "The other agents are played by scripts." in written.lost
+
+
+def test_what_cannot_be_exported_leaves_no_folder(tmp_path):
+    register("Compared-v0", Compared)
+    for env_id, kwargs, form, sentence in (
+        ("Compared-v0", {}, "verifier", "Did you mean `verifiers`"),
+        ("Compared-v0", {"api_key": "sesame"}, "verifiers", "the secret `api_key`"),
+        ("Compared-v0", {"size": 3}, "verifiers", "no argument `size`"),
+        ("SingleTurn-v0", {}, "nemo-gym", "no tasks of its own"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            export_env(env_id, kwargs, form, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
