@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.assembly import cuts
+from agentrl.assembly import cuts, drafts
 from agentrl.assembly.sections import (
     EPOCHS,
     OF_SFT,
@@ -76,7 +76,15 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        return (*_untaught(self), *cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
+        stale = drafts.warnings(self.trainer, self.engine) if self._trains_and_plays else ()
+        cut = cuts.warnings(self.rollout, self.engine)
+        return (*_untaught(self), *cut, *stale, *self.rollout.warnings)
+
+    @property
+    def _trains_and_plays(self) -> bool:
+        """Whether an engine gets what is learned."""
+        rollout = self.rollout
+        return self.command == "train" and rollout.replay is None and not rollout.debug_rollout_only
 
     @property
     def replays_sampling_mask(self) -> bool:
@@ -204,6 +212,12 @@ class RunConfig(Section):
                 "update_weights_transport = lora sends adapters alone, and an engine that frees its weights "
                 "needs all of them again: drop offload_rollout and colocate, or choose another transport."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_drafts_is_published(self) -> RunConfig:
+        if not self.rollout.debug_rollout_only:
+            drafts.check(self.trainer, self.engine, plays=self._trains_and_plays)
         return self
 
     @model_validator(mode="after")
