@@ -223,7 +223,7 @@ def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, floa
     for rank in ranks:
         for name, total in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + total
-    losses = {name: sums.pop(name) for name in ("loss", "mtp_loss") if name in sums}
+    losses: dict[str, float] = {name: sums.pop(name) for name in ("loss", "mtp_loss") if name in sums}
     means = {name: total / batch.num_loss_tokens for name, total in sums.items()}
     routing = [rank.routing for rank in ranks if rank.routing is not None]
     if routing:

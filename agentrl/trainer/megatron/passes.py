@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +90,8 @@ class Passes:
         """
         for stage in self.stages:
             stage.zero_grad_buffer()
-        if ahead is not None:
-            self.network.fetch_embedding()
-        return self._run(rows, self._step(loss, routing, ahead), forward_only=False)
+        with nullcontext() if ahead is None else self.network.fetched_embedding():
+            return self._run(rows, self._step(loss, routing, ahead), forward_only=False)
 
     @torch.no_grad()
     def forward(

@@ -1,4 +1,4 @@
-"""Layers of a folder that predict tokens further ahead (multi-token prediction): kept where they do not learn.
+"""Layers of a folder that predict tokens further ahead (multi-token prediction), kept as they are.
 
 transformers reads none of them, so a trained model would be saved without what its config.json promises.
 """
@@ -20,7 +20,7 @@ from agentrl.weights.hf.tensors import TensorFiles
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COPIES = {".embed_tokens.weight": (_EMBEDDING,), ".shared_head.head.weight": (_HEAD, _EMBEDDING)}
-"""Ends of the names of copies in such layers, and what they are copies of: of these the first that there is."""
+"""Ends of the names of copies in such layers, and what they are copies of: the first that there is."""
 _OTHERS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -28,8 +28,9 @@ Piece = tuple[TensorSpec, npt.NDArray[np.uint8]]
 
 
 class StillLayers:
-    """Those tensors of the folder `like` that predict further ahead, and that a manifest lacks; none where the
-    folder has no weights.
+    """Those tensors of the folder `like` that predict further ahead, and that a manifest lacks.
+
+    None where the folder has no weights.
 
     Raises:
         ModelLoadError: see `TensorFiles`.
@@ -48,14 +49,13 @@ class StillLayers:
             for spec in files.all_specs:
                 if spec.name in written or not _is_ahead(spec.name, layers):
                     continue
-                original = _original(spec.name, written)
-                if original is not None:
+                if (original := _original(spec.name, written)) is not None:
                     self._originals[spec.name] = original
-                    spec = written[original]._replace(name=spec.name)
-                self.specs.append(spec)
+                same = spec if original is None else written[original]._replace(name=spec.name)
+                self.specs.append(same)
 
     def after(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The tensors of the manifest, then these: copies of one of them as it is now, others as they were."""
+        """The tensors of the manifest, then these: copies as the originals are now, others as they were."""
         originals: dict[str, npt.NDArray[np.uint8]] = {}
         for spec, data in pieces:
             if spec.name in self._originals.values():

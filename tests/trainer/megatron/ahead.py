@@ -7,16 +7,20 @@ Emb(t_i+k); hnorm h_i], a layer of the model, and the cross-entropy of t_i+k+1 (
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from agentrl.weights.hf.export import save_model
 from tests.trainer.megatron.equality import samples
 from tests.trainer.megatron.models import checkpoint_of, model_of
+from tests.trainer.tiny import tokenizer
 
 
 @lru_cache
@@ -107,3 +111,11 @@ def _states(model: PreTrainedModel, ahead: MtpModel, ids: Tensor, depth: int) ->
         position_ids=places,
         past_key_values=None,
     )
+
+
+def save_with(folder: Path, kind: str, depths: int = 1) -> Path:
+    """A Hugging Face directory of such a model."""
+    save_model(with_ahead(kind, depths)[0], tokenizer(), str(folder))
+    tensors = {name: tensor.contiguous() for name, tensor in checkpoint_with(kind, depths).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -49,6 +49,27 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
         assert rows[0].lengths == tuple(np.diff(rows[0].bounds))
 
 
+@given(masks, st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_what_is_predicted_further_ahead_is_so_from_its_own_sequence(drawn, ranks, k):
+    multiple = 2 * ranks if ranks > 1 else 1
+    for micro in rows_of(drawn):
+        cuts = [Cut(multiple, multiple, ranks, rank, ahead=2) for rank in range(ranks)]
+        rows = [shard_of(micro, cut) for cut in cuts]
+        numbers = np.repeat(np.arange(len(micro.lengths)), micro.lengths)
+        far = [n for n, at in enumerate(micro.predictor_N) if micro.position_ids_T[at] >= k]
+        assert sorted(np.concatenate([row.ahead[k - 1].chosen_n for row in rows])) == far
+        for row in rows:
+            ahead = row.ahead[k - 1]
+            for n, at in zip(ahead.chosen_n, ahead.predictor_n, strict=True):
+                assert row.index_t[at] == micro.predictor_N[n] - k
+            for own, id_ in zip(row.index_t, ahead.input_ids_t, strict=True):
+                after = own + k
+                if own >= 0 and after < len(numbers) and numbers[after] == numbers[own]:
+                    assert id_ == micro.input_ids_T[after]
+                else:
+                    assert id_ == 0
+
+
 @given(masks, st.sampled_from([1, 2]))
 def test_rows_are_filled_up_with_nothing(drawn, multiple):
     rows = rows_of(drawn, max_tokens=8)

@@ -28,15 +28,18 @@ class CheckpointReader(TensorFiles):
     def __init__(self, directory: str | Path, *, ahead: bool = False) -> None:
         self.config = config_of(Path(directory))
         self.shape: Shape = shape_of(self.config)
+        number = num_ahead(self.config) if self.shape.family.predicts_ahead else 0
+        if ahead and not number:
+            raise _without_ahead(directory)
         super().__init__(directory)
-        if ahead:
-            self.shape = self.shape._replace(ahead=self._num_ahead())
-
-    @property
-    def has_ahead(self) -> bool:
-        """Whether its files have layers that predict further ahead, of which Megatron has a table."""
         first = f"model.layers.{len(self.shape.experts_by_layer)}.eh_proj.weight"
-        return self.shape.family.predicts_ahead and num_ahead(self.config) > 0 and first in self.names
+        self.has_ahead = number > 0 and first in self.names
+        """Whether its files have layers that predict further ahead."""
+        if ahead and not self.has_ahead:
+            self.close()
+            raise _without_ahead(directory)
+        if ahead:
+            self.shape = self.shape._replace(ahead=number)
 
     def specs(self, dtype: str | None = None) -> Iterator[TensorSpec]:
         """The tensors of a trained copy of this model, in the order of publication.
@@ -51,13 +54,12 @@ class CheckpointReader(TensorFiles):
             for name in placed.hf:
                 yield self.spec(name, shapes[name], dtype if placed.rule.learns else "float32")
 
-    def _num_ahead(self) -> int:
-        if not self.has_ahead:
-            raise ModelLoadError(
-                f"{self.directory} has no layers that predict several tokens (num_nextn_predict_layers) of a "
-                "kind that Megatron trains here; leave enable_mtp_training out."
-            )
-        return num_ahead(self.config)
+
+def _without_ahead(directory: str | Path) -> ModelLoadError:
+    return ModelLoadError(
+        f"{directory} has no layers that predict several tokens (num_nextn_predict_layers), or not of a kind "
+        "that Megatron trains here; leave enable_mtp_training out."
+    )
 
 
 def config_of(directory: Path) -> PreTrainedConfig:

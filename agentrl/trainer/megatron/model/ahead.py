@@ -1,8 +1,8 @@
-"""Layers that predict tokens further ahead (multi-token prediction), and the loss that they alone learn from.
+"""Layers that predict tokens further ahead (multi-token prediction), and the loss that they alone have.
 
-As in DeepSeek-V3 (https://arxiv.org/abs/2412.19437, 2.2): the layer of depth k gets, for token i, the state of
-depth k - 1 and the embedding of token i + k, and predicts token i + k + 1 through the model's own head. States
-of depth 0 are the model's, behind its last norm, as engines give them to these layers.
+As in DeepSeek-V3 (https://arxiv.org/abs/2412.19437, 2.2): the layer of depth k gets, for token i, the state
+of depth k - 1 and the embedding of token i + k, and predicts token i + k + 1 through the model's own head.
+States of depth 0 are the model's, behind its last norm, as engines give them to these layers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class AheadLayer(nn.Module):
 class AheadLayers(nn.Module):
     """All of them, on the last stage.
 
-    The embedding is the first stage's, as it was when `fetch_embedding` was called last: it does not learn
-    from here.
+    embedding: this tensor rank's shard of the model's, which does not learn from here; see
+    `Network.fetched_embedding`.
     """
 
     def __init__(self, config: TransformerConfig, shape: Shape, stage: int | None) -> None:
@@ -89,7 +89,7 @@ class AheadLayers(nn.Module):
     def embedded(self, input_ids_t: Tensor) -> Tensor:
         """[t, 1, width], without a gradient; under sequence parallelism this rank's part of t."""
         weight_VD = self.embedding
-        assert weight_VD is not None, "it is fetched before each pass that learns"
+        assert weight_VD is not None, "it is there in each pass that learns"
         rows_t = input_ids_t - parallel_state.get_tensor_model_parallel_rank() * len(weight_VD)
         is_here_t = (rows_t >= 0) & (rows_t < len(weight_VD))
         own = embedding(rows_t.clamp(0, len(weight_VD) - 1), weight_VD) * is_here_t[:, None]
@@ -108,11 +108,14 @@ def first_stages(weight: Tensor | None, like: Tensor | None) -> Tensor | None:
 
     Every rank calls it. weight: on the first stage. like: on the last one, of the same shape.
     """
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return weight
-    if not parallel_state.is_rank_in_embedding_group():
+    if weight is not None:
+        shard = weight.detach()
+    elif like is not None:
+        shard = torch.empty_like(like)
+    else:
         return None
-    shard = torch.empty_like(like) if weight is None else weight.detach()
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return shard
     first = parallel_state.get_pipeline_model_parallel_first_rank()
     dist.broadcast(shard, first, group=parallel_state.get_embedding_group())
     return shard

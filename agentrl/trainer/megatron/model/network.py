@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -124,8 +125,9 @@ class Network:
         layers: AheadLayers = self.stages[-1].mtp
         return layers
 
-    def fetch_embedding(self) -> None:
-        """Have them know the embedding as it is now; every rank calls it, where the model has such layers."""
+    @contextmanager
+    def fetched_embedding(self) -> Iterator[None]:
+        """Have them know the embedding as it is now, in this block; every rank enters it."""
         first, last = self.stages[0], self.stages[-1]
         weight = first.embedding.word_embeddings.weight if first.pre_process else None
         # Of an untied head: it has as many rows.
@@ -133,6 +135,9 @@ class Network:
         shard = first_stages(weight, like)
         if last.post_process:
             self.ahead.embedding = shard
+        yield
+        if last.post_process:
+            self.ahead.embedding = None
 
     @property
     def value_weight(self) -> Tensor:

@@ -43,6 +43,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import TypedDict
 
 import torch
 
@@ -114,6 +115,11 @@ def _load_all(
     return unread
 
 
+class _Reply(TypedDict):
+    error: str | None
+    tensors: dict[str, tuple[str, int] | None]
+
+
 class _ReplyFile:
     """Writes the result of its block to a file; suppresses exceptions, which would crash the scheduler.
 
@@ -133,12 +139,15 @@ class _ReplyFile:
     ) -> bool:
         if kind is not None and not issubclass(kind, Exception):
             return False
-        reply = {
+        reply: _Reply = {
             "error": None if kind is None else f"{kind.__name__}: {error}"[:500],
             "tensors": {} if kind is not None else self.tensors,
         }
         # Where the reply cannot be written, the sender detects the empty file. The path may be invalid.
-        with suppress(OSError, ValueError), os.fdopen(open_file(self.path, os.O_RDWR), "r+") as file:
+        with (
+            suppress(OSError, ValueError, LookupError, TypeError),
+            os.fdopen(open_file(self.path, os.O_RDWR), "r+") as file,
+        ):
             earlier = file.read() if self.continues else ""
             file.seek(0)
             file.truncate()
@@ -146,11 +155,9 @@ class _ReplyFile:
         return True
 
 
-def _merged(earlier: Mapping[str, object], reply: Mapping[str, object]) -> dict[str, object]:
+def _merged(earlier: _Reply, reply: _Reply) -> _Reply:
     """The replies of two models to one request: an error of either, and of each tensor what is known."""
     before, now = earlier["tensors"], reply["tensors"]
-    assert isinstance(before, dict)
-    assert isinstance(now, dict)
     known = {name: found for name, found in now.items() if found is not None or name not in before}
     return {"error": earlier["error"] or reply["error"], "tensors": {**before, **known}}
 
