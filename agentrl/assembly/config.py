@@ -76,15 +76,7 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        stale = drafts.warnings(self.trainer, self.engine) if self._trains_and_plays else ()
-        cut = cuts.warnings(self.rollout, self.engine)
-        return (*_untaught(self), *cut, *stale, *self.rollout.warnings)
-
-    @property
-    def _trains_and_plays(self) -> bool:
-        """Whether an engine gets what is learned."""
-        rollout = self.rollout
-        return self.command == "train" and rollout.replay is None and not rollout.debug_rollout_only
+        return (*_untaught(self), *_of_sampling(self), *self.rollout.warnings)
 
     @property
     def replays_sampling_mask(self) -> bool:
@@ -215,12 +207,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _what_drafts_is_published(self) -> RunConfig:
-        if not self.rollout.debug_rollout_only:
-            drafts.check(self.trainer, self.engine, plays=self._trains_and_plays)
-        return self
-
-    @model_validator(mode="after")
     def _ranks_on_ray_are_processes(self) -> RunConfig:
         if self.cluster.cluster == "ray" and self.run.inline:
             raise ValueError(
@@ -232,7 +218,7 @@ class RunConfig(Section):
     def _the_engine_serves_the_rollouts(self) -> RunConfig:
         if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
             raise ValueError(EVERY_VERSION)
-        cuts.check(self.rollout, self.engine)
+        _check_sampling(self)
         if not self.rollout.debug_rollout_only:
             has_own_pass = self.algorithm.rescores(is_async=self.rollout.is_async)
             cuts.check_routing(self.rollout, self.trainer, has_own_pass=has_own_pass)
@@ -310,6 +296,23 @@ def _untaught(config: RunConfig) -> tuple[str, ...]:
         "the model is new and has no warm start: it writes noise, which earns nothing, so nothing is "
         "learned; set warm_start_steps (such as 250), or hf_checkpoint.",
     )
+
+
+def _publishes(config: RunConfig) -> bool:
+    """Whether an engine gets what is learned."""
+    rollout = config.rollout
+    return config.command == "train" and rollout.replay is None and not rollout.debug_rollout_only
+
+
+def _check_sampling(config: RunConfig) -> None:
+    cuts.check(config.rollout, config.engine)
+    if not config.rollout.debug_rollout_only:
+        drafts.check(config.trainer, config.engine, plays=_publishes(config))
+
+
+def _of_sampling(config: RunConfig) -> tuple[str, ...]:
+    cut = cuts.warnings(config.rollout, config.engine)
+    return (*cut, *(drafts.warnings(config.trainer, config.engine) if _publishes(config) else ()))
 
 
 def _inactive_epochs(config: RunConfig) -> dict[str, str]:

@@ -126,9 +126,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """Move this rank's shards of the reference: share x policy + (1 - share) x reference."""
         with self._memory["old"].parameters_onloaded(), self._memory["ref"].onloaded():
             networks = (self._passes[role].network for role in ("ref", "old"))
-            # A reference has no layers that predict further ahead.
-            pieces = ([p for p in network.pieces() if p.placed.depth is None] for network in networks)
-            for (_, own), (_, policys) in zip(*pieces, strict=True):
+            for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=False):
                 own.lerp_(policys.to(own.dtype), share)
 
     def weights(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.folders import base_folder
-from agentrl.weights.hf.tensors import TensorFiles
+from agentrl.weights.hf.tensors import TensorFiles, holds_tensors
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COPIES = {".embed_tokens.weight": (_EMBEDDING,), ".shared_head.head.weight": (_HEAD, _EMBEDDING)}
@@ -41,7 +41,7 @@ class StillLayers:
         self._like, self._originals = like, dict[str, str]()
         self.specs: list[TensorSpec] = []
         folder = base_folder(like)
-        if not any(folder.glob("*.safetensors")):
+        if not holds_tensors(folder):
             return
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         layers = config.get("num_hidden_layers")

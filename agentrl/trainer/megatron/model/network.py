@@ -59,7 +59,10 @@ class Network:
             vars(parameter)["tensor_model_parallel"] = is_cut
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's parameters, each once, in the order of the layers."""
+        """This rank's parameters, each once, in the order of the layers.
+
+        Those that predict further ahead come last: the policy alone may have some.
+        """
         placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
