@@ -10,12 +10,14 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.launch.inline import InlineRank
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
+from agentrl.trainer.megatron.files.torch_dist import to_hugging_face, to_torch_dist
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.tensors import TensorFiles
+from agentrl.weights.torch_dist import TorchDist
 from tests.trainer.megatron.ahead import save_with
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, RecordingSink, learns, trainer_on
@@ -128,3 +130,20 @@ def test_a_folder_without_them_is_refused(tmp_path, kind):
         ModelLoadError, match=r"has no layers that predict several tokens .* leave enable_mtp"
     ):
         CheckpointReader(tmp_path / "model", ahead=True)
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_a_distributed_checkpoint_has_them_under_megatrons_names(tmp_path, kind):
+    original = tensors_in(save_with(tmp_path / "with", kind))
+    to_torch_dist(tmp_path / "with", tmp_path / "dist")
+    keys = TorchDist.open(tmp_path / "dist").specs.keys()
+    assert {"mtp.layers.0.enorm.weight", "mtp.layers.0.eh_proj.weight"} < keys
+    assert "mtp.layers.0.transformer_layer.mlp.experts.experts.linear_fc1.weight" in keys
+    like = save_with(tmp_path / "like", kind)
+    (like / "model.safetensors").unlink()
+    for number, folder in enumerate([tmp_path / "with", like]):
+        to_hugging_face(tmp_path / "dist", folder, tmp_path / f"back{number}")
+        back = tensors_in(tmp_path / f"back{number}")
+        # Copies of embedding and head are those of the folder that it is made like.
+        assert back.keys() == original.keys() - (COPIES.keys() if number else set())
+        assert all(same(tensor, original[name]) for name, tensor in back.items())

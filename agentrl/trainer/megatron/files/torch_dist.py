@@ -38,7 +38,7 @@ _LATENT_NORMS: Mapping[str, str] = {
     "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
 _LAYERS, _AHEAD = "decoder.layers.", "mtp.layers."
-_EXPERTS = "mlp.experts.experts"
+_EXPERTS, _OF_EXPERT = "mlp.experts.experts", ("linear_fc1", "linear_fc2")
 _MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
@@ -152,7 +152,14 @@ def _empty(shape: Shape) -> Iterator[str]:
         yield from (f"{_LAYERS}{matrix}._extra_state/shard_{n}_{layers}" for matrix in _MATRICES)
         for number in range(experts):
             place = f"_extra_state/shard_{n}.{number}_{layers}.{experts}"
-            yield from (f"{_LAYERS}{_EXPERTS}.{matrix}.{place}" for matrix in ("linear_fc1", "linear_fc2"))
+            yield from (f"{_LAYERS}{_EXPERTS}.{matrix}.{place}" for matrix in _OF_EXPERT)
+    for depth in range(shape.ahead):
+        layer = f"{_AHEAD}{depth}.transformer_layer."
+        own = (f"{_AHEAD}{depth}.eh_proj", *(f"{layer}{matrix}" for matrix in _MATRICES))
+        yield from (f"{matrix}._extra_state/shard_0_1" for matrix in own)
+        for number in range(experts):
+            place = f"_extra_state/shard_{number}_{experts}"
+            yield from (f"{layer}{_EXPERTS}.{matrix}.{place}" for matrix in _OF_EXPERT)
 
 
 def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
