@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.assembly import cuts, drafts
+from agentrl.assembly import cuts
 from agentrl.assembly.sections import (
     EPOCHS,
     OF_SFT,
@@ -307,12 +307,12 @@ def _publishes(config: RunConfig) -> bool:
 def _check_sampling(config: RunConfig) -> None:
     cuts.check(config.rollout, config.engine)
     if not config.rollout.debug_rollout_only:
-        drafts.check(config.trainer, config.engine, plays=_publishes(config))
+        cuts.check_drafts(config.trainer, config.engine, plays=_publishes(config))
 
 
 def _of_sampling(config: RunConfig) -> tuple[str, ...]:
     cut = cuts.warnings(config.rollout, config.engine)
-    return (*cut, *(drafts.warnings(config.trainer, config.engine) if _publishes(config) else ()))
+    return (*cut, *(cuts.drafts_told(config.trainer, config.engine) if _publishes(config) else ()))
 
 
 def _inactive_epochs(config: RunConfig) -> dict[str, str]:

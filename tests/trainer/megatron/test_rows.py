@@ -59,15 +59,12 @@ def test_what_is_predicted_further_ahead_is_so_from_its_own_sequence(drawn, rank
         far = [n for n, at in enumerate(micro.predictor_N) if micro.position_ids_T[at] >= k]
         assert sorted(np.concatenate([row.ahead[k - 1].chosen_n for row in rows])) == far
         for row in rows:
-            ahead = row.ahead[k - 1]
-            for n, at in zip(ahead.chosen_n, ahead.predictor_n, strict=True):
-                assert row.index_t[at] == micro.predictor_N[n] - k
-            for own, id_ in zip(row.index_t, ahead.input_ids_t, strict=True):
-                after = own + k
-                if own >= 0 and after < len(numbers) and numbers[after] == numbers[own]:
-                    assert id_ == micro.input_ids_T[after]
-                else:
-                    assert id_ == 0
+            ahead, own = row.ahead[k - 1], row.index_t
+            assert (own[ahead.predictor_n] == micro.predictor_N[ahead.chosen_n] - k).all()
+            # Behind the end of all, a number that no sequence has.
+            after = np.minimum(own + k, len(numbers))
+            is_same = (own >= 0) & (np.append(numbers, -1)[after] == numbers[own])
+            assert (ahead.input_ids_t == np.where(is_same, np.append(micro.input_ids_T, 0)[after], 0)).all()
 
 
 @given(masks, st.sampled_from([1, 2]))
