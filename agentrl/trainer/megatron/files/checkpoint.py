@@ -57,8 +57,8 @@ class CheckpointReader(TensorFiles):
 
 def _without_ahead(directory: str | Path) -> ModelLoadError:
     return ModelLoadError(
-        f"{directory} has no layers that predict several tokens (num_nextn_predict_layers), or not of a kind "
-        "that Megatron trains here; leave enable_mtp_training out."
+        f"{directory} has no layers that predict several tokens, or not of a kind that Megatron trains here; "
+        "leave enable_mtp_training out."
     )
 
 
