@@ -76,7 +76,7 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        return (*_untaught(self), *cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
+        return (*_untaught(self), *_of_sampling(self), *self.rollout.warnings)
 
     @property
     def replays_sampling_mask(self) -> bool:
@@ -218,7 +218,7 @@ class RunConfig(Section):
     def _the_engine_serves_the_rollouts(self) -> RunConfig:
         if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
             raise ValueError(EVERY_VERSION)
-        cuts.check(self.rollout, self.engine)
+        _check_sampling(self)
         if not self.rollout.debug_rollout_only:
             has_own_pass = self.algorithm.rescores(is_async=self.rollout.is_async)
             cuts.check_routing(self.rollout, self.trainer, has_own_pass=has_own_pass)
@@ -296,6 +296,23 @@ def _untaught(config: RunConfig) -> tuple[str, ...]:
         "the model is new and has no warm start: it writes noise, which earns nothing, so nothing is "
         "learned; set warm_start_steps (such as 250), or hf_checkpoint.",
     )
+
+
+def _publishes(config: RunConfig) -> bool:
+    """Whether an engine gets what is learned."""
+    rollout = config.rollout
+    return config.command == "train" and rollout.replay is None and not rollout.debug_rollout_only
+
+
+def _check_sampling(config: RunConfig) -> None:
+    cuts.check(config.rollout, config.engine)
+    if not config.rollout.debug_rollout_only:
+        cuts.check_drafts(config.trainer, config.engine, plays=_publishes(config))
+
+
+def _of_sampling(config: RunConfig) -> tuple[str, ...]:
+    cut = cuts.warnings(config.rollout, config.engine)
+    return (*cut, *(cuts.drafts_told(config.trainer, config.engine) if _publishes(config) else ()))
 
 
 def _inactive_epochs(config: RunConfig) -> dict[str, str]:

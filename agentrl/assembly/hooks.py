@@ -57,7 +57,7 @@ CUSTOM_GENERATE_FUNCTION_PATH: Hook[Generate] = Hook(
     "async (EpisodeInPlay) -> None",
     runs="to play an episode, in training and in evaluations",
     changes="turns, their order, and whole prompts",
-    example="[second_look](../examples/second_look)",
+    example="[second_look](../examples/second_look/README.md)",
 )
 ROLLOUT_SAMPLE_HOOK_PATH: Hook[SampleHook] = Hook(
     "sample hook",
@@ -78,7 +78,7 @@ GROUP_REWARD: Hook[Callable[[Sequence[Episode]], Sequence[float]]] = Hook(
     "(Sequence[Episode]) -> Sequence[float]; sync or async; or a GroupReward",
     runs="when the siblings of a group have ended",
     changes="the score of a rollout",
-    example="[ahead](../examples/second_look)",
+    example="[ahead](../examples/second_look/README.md)",
 )
 DYNAMIC_SAMPLING_FILTER_PATH: Hook[GroupFilter] = Hook(
     "filter",

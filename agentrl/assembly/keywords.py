@@ -304,6 +304,8 @@ class TrainSettings(_Settings, total=False):
     router_replay: Literal["R2", "R3"] | None
     moe_aux_loss_coeff: float
     moe_z_loss_coeff: float
+    enable_mtp_training: bool
+    mtp_loss_scaling_factor: float
     gradient_checkpointing: bool
     only_train_params_name_list: Sequence[Name]
     freeze_params_name_list: Sequence[Name]

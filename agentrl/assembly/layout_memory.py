@@ -19,9 +19,14 @@ from agentrl.assembly.memory import BF16, FP32, MemoryNeed, Networks
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.shape import Shape, learning_of, shape_of
+from agentrl.trainer.megatron.model.shape import (
+    Shape,
+    learning_of,
+    num_ahead,
+    shape_of,
+    tensor_shapes_of,
+)
 from agentrl.trainer.megatron.row_memory import row_bytes
-from agentrl.weights.hf.tensors import tensor_shapes
 
 _ALIGNED, _NCCL_MULTIPLE = 64, 128
 """Elements that Megatron's buffers align a parameter, and the end of a buffer, to."""
@@ -34,7 +39,9 @@ class MegatronRanks:
     """
 
     def __init__(self, networks: Networks, layout: MegatronConfig, trainer: TrainerConfig) -> None:
-        self._shape, self._layout, self._trainer = shape_of(networks.policy), layout, trainer
+        ahead = num_ahead(networks.policy) if trainer.enable_mtp_training else 0
+        self._shape = shape_of(networks.policy)._replace(ahead=ahead)
+        self._layout, self._trainer = layout, trainer
         self._fixed = [_fixed(each, layout) for each in zip(*self._by_network(networks), strict=True)]
 
     def at(self, tokens: int) -> MemoryNeed:
@@ -164,6 +171,8 @@ def _stages(
 
 def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
     """Whether a stage has a parameter. layers: of each stage."""
+    if placed.depth is not None:
+        return stage == last
     if placed.layer is not None:
         return placed.layer // layers == stage
     if _is_embedding(placed):
@@ -181,7 +190,7 @@ def _shards(shape: Shape, config: PreTrainedConfig, layout: MegatronConfig) -> I
 
     Of the experts, those of the first rank.
     """
-    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, shape.hidden)}
+    shapes = {**tensor_shapes_of(shape, config), VALUE_HEAD: (1, shape.hidden)}
     own = shape.num_experts // layout.expert_model_parallel_size
     # A tied embedding that two stages have.
     is_on_two = shape.tied and layout.pipeline_model_parallel_size > 1

@@ -299,7 +299,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
         MissingExtraError: trainer = megatron, or lora_rank is set, and what it needs is not installed.
         ConfigError: its layout does not divide the model, or needs more GPUs than there are; or the torch
             trainer asks for more memory than this machine has; or what is to learn cannot be chosen so.
-        ModelLoadError: Megatron does not train such a model.
+        ModelLoadError: Megatron does not train such a model, or it lacks layers that are to learn.
     """
     is_here = config.cluster.cluster == "local"
     check_published(source.directory, config)
@@ -323,6 +323,9 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
         check_gpus(config.layout.world_size)
     shape = shape_of(source.config)
     check_layout(shape, config.layout)
+    if config.trainer.enable_mtp_training:
+        with CheckpointReader(source.directory, ahead=True) as checkpoint:
+            shape = checkpoint.shape
     learning_of(shape, config.trainer)
     check_replay(config.trainer, config.layout)
     layout = config.layout

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +30,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Literal, Union, get_args, get_origin
 
+from docstring_parser import ParseError, parse
 from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, SchemaError, to_jsonable_python
@@ -47,7 +47,6 @@ _ALLOWED = (
     "str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, an Enum of such values, a "
     "dataclass, a pydantic model or a union of these"
 )
-_ARGUMENT_LINE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 def compile_validator(schema: ToolSchema) -> Validator:
@@ -60,8 +59,8 @@ def describe(
 ) -> ToolSchema:
     """The schema of a function or bound method, from its signature and its docstring.
 
-    The description is the docstring's first paragraph; parameters are described in a Google-style
-    `Args:` section or by `pydantic.Field(description=...)`.
+    The description is the docstring's first paragraph; parameters are described in it, in the style of Google,
+    numpy or Sphinx, or by `Annotated[..., "a description"]` or `pydantic.Field(description=...)`.
 
     Raises:
         ToolDefinitionError: a hint or the docstring is missing, a type is not JSON's, or a pattern cannot
@@ -197,8 +196,8 @@ def _object_schema(
     properties: dict[str, JSON] = {}
     for key, parameter in parameters.items():
         schema = dict(schemas[key, "validation"])
-        if key in descriptions:
-            schema.setdefault("description", descriptions[key])
+        if description := descriptions.get(key) or _annotated(hints[key]):
+            schema.setdefault("description", description)
         if parameter.default is not parameter.empty:
             # A default that is not JSON is left out of the schema: the model need not write it.
             with suppress(PydanticSerializationError):
@@ -227,22 +226,16 @@ def _closed(shared: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def argument_descriptions(documentation: str) -> dict[str, str]:
-    """The entries of a Google-style `Args:` section, continuation lines joined."""
-    lines = iter(documentation.splitlines())
-    for line in lines:
-        if line.strip() in ("Args:", "Arguments:"):
-            break
-    descriptions: dict[str, str] = {}
-    margin, current = 0, ""
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        if not line.strip() or not indent:
-            break
-        margin = margin or indent
-        match = _ARGUMENT_LINE.match(line.strip())
-        if indent == margin and match:
-            current = match[1]
-            descriptions[current] = match[2]
-        elif current:
-            descriptions[current] = f"{descriptions[current]} {line.strip()}".strip()
-    return descriptions
+    """What a docstring says of each parameter, in the style of Google, numpy or Sphinx."""
+    try:
+        parsed = parse(documentation).params
+    except ParseError:
+        return {}
+    texts = {each.arg_name: " ".join((each.description or "").split()) for each in parsed}
+    # numpy describes several at once: `a, b : int`.
+    return {name.strip(" *"): text for names, text in texts.items() for name in names.split(",")}
+
+
+def _annotated(hint: object) -> str | None:
+    """The description in `Annotated[..., "a description"]`."""
+    return next((text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)), None)

@@ -136,6 +136,13 @@ class TrainerConfig(Section):
     moe_z_loss_coeff: Rate = 0.0
     """Weight of a loss that keeps the logits of routers small: the square of their logsumexp; a sum over
     layers, a mean over tokens. 0 = off."""
+    enable_mtp_training: bool = False
+    """Train the layers that predict tokens further ahead (multi-token prediction), by which SGLang decodes
+    speculatively, and publish them with the policy (trainer = megatron; DeepSeek-V3, GLM-4.5). Their loss
+    changes no other weight."""
+    mtp_loss_scaling_factor: Annotated[float, Field(gt=0.0), Needs("enable_mtp_training")] = 0.2
+    """Weight of their loss: a mean cross-entropy over the tokens that the policy learns from, and over
+    layers."""
     gradient_checkpointing: Annotated[bool, Changes.SPEED] = False
     """Compute a layer a second time in the backward pass instead of keeping its activations: a third
     slower, a small part of the memory (the torch trainer; Megatron has recompute_granularity)."""

@@ -19,12 +19,12 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.files.names import MAIN, rank_file, shard_file
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, shape_of, tensor_shapes_of
 from agentrl.trainer.summary import FOLDERS, RankLayout, SavedTrainer
 from agentrl.types import ScoreRole
 from agentrl.weights.codec import in_parts, names_in_checkpoints, of_parts
 from agentrl.weights.hf.opening import open_tensors, specs_in
-from agentrl.weights.hf.tensors import meta_model, tensor_shapes
+from agentrl.weights.hf.tensors import meta_model
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's means, by torch's names."""
@@ -59,14 +59,16 @@ class Unsharded(Protocol):
 
 
 def saved_elsewhere(
-    folder: Path, role: ScoreRole, saved: SavedTrainer, config: PreTrainedConfig
+    folder: Path, role: ScoreRole, saved: SavedTrainer, config: PreTrainedConfig, ahead: int = 0
 ) -> Unsharded:
-    """The network of a role in a saved state. config: the policy's.
+    """The network of a role in a saved state. config: the policy's. ahead: its layers that predict further
+    ahead, where they learn.
 
     Raises:
         ModelLoadError: the state is of a model whose state stays with its trainer.
     """
-    shape, shapes, model = shape_of(config), tensor_shapes(config), meta_model(config)
+    shape, model = shape_of(config)._replace(ahead=ahead), meta_model(config)
+    shapes = tensor_shapes_of(shape, config)
     if role == "values":
         shape = shape.of_a_critic
         shapes = {**shapes, VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}

@@ -215,17 +215,21 @@ def is_without_gradient(batch: TrainBatch, grad_norm: float) -> bool:
 
 
 def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, float]:
-    """The metrics of one network's step over all ranks, as means over the batch's loss tokens."""
+    """The metrics of one network's step over all ranks, as means over the batch's loss tokens.
+
+    The losses are sums of weighted terms already.
+    """
     sums: dict[str, float] = {}
     for rank in ranks:
         for name, total in rank.sums.items():
             sums[name] = sums.get(name, 0.0) + total
-    means = {name: total / batch.num_loss_tokens for name, total in sums.items() if name != "loss"}
+    losses: dict[str, float] = {name: sums.pop(name) for name in ("loss", "mtp_loss") if name in sums}
+    means = {name: total / batch.num_loss_tokens for name, total in sums.items()}
     routing = [rank.routing for rank in ranks if rank.routing is not None]
     if routing:
         num_sequences = sum(bool(sample.loss_mask.any()) for sample in batch.samples)
         means |= routing_metrics(routing, num_sequences)
-    return {**means, "loss": sums["loss"], **ranks[0].step}
+    return {**means, **losses, **ranks[0].step}
 
 
 def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import click
@@ -103,8 +102,8 @@ def main(
     if described is not None:
         click.echo(json.dumps(describe(described)))
         return
-    with (HERE / "tasks.toml").open("rb") as file:
-        tasks = [task for task in tomllib.load(file)["task"] if not only or task["name"] in only]
+    tasks = json.loads((HERE / "tasks.json").read_text(encoding="utf-8"))
+    tasks = [task for task in tasks if not only or task["name"] in only]
     faults = {}
     for task in tasks:
         folder = out / task["name"]

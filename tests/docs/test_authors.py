@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,7 +90,7 @@ def test_an_environment_counts_where_it_is_sound_and_what_was_asked_for(
 
 
 def test_each_of_the_ten_tasks_names_its_tools_in_its_prompt() -> None:
-    tasks = tomllib.loads((EXAMPLE / "tasks.toml").read_text(encoding="utf-8"))["task"]
+    tasks = json.loads((EXAMPLE / "tasks.json").read_text(encoding="utf-8"))
     assert len({task["name"] for task in tasks}) == 10
     for task in tasks:
         assert all(f"{tool}(" in task["prompt"] for tool in task["tools"]), task["name"]

@@ -27,6 +27,9 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train]": "likewise",
     ".venv/bin/pip install -e .[train,megatron,sglang]": "likewise; test_wheel.py runs the resolver",
     ".venv/bin/pip install -e .[train,lora,data,math,sglang]": "likewise",
+    'python examples/authors/measure.py --agent my-agent --yes "$(cat PROMPT.md)" --out runs/authors': (
+        "test_authors.py runs it"
+    ),
     "python examples/eval_multi_task/write_data.py": "tests/flow/test_example_folders.py runs it",
     f"{ENDPOINT} python3 examples/coding_agent/agent.py task.md": "tests/flow/test_coding_agent.py runs it",
     "pip install .": "tests/house/test_wheel.py installs the core",

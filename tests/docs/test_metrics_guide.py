@@ -39,6 +39,8 @@ GUIDE = ROOT / "docs" / "when-a-run-goes-wrong.md"
 METRIC = re.compile(r"`((?:rollout|train|perf|engine|eval)/[^`]+)`")
 PLACEHOLDER = re.compile(r"[A-Z]+")
 OF_CARDS = {"perf/actor_train_mfu"}
+# A run with SGLang and Megatron: `tests/trainer/megatron/test_ahead_trainer.py`.
+OF_LAYERS_AHEAD = {"train/mtp_loss"}
 SMALL = {
     **SHAPE,
     "inline": True,
@@ -228,7 +230,7 @@ def of_experts(tokens, folder: Path) -> set[str]:
 @pytest.mark.full
 def test_the_guide_lists_no_metric_that_nothing_logs(critic, tokens, tmp_path):
     names = logged(critic) | synthetic() | depths() | engine_counts() | asyncio.run(offloads())
-    names |= of_experts(tokens, tmp_path) | OF_CARDS
+    names |= of_experts(tokens, tmp_path) | OF_CARDS | OF_LAYERS_AHEAD
     for number, settings in enumerate(OTHERS.values()):
         run = agentrl.train(**{**SMALL, **settings}, output_dir=str(tmp_path), name=f"run{number}")
         names |= logged(run.folder)

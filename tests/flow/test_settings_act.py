@@ -116,6 +116,8 @@ CHANGES = {
     "router_replay": Change("R3"),
     "moe_aux_loss_coeff": Change(0.1),
     "moe_z_loss_coeff": Change(0.1),
+    # Refused without Megatron.
+    "enable_mtp_training": Change(True),
     "rollout_max_response_len": Change(4),
     "rollout_max_context_len": Change(32),
     "max_turns": Change(1),
@@ -222,6 +224,8 @@ FAULTS = {"hang_warning_s", "max_restarts"}
 SERVED = {"use_prometheus", "callback", "custom_update_weight_post_write_path"}
 # Saves memory, and changes no bit: `tests/trainer/test_recompute.py`.
 SAVES = {"gradient_checkpointing"}
+# Of layers that Megatron alone trains: `tests/trainer/megatron/test_ahead_trainer.py`.
+AHEAD = {"mtp_loss_scaling_factor"}
 # What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
 # shows it.
 OF_TIMING = {
@@ -233,9 +237,17 @@ OF_TIMING = {
 
 
 def test_every_setting_is_here_or_where_the_algorithms_are():
-    assert {*CHANGES, *OF_TIMING, *FAULTS, *SERVED, *SAVES, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(
-        leaves(RunConfig)
-    )
+    assert {
+        *CHANGES,
+        *OF_TIMING,
+        *FAULTS,
+        *SERVED,
+        *SAVES,
+        *AHEAD,
+        *ALGORITHM,
+        *INACTIVE,
+        *REFUSED_ANYWAY,
+    } == set(leaves(RunConfig))
 
 
 @pytest.mark.parametrize("name", OF_TIMING)

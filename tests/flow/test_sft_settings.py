@@ -73,6 +73,8 @@ CHANGES = {
     # Refused for a dense model.
     "moe_aux_loss_coeff": Change(0.1),
     "moe_z_loss_coeff": Change(0.1),
+    # Refused without Megatron.
+    "enable_mtp_training": Change(True),
     "only_train_params_name_list": Change(["mlp"]),
     "freeze_params_name_list": Change(["embed_tokens"]),
     "lora_rank": Change(2),
@@ -87,6 +89,8 @@ ELSEWHERE = {
     "inline",
     # Change no bit: `tests/trainer/test_recompute.py`, `tests/trainer/test_cpu_adamw.py`.
     *("gradient_checkpointing", "optimizer_cpu_offload"),
+    # Of layers that Megatron alone trains: `tests/trainer/megatron/test_ahead_trainer.py`.
+    "mtp_loss_scaling_factor",
     "use_wandb",
     "wandb_project",
     "wandb_group",

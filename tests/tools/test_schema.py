@@ -74,6 +74,31 @@ def test_argument_section_ends_at_the_margin():
     assert argument_descriptions("No section. Args: none") == {}
 
 
+def test_parameters_are_described_in_any_of_three_styles_or_by_their_annotation():
+    numpy = (
+        "Do.\n\nParameters\n----------\na : int\n    the first,\n    over two lines\nb, c : str\n    others"
+    )
+    assert argument_descriptions(numpy) == {"a": "the first, over two lines", "b": "others", "c": "others"}
+    assert argument_descriptions("Do.\n\n:param a: the first\n:param int b: other") == {
+        "a": "the first",
+        "b": "other",
+    }
+
+    def find(
+        word: Annotated[str, "to look for"], most: Annotated[int, "unused", Field(ge=1)] = 1, why: str = ""
+    ) -> str:
+        """Find a word.
+
+        Args:
+            most: at most so many
+        """
+        return word * most + why
+
+    properties = describe(find).parameters["properties"]
+    described = {name: value.get("description") for name, value in properties.items()}
+    assert described == {"word": "to look for", "most": "at most so many", "why": None}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

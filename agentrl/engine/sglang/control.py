@@ -117,16 +117,23 @@ class ServerWeights:
         return await self._update("/update_weights_from_disk", payload, version)
 
     async def update_from_tensor(
-        self, payloads: Sequence[bytes], load_format: str, version: int | None = None
+        self,
+        payloads: Sequence[bytes],
+        load_format: str,
+        version: int | None = None,
+        *,
+        drafts: bool = False,
     ) -> UpdateReply:
         """Send every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
 
-        load_format: one of the loaders in `facts`.
+        load_format: one of the loaders in `facts`. drafts: the model that the server drafts with gets them,
+        too, before the policy; else it stays as it is.
         """
         payload = {
             "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
             "load_format": load_format,
             "flush_cache": False,
+            "disable_draft_model": not drafts,
         }
         return await self._update("/update_weights_from_tensor", payload, version)
 

@@ -224,7 +224,7 @@ def _shard_shape(entry: _Entry, network: Network) -> torch.Size:
 def _stage_of(placed: Placed, network: Network) -> int:
     """The pipeline rank that holds a parameter; the first of two."""
     ranks = network.layout.pipeline_model_parallel_size
-    if placed.layer is None:
+    if placed.layer is None or placed.depth is not None:
         return 0 if placed.rule.megatron.startswith("embedding.") else ranks - 1
     stages = ranks * network.layout.num_virtual_stages_per_pipeline_rank
     return placed.layer // (int(network.shape.sizes["num_layers"]) // stages) % ranks

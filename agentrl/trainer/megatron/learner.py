@@ -17,12 +17,14 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
+from agentrl.trainer.megatron.model.ahead import AheadLoss
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.state import (
     StatePart,
     begin_moments,
+    mains_of,
     move_to_cpu,
     parts_of,
     step_matrices,
@@ -89,11 +91,16 @@ class MegatronOptimizer:
             group["lr"] = lr
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         self._inner.prepare_grads()
-        grad_norm = float(self._inner.get_grad_norm())
+        # What learns from a loss of its own is clipped by itself: no step of the policy depends on it.
+        ahead = mains_of(self._inner, (p for p in self._network.pieces() if p.placed.depth is not None))
+        parameters, own = [p for g in self._inner.param_groups for p in g["params"]], set(map(id, ahead))
+        rest = [parameter for parameter in parameters if id(parameter) not in own]
+        grad_norm = self._norm_without(ahead)
         is_left_out = leaves_out(grad_norm)
+        if self._network.shape.ahead:
+            self._clip_ahead(ahead, self._norm_without(rest))
         if math.isfinite(grad_norm) and not is_left_out:
-            parameters = [p for group in self._inner.param_groups for p in group["params"]]
-            clip_grad_by_total_norm_fp32(parameters, self._config.clip_grad, grad_norm)
+            clip_grad_by_total_norm_fp32(rest, self._config.clip_grad, grad_norm)
             self._update(lr)
         elif not is_left_out:
             skipped += 1
@@ -101,6 +108,24 @@ class MegatronOptimizer:
         self._inner.zero_grad()
         self._done = Done(steps + (not is_left_out), skipped)
         return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}, is_left_out
+
+    def _norm_without(self, parameters: Sequence[Tensor]) -> float:
+        """The norm of the gradient over all ranks, without those of some parameters. Every rank calls it."""
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        norm = float(self._inner.get_grad_norm())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return norm
+
+    def _clip_ahead(self, parameters: Sequence[Tensor], norm: float) -> None:
+        """Clip the gradient of layers that predict further ahead; one that is not finite changes nothing."""
+        if math.isfinite(norm):
+            clip_grad_by_total_norm_fp32(parameters, self._config.clip_grad, norm)
+            return
+        for parameter in parameters:
+            parameter.grad = None
 
     def _update(self, lr: float) -> None:
         if self._config.optimizer == "muon":
@@ -137,6 +162,7 @@ class MegatronLearner:
         self._is_on_cpu = learning.config.optimizer_cpu_offload
         self._config = learning.config
         self._routing: PassRouting | None = None
+        self._ahead: AheadLoss | None = None
         self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
@@ -148,9 +174,12 @@ class MegatronLearner:
             self.optimizer.reset()
         inputs = StepInputs(batch, bf16=self._bf16)
         # A critic's routers are its own.
-        if not self.passes.network.shape.critic:
-            losses = RouterLosses.of(self._config, [sample.loss_mask for sample in batch.samples])
+        masks, shape = [sample.loss_mask for sample in batch.samples], self.passes.network.shape
+        if not shape.critic:
+            losses = RouterLosses.of(self._config, masks)
             self._routing = self.passes.routing(self._config.router_replay, losses=losses)
+        if shape.ahead:
+            self._ahead = AheadLoss.of(self._config, masks, shape.ahead)
         sums = self.backward(rows, inputs)
         step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
         logprobs = inputs.logprobs() if is_reporting_rank() else {}
@@ -166,7 +195,7 @@ class MegatronLearner:
             output = self._loss(outputs, inputs.of(row, outputs))
             return LossOutput(output.sum, {"loss": output.sum.detach(), **output.metrics})
 
-        reports = self.passes.learn(rows, loss, self._routing)
+        reports = self.passes.learn(rows, loss, self._routing, self._ahead)
         return _summed(reports) if is_reporting_rank() else {}
 
     def optimizer_tensors(self) -> Iterator[Tensor]:

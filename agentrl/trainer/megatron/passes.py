@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,10 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.model.ahead import AheadLoss
 from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
+from agentrl.trainer.megatron.model.outputs import OutputFunction, ahead_sum, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
 from agentrl.trainer.megatron.model.shape import OPEN_DDP
 from agentrl.trainer.routing import (
@@ -71,11 +73,16 @@ class Passes:
             config.no_sync_func = silent if len(silent) > 1 else silent[0]
 
     def learn(
-        self, rows: Sequence[MicroBatch], loss: RowLoss, routing: PassRouting | None = None
+        self,
+        rows: Sequence[MicroBatch],
+        loss: RowLoss,
+        routing: PassRouting | None = None,
+        ahead: AheadLoss | None = None,
     ) -> list[Mapping[str, Tensor]]:
         """Accumulate the gradient of the sum of all losses in the parameters' main_grad.
 
-        All ranks call it, each replica with its own rows (at least one). routing: see `routing`.
+        All ranks call it, each replica with its own rows (at least one). routing: see `routing`. ahead: of
+        layers that predict further ahead, where there are some: they learn, too.
 
         Returns:
             on the last stage the metrics of its rows (the same on all tensor and context ranks), elsewhere
@@ -83,7 +90,8 @@ class Passes:
         """
         for stage in self.stages:
             stage.zero_grad_buffer()
-        return self._run(rows, loss, routing, forward_only=False)
+        with nullcontext() if ahead is None else self.network.fetched_embedding():
+            return self._run(rows, self._step(loss, routing, ahead), forward_only=False)
 
     @torch.no_grad()
     def forward(
@@ -96,7 +104,7 @@ class Passes:
             outputs_by_row.append((row, outputs))
             return LossOutput(outputs.logp_N.sum(), {})
 
-        self._run(rows, collect, routing, forward_only=True)
+        self._run(rows, self._step(collect, routing), forward_only=True)
         return outputs_by_row
 
     def routing(
@@ -128,8 +136,7 @@ class Passes:
     def _run(
         self,
         rows: Sequence[MicroBatch],
-        loss: RowLoss,
-        routing: PassRouting | None,
+        step: Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]],
         *,
         forward_only: bool,
     ) -> list[Mapping[str, Tensor]]:
@@ -138,7 +145,7 @@ class Passes:
         shards = [shard_of(row, cut) for row in rows]
         iterators = [iter(shards) for _ in self.stages]
         metrics: list[Mapping[str, Tensor]] = get_forward_backward_func()(
-            forward_step_func=self._step(loss, routing),
+            forward_step_func=step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.stages if len(self.stages) > 1 else self.stages[0],
             num_microbatches=len(shards),
@@ -164,6 +171,7 @@ class Passes:
             layout.row_multiple,
             layout.context_parallel_size,
             parallel_state.get_context_parallel_rank(),
+            ahead=self.network.shape.ahead,
         )
         if layout.num_virtual_stages_per_pipeline_rank == 1:
             return cut
@@ -179,27 +187,41 @@ class Passes:
         return RankTokens(index_t)
 
     def _step(
-        self, loss: RowLoss, routing: PassRouting | None
+        self, loss: RowLoss, routing: PassRouting | None, ahead: AheadLoss | None = None
     ) -> Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]]:
         def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(shards)
             positions_t = on_device(row.position_ids_t)
             ends = Ends.of(row.lengths, compute_device())
             routed = None if routing is None else routing.row(row.micro_batch, self._own_tokens(row))
+            packed = PackedRow(ends, self._rotation.of(positions_t), routed).params()
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 positions_t[None],
                 None,
-                packed_seq_params=PackedRow(ends, self._rotation.of(positions_t), routed).params(),
+                packed_seq_params=packed,
             )
 
             def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
                 output = loss(row.micro_batch, self.outputs(self.network, row, last))
-                return output.sum, torch.tensor(1, dtype=torch.int), output.metrics
+                total, metrics = output.sum, output.metrics
+                if ahead is not None:
+                    term = ahead_sum(self.network, row, last, packed, ahead.by_depth)
+                    total = total + ahead.factor * term
+                    metrics = {**metrics, "mtp_loss": _of_context(term.detach().clone())}
+                return total, torch.tensor(1, dtype=torch.int), metrics
 
             return states, row_loss
 
         return step
+
+
+def _of_context(own: Tensor) -> Tensor:
+    """The sum over the ranks that share sequences."""
+    group = parallel_state.get_context_parallel_group()
+    if group.size() > 1:
+        dist.all_reduce(own, group=group)
+    return own
 
 
 def _total(own: Tensor) -> Tensor:

@@ -82,6 +82,9 @@ def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[i
     of_stage = len(shape.experts_by_layer) // (pipeline * virtual)
     for stage in range(rank, pipeline * virtual, pipeline):
         yield from shape.experts_by_layer[stage * of_stage : (stage + 1) * of_stage]
+    if rank == pipeline - 1:
+        # Those that predict further ahead.
+        yield from [shape.num_experts] * shape.ahead
 
 
 class _Layer(NamedTuple):

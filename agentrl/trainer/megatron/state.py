@@ -81,6 +81,12 @@ def _updated(
             yield piece, optimizer.chained_optimizers[0 if piece.placed.expert is None else -1]
 
 
+def mains_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> list[Tensor]:
+    """What the inner optimizers update for some parameters, of those that this rank updates."""
+    mains = [main_of(owner, piece.parameter) for piece, owner in _updated(optimizer, pieces)]
+    return [main for main in mains if main is not None]
+
+
 def move_to_cpu(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> None:
     """Have AdamW's state in the CPU's memory; of parameters in half precision, their copies in fp32, too."""
     written: dict[MegatronOptimizer, dict[Tensor, Tensor]] = {}

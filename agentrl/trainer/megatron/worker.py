@@ -80,7 +80,7 @@ class MegatronWorker(Recorder, DeviceStore):
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
-        with CheckpointReader(self._plan.models["old"]) as checkpoint:
+        with _policy_reader(self._plan) as checkpoint:
             return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
 
     def kernels(self) -> str | None:
@@ -126,7 +126,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """Move this rank's shards of the reference: share x policy + (1 - share) x reference."""
         with self._memory["old"].parameters_onloaded(), self._memory["ref"].onloaded():
             networks = (self._passes[role].network for role in ("ref", "old"))
-            for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=True):
+            for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=False):
                 own.lerp_(policys.to(own.dtype), share)
 
     def weights(
@@ -207,7 +207,8 @@ class MegatronWorker(Recorder, DeviceStore):
                 if is_same:
                     saving.read(folder / FOLDERS[role], learner, done[role])
                 else:
-                    saving.take(saved_elsewhere(folder, role, saved, config), learner, done[role])
+                    ahead = learner.passes.network.shape.ahead
+                    saving.take(saved_elsewhere(folder, role, saved, config, ahead), learner, done[role])
         if self._plan.moves_reference:
             network = self._passes["ref"].network
             with self._memory["ref"].onloaded():
@@ -263,12 +264,17 @@ def worker(plan: MegatronPlan, place: RankPlace) -> Iterator[MegatronWorker]:
 
 
 def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
-    with CheckpointReader(plan.models[role]) as checkpoint:
+    opened = _policy_reader(plan) if role == "old" else CheckpointReader(plan.models[role])
+    with opened as checkpoint:
         network = Network(checkpoint.shape, plan.layout, bf16=plan.config.bf16)
         network.load(checkpoint.read)
         if role == "old" and not plan.config.all_learn:
             network.freeze(learning_of(checkpoint.shape, plan.config))
     return network
+
+
+def _policy_reader(plan: MegatronPlan) -> CheckpointReader:
+    return CheckpointReader(plan.models["old"], ahead=plan.config.enable_mtp_training)
 
 
 def _critic(plan: MegatronPlan) -> Network:

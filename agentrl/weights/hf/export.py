@@ -27,6 +27,7 @@ from agentrl.weights.hf.adapters import (
     opened_adapters,
     stacked,
 )
+from agentrl.weights.hf.ahead import StillLayers
 from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.folders import (
     ADAPTER_CONFIG,
@@ -80,12 +81,16 @@ def write_directory(
 ) -> None:
     """Write the tensors of the buckets; the iterator is exhausted also where writing fails.
 
+    Layers of `like` that predict further ahead, and did not learn, are kept.
+
     Raises:
+        ModelLoadError: `like` cannot be read any more.
         ValueError: the buckets do not match the manifest.
     """
     try:
-        pieces = (piece for bucket in buckets for piece in slices(bucket))
-        write_tensors(target, pieces, manifest=manifest, like=like)
+        still = StillLayers(like, manifest)
+        pieces = still.after(piece for bucket in buckets for piece in slices(bucket))
+        write_tensors(target, pieces, manifest=[*manifest, *still.specs], like=like)
     finally:
         for _ in buckets:
             pass

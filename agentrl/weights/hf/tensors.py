@@ -183,6 +183,11 @@ class TensorFiles:
         return {"": _SINGLE}
 
 
+def holds_tensors(directory: Path) -> bool:
+    """Whether a directory has files of weights that `TensorFiles` reads."""
+    return any((directory / name).exists() for name in (_INDEX, _SINGLE))
+
+
 def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a checkpoint with this config, by its name there: experts one by one.
 

@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, shape_of, tensor_shapes_of
 from agentrl.trainer.routing import NO_LOSSES, RoutedReport, RouterLosses, RouterReplay
 from agentrl.types import KEPT_IDS, ROUTED_EXPERTS, Extra, RolloutId, Sample
 from agentrl.weights.hf.routing import expert_sizes
@@ -243,7 +243,7 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Refere
 
 def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
-    sizes = {name: tensor.shape for name, tensor in checkpoint_of(model_of(kind)).items()}
+    sizes = dict(tensor_shapes_of(shape, model_of(kind).config))
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
     for placed in (placed for placed in shape.rules() if placed.rule.learns):

@@ -49,6 +49,24 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
         assert rows[0].lengths == tuple(np.diff(rows[0].bounds))
 
 
+@given(masks, st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_what_is_predicted_further_ahead_is_so_from_its_own_sequence(drawn, ranks, k):
+    multiple = 2 * ranks if ranks > 1 else 1
+    for micro in rows_of(drawn):
+        cuts = [Cut(multiple, multiple, ranks, rank, ahead=2) for rank in range(ranks)]
+        rows = [shard_of(micro, cut) for cut in cuts]
+        numbers = np.repeat(np.arange(len(micro.lengths)), micro.lengths)
+        far = [n for n, at in enumerate(micro.predictor_N) if micro.position_ids_T[at] >= k]
+        assert sorted(np.concatenate([row.ahead[k - 1].chosen_n for row in rows])) == far
+        for row in rows:
+            ahead, own = row.ahead[k - 1], row.index_t
+            assert (own[ahead.predictor_n] == micro.predictor_N[ahead.chosen_n] - k).all()
+            # Behind the end of all, a number that no sequence has.
+            after = np.minimum(own + k, len(numbers))
+            is_same = (own >= 0) & (np.append(numbers, -1)[after] == numbers[own])
+            assert (ahead.input_ids_t == np.where(is_same, np.append(micro.input_ids_T, 0)[after], 0)).all()
+
+
 @given(masks, st.sampled_from([1, 2]))
 def test_rows_are_filled_up_with_nothing(drawn, multiple):
     rows = rows_of(drawn, max_tokens=8)

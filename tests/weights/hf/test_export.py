@@ -23,7 +23,7 @@ def like(tmp_path):
     """The directory of a model with other weights, in fp32."""
     save_model(model_of("qwen3"), tokenizer(), str(tmp_path / "like"))
     for name in ("pytorch_model.bin", "model.safetensors.index.json"):
-        (tmp_path / "like" / name).write_text("{}")
+        (tmp_path / "like" / name).write_text('{"weight_map": {}}')
     return tmp_path / "like"
 
 

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
-from agentrl.engine.sglang.transports.inside import SHARED, NoAccessError, call_loader
+from agentrl.engine.sglang.transports.inside import SHARED, NoAccessError, ahead_of, call_loader
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
 from agentrl.types import JSON
@@ -131,4 +131,5 @@ def request_of(weights: DeviceWeights, *, is_whole: bool) -> dict[str, JSON]:
         "whole": is_whole,
         "memory": weights.handle._asdict(),
         "parts": parts,
+        "ahead": ahead_of(spec for part in weights.parts for spec in part.tensors),
     }

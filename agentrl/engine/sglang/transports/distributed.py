@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from agentrl.engine.sglang.control import Server, UpdateGroup
 from agentrl.engine.sglang.transports import group_sender
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
-from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
+from agentrl.engine.sglang.transports.inside import SHARED, ahead_of, ranks_with_loader, read_back
 from agentrl.errors import EngineError, EngineUnavailableError, TrainerError
 from agentrl.http.serving import bound
 from agentrl.types.seams import Snapshot, TensorSpec, Work
@@ -113,6 +113,11 @@ class Distributed:
             EngineUnavailableError: a server dropped the connection, or took too long.
             EngineError: a server refused.
         """
+        if ahead_of(delivery.manifest):
+            raise EngineError(
+                "SGLang gives the layers that it drafts with no weights of a process group: choose "
+                "update_weights_transport = disk, or leave enable_mtp_training out."
+            )
         members = self._members
         if members is None or not _is_group_of(members, servers, delivery.snapshot):
             raise EngineError("the process group has other members; call open with these servers first.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ LOADER_FOLDER = Path(agentrl_sglang.__file__).parents[1]
 SHARED = Path("/dev/shm")
 """The directory of shared memory files."""
 
+_PROJECTION = "eh_proj.weight"
 _NO_ACCESS = ("FileNotFoundError", "PermissionError")
 
 
@@ -101,13 +102,21 @@ async def call_loader(
 ) -> Sequence[Mapping[str, Crc | None]]:
     """Send a request to the loader of every rank; returns the reported tensors of each.
 
+    Where it names layers that draft (`ahead`), the model that a server drafts with gets it, too.
+
     Raises:
         EngineError: a loader failed, or did not reply.
     """
     with shared_files(folder, ranks) as replies:
         payloads = [_payload({**message, "reply": str(path)}) for path in replies]
-        await server.update_from_tensor(payloads, LOADER)
+        await server.update_from_tensor(payloads, LOADER, drafts=bool(message.get("ahead")))
         return [_read_reply(server, path) for path in replies]
+
+
+def ahead_of(manifest: Iterable[TensorSpec]) -> list[JSON]:
+    """What the names of those layers begin with that a server drafts with, as the loader is told."""
+    names = (spec.name for spec in manifest)
+    return [name.removesuffix(_PROJECTION) for name in names if name.endswith(f".{_PROJECTION}")]
 
 
 async def read_back(server: Server, delivery: Delivery, expected: BucketChecksums, folder: Path) -> Loaded:
@@ -119,7 +128,8 @@ async def read_back(server: Server, delivery: Delivery, expected: BucketChecksum
         EngineError: the weights cannot be read, or differ.
     """
     tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
-    (crcs,) = await call_loader(server, 1, {"action": "read", "tensors": tensors}, folder)
+    message: dict[str, JSON] = {"action": "read", "tensors": tensors, "ahead": ahead_of(delivery.manifest)}
+    (crcs,) = await call_loader(server, 1, message, folder)
     differing = await delivery.snapshot.run(partial(_first_difference, crcs, expected.crcs))
     if differing is not None:
         raise EngineError(f"{server.url} holds another {differing} than was sent; send it again.")

@@ -26,6 +26,7 @@ from agentrl.engine.sglang.transports.inside import (
     LOADER_FOLDER,
     SHARED,
     NoAccessError,
+    ahead_of,
     call_loader,
     ranks_with_loader,
     read_back,
@@ -165,7 +166,8 @@ class SharedMemory:
                     snapshot.run(partial(write_bucket, path, number)),
                     snapshot.run(partial(checksums_of, number)),
                 )
-                calls = [self._load(server, checksums.crcs, str(path), tensors) for server in servers]
+                ahead = ahead_of(delivery.manifest)
+                calls = [self._load(server, checksums.crcs, str(path), tensors, ahead) for server in servers]
                 # All calls must end before the file is removed: a server may be mapping it.
                 await results_of(calls)
             expected = BucketChecksums(
@@ -194,13 +196,17 @@ class SharedMemory:
         """Have a server load all files; in one call, unless its ranks hold shards."""
         if self._ranks[server] > 1:
             for file in files:
-                await self._load(server, file.crcs, file.path, file.tensors)
+                await self._load(server, file.crcs, file.path, file.tensors, ahead_of(delivery.manifest))
             return Loaded(delivery.checksum, len(delivery.manifest))
         paths: JSON = [[file.path, file.tensors] for file in files]
-        (unread,) = await call_loader(server, 1, {"action": "load_all", "files": paths}, self._folder)
+        ahead = ahead_of(delivery.manifest)
+        message: dict[str, JSON] = {"action": "load_all", "files": paths, "ahead": ahead}
+        (unread,) = await call_loader(server, 1, message, self._folder)
         return Loaded(delivery.checksum, len(unread))
 
-    async def _load(self, server: Server, crcs: Mapping[str, int], path: str, tensors: JSON) -> None:
+    async def _load(
+        self, server: Server, crcs: Mapping[str, int], path: str, tensors: JSON, ahead: JSON
+    ) -> None:
         """Have a server load a file. Ranks with shards are not read back: they report what they received."""
         ranks = self._ranks[server]
         message: dict[str, JSON] = {
@@ -208,6 +214,7 @@ class SharedMemory:
             "file": path,
             "tensors": tensors,
             "whole": ranks == 1,
+            "ahead": ahead,
         }
         reports = await call_loader(server, ranks, message, self._folder)
         if any(report != reports[0] for report in reports):

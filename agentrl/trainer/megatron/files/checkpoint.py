@@ -8,24 +8,38 @@ from pathlib import Path
 from transformers import AutoConfig, PreTrainedConfig
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, num_ahead, shape_of, tensor_shapes_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.quantized import without_quantization
-from agentrl.weights.hf.tensors import TensorFiles, config_errors, tensor_shapes
+from agentrl.weights.hf.tensors import TensorFiles, config_errors
 
 
 class CheckpointReader(TensorFiles):
     """Tensors by their names, and the shape of their model. Close it, or use it in a `with`.
 
+    ahead: with its layers that predict tokens further ahead.
+
     Raises:
-        ModelLoadError: the directory holds no safetensors, or a model that Megatron does not train.
+        ModelLoadError: the directory holds no safetensors, or a model that Megatron does not train; or no
+            such layers.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, *, ahead: bool = False) -> None:
         self.config = config_of(Path(directory))
         self.shape: Shape = shape_of(self.config)
+        number = num_ahead(self.config) if self.shape.family.predicts_ahead else 0
+        if ahead and not number:
+            raise _without_ahead(directory)
         super().__init__(directory)
+        first = f"model.layers.{len(self.shape.experts_by_layer)}.eh_proj.weight"
+        self.has_ahead = number > 0 and first in self.names
+        """Whether its files have layers that predict further ahead."""
+        if ahead and not self.has_ahead:
+            self.close()
+            raise _without_ahead(directory)
+        if ahead:
+            self.shape = self.shape._replace(ahead=number)
 
     def specs(self, dtype: str | None = None) -> Iterator[TensorSpec]:
         """The tensors of a trained copy of this model, in the order of publication.
@@ -35,10 +49,17 @@ class CheckpointReader(TensorFiles):
         Raises:
             ModelLoadError: a tensor is missing, or its shape contradicts the config.
         """
-        shapes = tensor_shapes(self.config)
+        shapes = tensor_shapes_of(self.shape, self.config)
         for placed in self.shape.rules():
             for name in placed.hf:
                 yield self.spec(name, shapes[name], dtype if placed.rule.learns else "float32")
+
+
+def _without_ahead(directory: str | Path) -> ModelLoadError:
+    return ModelLoadError(
+        f"{directory} has no layers that predict several tokens, or not of a kind that Megatron trains here; "
+        "leave enable_mtp_training out."
+    )
 
 
 def config_of(directory: Path) -> PreTrainedConfig:

@@ -17,12 +17,13 @@ from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, num_ahead, shape_of, tensor_shapes_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import bytes_of
+from agentrl.weights.hf.ahead import StillLayers
 from agentrl.weights.hf.export import write_tensors
 from agentrl.weights.hf.folders import check_has_config
-from agentrl.weights.hf.tensors import TensorFiles, tensor_shapes
+from agentrl.weights.hf.tensors import TensorFiles
 from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
 
 _NORMS: Mapping[str, str] = {
@@ -33,8 +34,8 @@ _LATENT_NORMS: Mapping[str, str] = {
     "self_attention.q_layernorm.weight": "self_attention.linear_q_up_proj.layer_norm_weight",
     "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
-_LAYERS = "decoder.layers."
-_EXPERTS = "mlp.experts.experts"
+_LAYERS, _AHEAD = "decoder.layers.", "mtp.layers."
+_EXPERTS, _OF_EXPERT = "mlp.experts.experts", ("linear_fc1", "linear_fc2")
 _MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
@@ -49,7 +50,10 @@ class MegatronTensors:
         check_has_config(like)
         config = config_of(like)
         self.opened = TorchDist.open(folder)
-        self._shape, self._shapes = shape_of(config), tensor_shapes(config)
+        self._shape = shape_of(config)
+        if any(key.startswith(_AHEAD) for key in self.opened.specs):
+            self._shape = self._shape._replace(ahead=num_ahead(config))
+        self._shapes = tensor_shapes_of(self._shape, config)
         self._placed = {name: placed for placed in self._shape.rules() for name in placed.hf}
         # Queries, keys and values are one parameter: it is read once.
         self._last: tuple[Placed, list[Tensor]] | None = None
@@ -104,7 +108,8 @@ class MegatronTensors:
 def to_hugging_face(folder: Path, like: Path, target: Path) -> int:
     """Write a distributed checkpoint as a Hugging Face directory, and compare what was written.
 
-    like: a directory with config, tokenizer and all else. Returns the number of tensors.
+    like: a directory with config, tokenizer and all else, which may be weights: then its layers that predict
+    further ahead are taken from there, if the checkpoint has none. Returns the number of tensors.
 
     Raises:
         ModelLoadError: see `MegatronTensors`; or what was written is not what was read.
@@ -112,8 +117,9 @@ def to_hugging_face(folder: Path, like: Path, target: Path) -> int:
     """
     source = MegatronTensors(folder, like)
     manifest = source.manifest
-    pieces = ((spec, bytes_of(source.read(spec.name))) for spec in manifest)
-    write_tensors(target, pieces, manifest=manifest, like=like)
+    still = StillLayers(like, manifest)
+    pieces = still.after((spec, bytes_of(source.read(spec.name))) for spec in manifest)
+    write_tensors(target, pieces, manifest=[*manifest, *still.specs], like=like)
     with TensorFiles(target) as written:
         _compare(target, ((spec.name, source.read(spec.name), written.read(spec.name)) for spec in manifest))
     return len(manifest)
@@ -129,7 +135,9 @@ def to_torch_dist(directory: Path, target: Path) -> int:
             read.
         OSError: the disk did not take it.
     """
-    with CheckpointReader(directory) as source:
+    with CheckpointReader(directory) as found:
+        has_ahead = found.has_ahead
+    with CheckpointReader(directory, ahead=has_ahead) as source:
         write_torch_dist(target, _pieces(source), _empty(source.shape))
         written = MegatronTensors(target, directory)
         names = [spec.name for spec in written.manifest]
@@ -144,7 +152,14 @@ def _empty(shape: Shape) -> Iterator[str]:
         yield from (f"{_LAYERS}{matrix}._extra_state/shard_{n}_{layers}" for matrix in _MATRICES)
         for number in range(experts):
             place = f"_extra_state/shard_{n}.{number}_{layers}.{experts}"
-            yield from (f"{_LAYERS}{_EXPERTS}.{matrix}.{place}" for matrix in ("linear_fc1", "linear_fc2"))
+            yield from (f"{_LAYERS}{_EXPERTS}.{matrix}.{place}" for matrix in _OF_EXPERT)
+    for depth in range(shape.ahead):
+        layer = f"{_AHEAD}{depth}.transformer_layer."
+        own = (f"{_AHEAD}{depth}.eh_proj", *(f"{layer}{matrix}" for matrix in _MATRICES))
+        yield from (f"{matrix}._extra_state/shard_0_1" for matrix in own)
+        for number in range(experts):
+            place = f"_extra_state/shard_{number}_{experts}"
+            yield from (f"{layer}{_EXPERTS}.{matrix}.{place}" for matrix in _OF_EXPERT)
 
 
 def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
@@ -162,6 +177,10 @@ def _key_of(placed: Placed, name: str, *, apart: bool) -> tuple[str, *tuple[int,
     """The key of a parameter, and its rows there. name: below the layer. apart: each layer has own keys."""
     if placed.layer is None:
         return (name,)
+    if placed.depth is not None and placed.expert is None:
+        return (f"{placed.megatron_layer}{name}",)
+    if placed.depth is not None and placed.expert is not None:
+        return (f"{placed.megatron_layer}{_EXPERTS}.{name}", placed.expert)
     layer, rows = (f"{placed.layer}.", ()) if apart else ("", (placed.layer,))
     if placed.expert is None:
         return (f"{_LAYERS}{layer}{name}", *rows)
@@ -171,11 +190,8 @@ def _key_of(placed: Placed, name: str, *, apart: bool) -> tuple[str, *tuple[int,
 def _stored_name(placed: Placed, shape: Shape) -> str:
     """The name below the layer; a norm before experts stands by itself, and so do those of heads."""
     name = placed.rule.megatron
-    if (
-        name == "pre_mlp_layernorm.weight"
-        and placed.layer is not None
-        and shape.experts_by_layer[placed.layer]
-    ):
+    is_before_experts = placed.layer is not None and shape.has_experts(placed.layer)
+    if name == "pre_mlp_layernorm.weight" and is_before_experts:
         return name
     norms = {**_NORMS, **_LATENT_NORMS} if shape.family.is_latent else _NORMS
     return norms.get(name, name)

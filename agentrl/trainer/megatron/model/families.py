@@ -38,6 +38,7 @@ class Family:
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
     and values of all heads come from one small state of a token (multi-latent attention). norms_all_heads:
     queries are normalised over all heads together, and keys; not each head by itself.
+    predicts_ahead: behind the last layer its checkpoints may have layers that predict tokens further ahead.
     """
 
     attention: tuple[Rule, ...]
@@ -49,6 +50,7 @@ class Family:
     rotates_pairs: bool = False
     is_latent: bool = False
     norms_all_heads: bool = False
+    predicts_ahead: bool = False
 
 
 _QK_NORMS = (
@@ -98,6 +100,14 @@ _LATENT = (
 )
 _QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
+_AHEAD = (
+    Same("enorm.weight", "enorm.weight"),
+    Same("hnorm.weight", "hnorm.weight"),
+    Same("eh_proj.weight", "eh_proj.weight"),
+    Same("final_layernorm.weight", "shared_head.norm.weight"),
+)
+"""What a layer that predicts further ahead has beside one of experts; embedding and head are the model's."""
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "qwen2": Family(
@@ -134,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
         moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "qk_layernorm": True, **_SIGMOID},
+        predicts_ahead=True,
     ),
     "deepseek_v2": Family(
         _LATENT,
@@ -150,6 +161,7 @@ FAMILIES: Mapping[str, Family] = {
         expert=_EXPERT,
         settings=_SIGMOID,
         is_latent=True,
+        predicts_ahead=True,
     ),
     "minimax_m2": Family(
         (
@@ -220,12 +232,12 @@ def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
 
 
 def rules_of(
-    family: Family, experts_by_layer: Sequence[int], *, tied: bool, critic: bool = False
+    family: Family, experts_by_layer: Sequence[int], *, tied: bool, critic: bool = False, ahead: int = 0
 ) -> Iterator[Placed]:
     """All parameters of a model, in the order of the layers.
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. tied: the embedding is the
-    head, too. critic: its head has one output.
+    head, too. critic: its head has one output. ahead: layers that predict further ahead, all of experts.
     """
     yield Placed(_EMBEDDING)
     for layer, experts in enumerate(experts_by_layer):
@@ -239,18 +251,27 @@ def rules_of(
         yield Placed(_VALUE_HEAD)
     elif not tied:
         yield Placed(_HEAD)
+    for depth in range(ahead):
+        layer = len(experts_by_layer) + depth
+        for rule in (*_AHEAD, *family.attention, *family.moe):
+            yield Placed(rule, layer, depth=depth)
+        for expert in range(max(experts_by_layer)):
+            for rule in family.expert:
+                yield Placed(rule, layer, expert, depth)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers.
 
-    expert: its number in the layer, over all ranks; None = what all tokens go through.
+    expert: its number in the layer, over all ranks; None = what all tokens go through. depth: of a layer
+    that predicts further ahead, from 0; its `layer` counts on behind the last one, as checkpoints have it.
     """
 
     rule: Rule
     layer: int | None = None
     expert: int | None = None
+    depth: int | None = None
 
     @property
     def megatron(self) -> str:
@@ -258,7 +279,14 @@ class Placed:
         if self.layer is None:
             return self.rule.megatron
         within = "" if self.expert is None else f"mlp.experts.{self.expert}."
-        return f"decoder.layers.{self.layer}.{within}{self.rule.megatron}"
+        return f"{self.megatron_layer}{within}{self.rule.megatron}"
+
+    @property
+    def megatron_layer(self) -> str:
+        """What Megatron's names of its layer begin with."""
+        if self.depth is None:
+            return f"decoder.layers.{self.layer}."
+        return f"mtp.layers.{self.depth}.{'' if self.rule in _AHEAD else 'transformer_layer.'}"
 
     @property
     def hf(self) -> tuple[str, ...]:

@@ -361,13 +361,13 @@ def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, objec
 
 
 def layer_spec(shape: Shape, number: int) -> ModuleSpec:
-    """One layer of a model. number: over all stages."""
+    """One layer of a model. number: over all stages; those that predict further ahead come last."""
     family, latent = shape.family, shape.latent
     attention = ModuleSpec(module=Attention, params={"family": family})
     if latent is not None:
         attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
     dense = NormedMLP if family.sandwich else GatedMLP
-    mlp = MoE if shape.experts_by_layer[number] else dense
+    mlp = MoE if shape.has_experts(number) else dense
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

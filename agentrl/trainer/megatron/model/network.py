@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from agentrl.losses import OutputHead
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.hooks import make_model
+from agentrl.trainer.megatron.model.ahead import AheadLayers, first_stages
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.feed_forward import RMSNorm
 from agentrl.trainer.megatron.model.layers import layer_spec, number_experts
@@ -57,7 +59,10 @@ class Network:
             vars(parameter)["tensor_model_parallel"] = is_cut
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's parameters, each once, in the order of the layers."""
+        """This rank's parameters, each once, in the order of the layers.
+
+        Those that predict further ahead come last: the policy alone may have some.
+        """
         placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
@@ -118,6 +123,26 @@ class Network:
         return head_shard(weight, self.shape.vocab)
 
     @property
+    def ahead(self) -> AheadLayers:
+        """The last stage's layers that predict further ahead."""
+        layers: AheadLayers = self.stages[-1].mtp
+        return layers
+
+    @contextmanager
+    def fetched_embedding(self) -> Iterator[None]:
+        """Have them know the embedding as it is now, in this block; every rank enters it."""
+        first, last = self.stages[0], self.stages[-1]
+        weight = first.embedding.word_embeddings.weight if first.pre_process else None
+        # Of an untied head: it has as many rows.
+        like = last.output_layer.weight if last.post_process else None
+        shard = first_stages(weight, like)
+        if last.post_process:
+            self.ahead.embedding = shard
+        yield
+        if last.post_process:
+            self.ahead.embedding = None
+
+    @property
     def value_weight(self) -> Tensor:
         """[1, width]: a critic's head, the same on every tensor rank of the last stage."""
         weight: Tensor = self.stages[-1].output_layer.weight
@@ -158,6 +183,8 @@ class Network:
         if last:
             # The head runs in `outputs`, at predicted tokens only: the stage returns hidden states.
             stage.output_layer.forward = _identity
+        if last and self.shape.ahead:
+            stage.mtp = AheadLayers(self.config, self.shape, number)
         return stage.to(compute_device())
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -30,13 +31,7 @@ def logprobs_of(
     network: Network, row: RowShard, states: Tensor, *, entropy_gradient: bool = False
 ) -> TokenOutputs:
     """Logprobs and entropies, from the parts of the vocabulary that the tensor ranks have."""
-    hidden = states[0]
-    # Each tensor rank's gradient is of its own part of the vocabulary: they are summed.
-    if network.layout.sequence_parallel:
-        hidden = gather_from_sequence_parallel_region(hidden)
-    else:
-        hidden = copy_to_tensor_model_parallel_region(hidden)
-    micro = row.micro_batch
+    hidden, micro = _for_the_head(network, states[0]), row.micro_batch
     outputs = logprobs_and_entropy(
         hidden.index_select(0, on_device(row.predictor_n)),
         network.head,
@@ -67,6 +62,43 @@ def values_of(network: Network, row: RowShard, states: Tensor) -> TokenOutputs:
     values_N = _of_all_ranks(values_n.to(precise), network, row)
     zeros_N = torch.zeros_like(values_N)
     return TokenOutputs(zeros_N, zeros_N, values_N)
+
+
+def ahead_sum(
+    network: Network, row: RowShard, states: Tensor, packed: PackedSeqParams, weights: Sequence[float]
+) -> Tensor:
+    """The weighted sum of what the predictions further ahead lose (cross-entropy) on this rank's tokens.
+
+    Layers that predict ahead learn from it, and nothing else does: neither states nor embedding nor head.
+    weights: of a token's term, by depth. At temperature 1, over the whole vocabulary.
+    """
+    head = network.head._replace(weight_VD=network.head.weight_VD.detach())
+    states = states.detach().transpose(0, 1)
+    total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
+    for layer, ahead, weight in zip(network.ahead.layers, row.ahead, weights, strict=True):
+        embedded = network.ahead.embedded(on_device(ahead.input_ids_t))
+        states = layer(states, embedded, packed)
+        targets_n = on_device(row.micro_batch.targets_N[ahead.chosen_n])
+        outputs = logprobs_and_entropy(
+            _for_the_head(network, states[:, 0]).index_select(0, on_device(ahead.predictor_n)),
+            head,
+            Targets(targets_n, torch.ones_like(targets_n, dtype=total.dtype), None),
+            ranks=head_ranks(),
+        )
+        total = total - weight * outputs.logp_N.sum()
+    return total
+
+
+def _for_the_head(network: Network, states: Tensor) -> Tensor:
+    """States [t, width] of all tokens. Gradients of tensor ranks, each of its own part of the vocabulary, are
+    summed."""
+    gather = (
+        gather_from_sequence_parallel_region
+        if network.layout.sequence_parallel
+        else copy_to_tensor_model_parallel_region
+    )
+    gathered: Tensor = gather(states)
+    return gathered
 
 
 def on_device(array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:

@@ -19,13 +19,26 @@ from agentrl.trainer.batch import EMPTY_ROW, MicroBatch
 Int64Array = npt.NDArray[np.int64]
 
 
+class Ahead(NamedTuple):
+    """What this rank's tokens predict beyond the next token, k further ahead.
+
+    input_ids_t: the token k after each of its own; 0 = none of its sequence is. chosen_n, predictor_n: as in
+    `RowShard`, of those among its N that have such a predictor.
+    """
+
+    input_ids_t: Int64Array
+    chosen_n: Int64Array
+    predictor_n: Int64Array
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowShard:
     """A micro-batch on one context rank. t: its own tokens, n: those of its tokens that predict one.
 
     bounds: the starts of the sequences in the unsharded, padded row, and its end. chosen_n: the indices of
     the predicted tokens on this rank among the micro-batch's N. predictor_n: the indices of the tokens of
-    this rank that predict them. index_t: of its own tokens in the micro-batch; -1 = padding.
+    this rank that predict them. index_t: of its own tokens in the micro-batch; -1 = padding. ahead: for k of
+    1, 2 and so on.
     """
 
     micro_batch: MicroBatch
@@ -35,6 +48,7 @@ class RowShard:
     chosen_n: Int64Array
     predictor_n: Int64Array
     index_t: Int64Array
+    ahead: tuple[Ahead, ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -49,13 +63,15 @@ def pieces_of(length: int, ranks: int, rank: int) -> Int64Array:
 
 
 class Cut(NamedTuple):
-    """The padding and the cut of rows. ranks, rank: of the context. min_tokens: of a padded row."""
+    """The padding and the cut of rows. ranks, rank: of the context. min_tokens: of a padded row. ahead: how
+    many tokens after the next one are predicted."""
 
     sequence_multiple: int
     row_multiple: int
     ranks: int
     rank: int
     min_tokens: int = 0
+    ahead: int = 0
 
     def padded_length(self, micro: MicroBatch) -> int:
         """Tokens of the unsharded row, with padding."""
@@ -87,9 +103,11 @@ def shard_of(micro: MicroBatch, cut: Cut) -> RowShard:
     )
     shard_index = np.full(bounds[-1], -1)
     shard_index[own] = np.arange(len(own))
-    predictors = shard_index[padded_index[micro.predictor_N]]
+    places_T = shard_index[padded_index]
+    predictors = places_T[micro.predictor_N]
     chosen = np.flatnonzero(predictors >= 0)
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
+    remaining = np.repeat(sizes, sizes) - positions
     return RowShard(
         micro_batch=micro,
         bounds=tuple(int(bound) for bound in bounds),
@@ -98,7 +116,20 @@ def shard_of(micro: MicroBatch, cut: Cut) -> RowShard:
         chosen_n=chosen,
         predictor_n=predictors[chosen],
         index_t=index[own],
+        ahead=tuple(
+            _ahead(micro, k, places_T, np.where(remaining > k, np.roll(ids, -k), 0)[own])
+            for k in range(1, cut.ahead + 1)
+        ),
     )
+
+
+def _ahead(micro: MicroBatch, k: int, places_T: Int64Array, following_t: Int64Array) -> Ahead:
+    """places_T: of the micro-batch's tokens on this rank, -1 = on another. following_t: see `input_ids_t`."""
+    # What would be predicted from before the beginning of its sequence is left out.
+    (far,) = np.nonzero(micro.position_ids_T[micro.predictor_N] >= k)
+    predictors = places_T[micro.predictor_N[far] - k]
+    is_own = predictors >= 0
+    return Ahead(following_t, far[is_own], predictors[is_own])
 
 
 def padded(rows: Sequence[MicroBatch], count_multiple: int) -> tuple[MicroBatch, ...]:

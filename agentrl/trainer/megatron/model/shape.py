@@ -18,6 +18,7 @@ from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
 from agentrl.weights.hf.source import EXPERTS
+from agentrl.weights.hf.tensors import tensor_shapes
 
 OPEN: Mapping[str, type] = {
     "fp32_residual_connection": bool,
@@ -65,7 +66,8 @@ class Shape(NamedTuple):
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
     rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
-    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
+    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention. ahead:
+    layers that predict tokens further ahead, see `num_ahead`.
     """
 
     family: Family
@@ -78,6 +80,7 @@ class Shape(NamedTuple):
     critic: bool = False
     pad: int | None = None
     latent: Latent | None = None
+    ahead: int = 0
 
     @property
     def num_experts(self) -> int:
@@ -119,11 +122,17 @@ class Shape(NamedTuple):
     @property
     def of_a_critic(self) -> Shape:
         """The shape of a critic with the same trunk."""
-        return self._replace(tied=False, critic=True)
+        return self._replace(tied=False, critic=True, ahead=0)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer is a mixture; those that predict further ahead are."""
+        return layer >= len(self.experts_by_layer) or self.experts_by_layer[layer] > 0
 
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
-        return rules_of(self.family, self.experts_by_layer, tied=self.tied, critic=self.critic)
+        return rules_of(
+            self.family, self.experts_by_layer, tied=self.tied, critic=self.critic, ahead=self.ahead
+        )
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
@@ -169,6 +178,29 @@ def shape_of(config: PretrainedConfig) -> Shape:
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
     )
+
+
+def num_ahead(config: PretrainedConfig) -> int:
+    """Layers behind the last one that predict tokens further ahead (multi-token prediction), by a config.
+
+    Its files may lack them all the same.
+    """
+    return int(getattr(config, "num_nextn_predict_layers", None) or 0)
+
+
+def tensor_shapes_of(shape: Shape, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """`tensor_shapes` of a config, with those of the layers that predict further ahead."""
+    shapes = tensor_shapes(config)
+    last, hidden = len(shape.experts_by_layer) - 1, shape.hidden
+    of_last = f"model.layers.{last}."
+    for number in range(last + 1, last + 1 + shape.ahead):
+        own = f"model.layers.{number}."
+        # All of them are layers of experts, as the last one is.
+        shapes |= {own + n.removeprefix(of_last): s for n, s in shapes.items() if n.startswith(of_last)}
+        norms = ("enorm", "hnorm", "shared_head.norm")
+        shapes |= {f"{own}{name}.weight": (hidden,) for name in norms}
+        shapes[f"{own}eh_proj.weight"] = (hidden, 2 * hidden)
+    return shapes
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:

@@ -14,6 +14,9 @@ A request is JSON in the bytes of one tensor:
      "parts": [[start, end, content hash, [[name, shape, dtype, offset], ..]], ..]}
     {"action": "read", "reply": PATH, "tensors": [[name, shape, dtype], ..]}
 
+Any of them may have "ahead": what the names of those layers of the policy begin with that the server drafts
+with. Then it is handled twice, for the model that drafts and for the policy, and each takes what it holds.
+
 The reply is written to a file of the sender: {"error": null, "tensors": {name: [dtype, CRC-32 of bytes]}}.
 Any client of the server may send a request, so the names of both files must have PREFIX, but for a FILE that
 is memory without a name: one that a process of this user has open under the name BUCKET. `whole`: this
@@ -40,10 +43,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import TypedDict
 
 import torch
 
 from .device import bits
+from .drafts import Share
 from .locations import Locations, Model
 from .memory import load_device, parse_memory
 from .tensors import BUCKET, PREFIX, SentTensor, map_tensors, open_file, parse_tensor
@@ -56,39 +61,53 @@ def load(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
     with _ReplyFile() as reply:
         request = json.loads(named_tensors[0][1].cpu().numpy().tobytes())
         reply.path = str(request["reply"])
+        share = Share(model, request.get("ahead", ()))
+        reply.continues = bool(share.ahead)
         if request["action"] == "load_all":
             files = {
                 str(path): [parse_tensor(*fields) for fields in tensors] for path, tensors in request["files"]
             }
-            reply.tensors = _load_all(model, files)
+            reply.tensors = _load_all(model, files, share)
             return
         if request["action"] == "load_device":
             memory = parse_memory(**request["memory"])
-            reply.tensors = load_device(model, memory, request["parts"], whole=bool(request["whole"]))
+            whole = bool(request["whole"])
+            reply.tensors = load_device(model, memory, request["parts"], share, whole=whole)
             return
         sent = [parse_tensor(*fields) for fields in request["tensors"]]
-        locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})
+        locations = Locations(model, {tensor.name: tensor.shape for tensor in share.of(sent)})
         if request["action"] == "load":
             complete = bool(request["whole"])
             if complete:
-                locations.check(sent)
+                locations.check(share.of(sent))
             loaded = list(map_tensors(str(request["file"]), sent))
-            model.load_weights(loaded)
+            model.load_weights([pair for pair in loaded if share.holds(pair[0])])
             reply.tensors = {} if complete else {name: _crc_of(tensor) for name, tensor in loaded}
         else:
-            reply.tensors = {tensor.name: _crc_of(locations.of(tensor)) for tensor in sent}
+            reply.tensors = {
+                tensor.name: _crc_of(_part_of(locations, share, tensor)) if share.holds(tensor.name) else None
+                for tensor in sent
+            }
 
 
-def _load_all(model: Model, files: Mapping[str, Sequence[SentTensor]]) -> dict[str, tuple[str, int] | None]:
+def _part_of(locations: Locations, share: Share, sent: SentTensor) -> torch.Tensor | None:
+    """Where the model has a tensor that it holds."""
+    return locations.of(sent._replace(name=share.name_of(sent.name)))
+
+
+def _load_all(
+    model: Model, files: Mapping[str, Sequence[SentTensor]], share: Share
+) -> dict[str, tuple[str, int] | None]:
     """Load the tensors of all files, by path; the result has those that cannot be compared afterwards."""
-    sent = [tensor for tensors in files.values() for tensor in tensors]
-    locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})
-    locations.check(sent)
-    loaded = [pair for path, tensors in files.items() for pair in map_tensors(path, tensors)]
+    held = {path: [each for each in sent if share.holds(each.name)] for path, sent in files.items()}
+    sent = [tensor for tensors in held.values() for tensor in tensors]
+    locations = Locations(model, {tensor.name: tensor.shape for tensor in share.of(sent)})
+    locations.check(share.of(sent))
+    loaded = [pair for path, tensors in held.items() for pair in map_tensors(path, tensors)]
     model.load_weights(loaded)
     unread: dict[str, tuple[str, int] | None] = {}
     for tensor, (name, data) in zip(sent, loaded, strict=True):
-        part = locations.of(tensor)
+        part = _part_of(locations, share, tensor)
         if part is None:
             unread[name] = None
         elif not torch.equal(bits(part), bits(data.to(part.device, part.dtype))):
@@ -96,12 +115,21 @@ def _load_all(model: Model, files: Mapping[str, Sequence[SentTensor]]) -> dict[s
     return unread
 
 
+class _Reply(TypedDict):
+    error: str | None
+    tensors: dict[str, tuple[str, int] | None]
+
+
 class _ReplyFile:
-    """Writes the result of its block to a file; suppresses exceptions, which would crash the scheduler."""
+    """Writes the result of its block to a file; suppresses exceptions, which would crash the scheduler.
+
+    continues: what another model of the server has written there stands.
+    """
 
     def __init__(self) -> None:
         self.path = ""
         self.tensors: dict[str, tuple[str, int] | None] = {}
+        self.continues = False
 
     def __enter__(self) -> _ReplyFile:
         return self
@@ -111,15 +139,27 @@ class _ReplyFile:
     ) -> bool:
         if kind is not None and not issubclass(kind, Exception):
             return False
-        reply = {
+        reply: _Reply = {
             "error": None if kind is None else f"{kind.__name__}: {error}"[:500],
             "tensors": {} if kind is not None else self.tensors,
         }
         # Where the reply cannot be written, the sender detects the empty file. The path may be invalid.
-        with suppress(OSError, ValueError), os.fdopen(open_file(self.path, os.O_WRONLY), "w") as file:
+        with (
+            suppress(OSError, ValueError, LookupError, TypeError),
+            os.fdopen(open_file(self.path, os.O_RDWR), "r+") as file,
+        ):
+            earlier = file.read() if self.continues else ""
+            file.seek(0)
             file.truncate()
-            json.dump(reply, file)
+            json.dump(_merged(json.loads(earlier), reply) if earlier else reply, file)
         return True
+
+
+def _merged(earlier: _Reply, reply: _Reply) -> _Reply:
+    """The replies of two models to one request: an error of either, and of each tensor what is known."""
+    before, now = earlier["tensors"], reply["tensors"]
+    known = {name: found for name, found in now.items() if found is not None or name not in before}
+    return {"error": earlier["error"] or reply["error"], "tensors": {**before, **known}}
 
 
 def _crc_of(tensor: torch.Tensor | None) -> tuple[str, int] | None:

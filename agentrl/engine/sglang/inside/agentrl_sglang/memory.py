@@ -13,6 +13,7 @@ import torch
 
 from .copies import CopyRecorder, recorded, remember
 from .device import content_hash, differs, mapped_card
+from .drafts import Share
 from .locations import Locations, Model
 from .tensors import SentTensor, open_file, parse_tensor, size_of
 
@@ -40,14 +41,15 @@ class Part(NamedTuple):
 
 
 def load_device(
-    model: Model, memory: Memory, parts: Sequence[RawPart], *, whole: bool
+    model: Model, memory: Memory, parts: Sequence[RawPart], share: Share, *, whole: bool
 ) -> dict[str, tuple[str, int] | None]:
     """Load the tensors of some memory; the result has those that cannot be compared afterwards."""
     # Without the hashes: what was parsed and checked once, with the first version.
-    layout = [memory.num_bytes, whole, *((start, end, tensors) for start, end, _, tensors in parts)]
+    ahead, spans = share.ahead, ((start, end, tensors) for start, end, _, tensors in parts)
+    layout = [memory.num_bytes, whole, ahead, *spans]
     copies = recorded(model, layout)
     if copies is None:
-        return _load_first(model, memory, [_parse_part(*fields) for fields in parts], layout)
+        return _load_first(model, memory, [_parse_part(*fields) for fields in parts], layout, share)
     flags: list[_Flag] = []
     with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
         for number, (start, end, expected, _) in enumerate(parts):
@@ -66,12 +68,13 @@ class _Flag(NamedTuple):
 
 
 def _load_first(
-    model: Model, memory: Memory, parts: Sequence[Part], layout: Sequence[object]
+    model: Model, memory: Memory, parts: Sequence[Part], layout: Sequence[object], share: Share
 ) -> dict[str, tuple[str, int] | None]:
     """Load a layout as SGLang does, compare all tensors with those that were sent, remember the copies."""
     for part in parts:
         _check_part(part, memory.num_bytes)
-    sent = [tensor for part in parts for tensor in part.tensors]
+    parts = [part._replace(tensors=[t for t in part.tensors if share.holds(t.name)]) for part in parts]
+    sent = share.of(tensor for part in parts for tensor in part.tensors)
     locations = Locations(model, {tensor.name: tensor.shape for tensor in sent})
     _, whole, *_ = layout
     if whole:
@@ -86,7 +89,7 @@ def _load_first(
         for part in parts if whole else ():
             pairs = zip(part.tensors, _tensors_in(bytes_B[part.start : part.end], part), strict=True)
             for tensor, (name, data) in pairs:
-                place = locations.of(tensor)
+                place = locations.of(tensor._replace(name=share.name_of(name)))
                 if place is None:
                     unread[name] = None
                 else:
