@@ -62,6 +62,7 @@ YARN = {
     "mscale_all_dim": 1.0,
 }
 HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
@@ -101,6 +102,9 @@ CONFIGS = {
         **SIZES, num_experts_per_tok=3, num_local_experts=4, rope_parameters=HALF, **NO_ENDS
     ),
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+    # Shorter than most samples of `equality`.
+    "mistral, windows": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "qwen3, windows": lambda: Qwen3Config(**SIZES, **WINDOWS),
     "glm4": lambda: Glm4Config(**SIZES),
 }
 

@@ -37,7 +37,8 @@ class Family:
     sandwich: it normalises also the outputs of attention and feed-forward block.
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
     and values of all heads come from one small state of a token (multi-latent attention). norms_all_heads:
-    queries are normalised over all heads together, and keys; not each head by itself.
+    queries are normalised over all heads together, and keys; not each head by itself. has_windows: its
+    config may give layers a window.
     """
 
     attention: tuple[Rule, ...]
@@ -49,6 +50,7 @@ class Family:
     rotates_pairs: bool = False
     is_latent: bool = False
     norms_all_heads: bool = False
+    has_windows: bool = False
 
 
 _QK_NORMS = (
@@ -103,16 +105,19 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
         settings={"add_qkv_bias": True},
+        has_windows=True,
     ),
     "qwen3": Family(
         (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
         settings={"qk_layernorm": True},
+        has_windows=True,
     ),
     "qwen3_moe": Family(
         (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
         moe=(_ROUTER,),
         expert=_EXPERT,
         settings={"qk_layernorm": True},
+        has_windows=True,
     ),
     "qwen2_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
@@ -123,11 +128,13 @@ FAMILIES: Mapping[str, Family] = {
         ),
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
+        has_windows=True,
     ),
     "mixtral": Family(
         (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
         moe=(_SPARSE_ROUTER,),
         expert=_SPARSE_EXPERT,
+        has_windows=True,
     ),
     "glm4_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
@@ -168,7 +175,7 @@ FAMILIES: Mapping[str, Family] = {
         settings=_SIGMOID,
         norms_all_heads=True,
     ),
-    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
+    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM), has_windows=True),
     "glm4": Family(
         (
             _INPUT_NORM,

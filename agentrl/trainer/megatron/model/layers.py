@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm
 
 from agentrl.losses import fused, to_device
-from agentrl.trainer.attention import Ends, Sides, fastest
+from agentrl.trainer.attention import Ends, Scores, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
@@ -45,7 +45,8 @@ from agentrl.trainer.megatron.model.feed_forward import (
     row_settings,
 )
 from agentrl.trainer.megatron.model.rows import pieces_of
-from agentrl.trainer.megatron.model.shape import Latent, Rotary, Shape
+from agentrl.trainer.megatron.model.shape import Latent, Shape
+from agentrl.trainer.megatron.model.windows import LayerAttention, Rotary
 from agentrl.trainer.routing import RoutedRow
 
 
@@ -66,12 +67,12 @@ class Rotation:
 class PackedRow(NamedTuple):
     """The sequences of a row, for every layer.
 
-    ends: of the unsharded row. rotation: of this rank's tokens, by their positions in their sequences, see
+    ends: of the unsharded row. rotations: of this rank's tokens, by their positions in their sequences, see
     `Rotation.of`. routed: what may choose the experts of this rank's tokens.
     """
 
     ends: Ends
-    rotation_t2R: Tensor
+    rotations: Mapping[Rotary, Tensor]
     routed: RoutedRow | None = None
 
     def params(self) -> PackedSeqParams:
@@ -150,9 +151,10 @@ class CoreAttention(nn.Module):
     load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores.
     """
 
-    def __init__(self, config: TransformerConfig, scale: float | None) -> None:
+    def __init__(self, config: TransformerConfig, layer: LayerAttention, scale: float | None) -> None:
         super().__init__()
-        self._scale = scale
+        self._rotary = layer.rotary
+        self._scores = Scores(scale, layer.window)
         self._kernel = fastest(compute_device(), config.params_dtype)
         self._recomputes = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
@@ -168,7 +170,7 @@ class CoreAttention(nn.Module):
         """[t, H, D] -> [t, H, D]."""
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
         if ranks == 1:
-            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scale)
+            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scores)
         sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
         key, value = (
             gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
@@ -176,14 +178,14 @@ class CoreAttention(nn.Module):
             )
             for x in (key, value)
         )
-        return self._kernel.attend(query, key, value, sides, self._scale)
+        return self._kernel.attend(query, key, value, sides, self._scores)
 
 
 class Attention(CoreAttention):
     """Attention of heads whose queries, keys and values are one matrix; what lies between is two kernels."""
 
-    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
-        super().__init__(config, config.softmax_scale)
+    def __init__(self, config: TransformerConfig, family: Family, layer: LayerAttention, **_: object) -> None:
+        super().__init__(config, layer, config.softmax_scale)
         self._channels = config.kv_channels
         self._groups = config.num_query_groups // config.tensor_model_parallel_size
         self._pairs = config.rotary_interleaved
@@ -221,7 +223,8 @@ class Attention(CoreAttention):
         row: PackedRow = packed_seq_params.row
         mixed, _no_bias = self.linear_qkv(hidden_states)
         mixed = mixed.view(len(mixed), self._groups, -1)
-        heads = _heads_of(mixed, row.rotation_t2R, self._norms(mixed), self._channels, self._pairs)
+        rotation_t2R = row.rotations[self._rotary]
+        heads = _heads_of(mixed, rotation_t2R, self._norms(mixed), self._channels, self._pairs)
         output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
         return output
 
@@ -249,8 +252,8 @@ class LatentAttention(CoreAttention):
     heads. Queries may come from a small state, too.
     """
 
-    def __init__(self, config: TransformerConfig, latent: Latent, **_: object) -> None:
-        super().__init__(config, latent.scale)
+    def __init__(self, config: TransformerConfig, latent: Latent, layer: LayerAttention, **_: object) -> None:
+        super().__init__(config, layer, latent.scale)
         self._latent, self._pairs = latent, config.rotary_interleaved
         self._gathers = config.sequence_parallel
         self._heads = config.num_attention_heads // config.tensor_model_parallel_size
@@ -291,9 +294,10 @@ class LatentAttention(CoreAttention):
         query, pair = (x.view(len(x), self._heads, -1) for x in (query, pair))
         plain, rotated = query.split([sizes.other, sizes.positioned], -1)
         key, value = pair.split([sizes.other, sizes.value], -1)
-        positioned = _rotated(positioned, row.rotation_t2R, self._pairs).expand(-1, self._heads, -1)
+        rotation_t2R = row.rotations[self._rotary]
+        positioned = _rotated(positioned, rotation_t2R, self._pairs).expand(-1, self._heads, -1)
         heads = (
-            torch.cat([plain, _rotated(rotated, row.rotation_t2R, self._pairs)], -1),
+            torch.cat([plain, _rotated(rotated, rotation_t2R, self._pairs)], -1),
             torch.cat([key, positioned], -1),
             value,
         )
@@ -363,9 +367,10 @@ def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, objec
 def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     """One layer of a model. number: over all stages."""
     family, latent = shape.family, shape.latent
-    attention = ModuleSpec(module=Attention, params={"family": family})
+    params = {"layer": shape.attention_by_layer[number]}
+    attention = ModuleSpec(module=Attention, params={"family": family, **params})
     if latent is not None:
-        attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
+        attention = ModuleSpec(module=LatentAttention, params={"latent": latent, **params})
     dense = NormedMLP if family.sandwich else GatedMLP
     mlp = MoE if shape.experts_by_layer[number] else dense
     return ModuleSpec(

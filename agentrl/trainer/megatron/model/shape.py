@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
+from agentrl.trainer.megatron.model.windows import LayerAttention, attention_of
 from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
 from agentrl.weights.hf.source import EXPERTS
@@ -35,16 +34,6 @@ neither logprobs nor gradients."""
 OPEN_DDP: Mapping[str, type] = {"overlap_grad_reduce": bool, "bucket_size": int}
 """The same of its DistributedDataParallelConfig, for the sums of gradients over the replicas."""
 
-_ROPES = ("linear", "llama3", "yarn")
-"""Scaled rotary positions that are the same for every sequence."""
-
-
-class Rotary(NamedTuple):
-    """Rotary positions: the angle of each pair of channels for one position; scale: of both waves."""
-
-    angles: tuple[float, ...]
-    scale: float
-
 
 class Latent(NamedTuple):
     """Sizes of multi-latent attention: of its small states (0 = queries have none), and of a head.
@@ -63,15 +52,15 @@ class Latent(NamedTuple):
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
-    rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
-    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. attention_by_layer: what
+    each layer attends to. tied: the embedding is the head, too. critic: the head has one output in place of
+    the vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
     """
 
     family: Family
     sizes: Mapping[str, int | float | bool | str]
     experts_by_layer: Sequence[int]
-    rotary: Rotary
+    attention_by_layer: Sequence[LayerAttention]
     vocab: int
     max_length: int
     tied: bool
@@ -163,7 +152,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
         },
         latent=_latent_of(config) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
-        rotary=_rotary(config),
+        attention_by_layer=attention_of(config, has_windows=family.has_windows),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
@@ -336,24 +325,6 @@ def _check_open(name: str, value: JSON) -> None:
         )
 
 
-def _rotary(config: PretrainedConfig) -> Rotary:
-    """Those of transformers' own models, by its own functions."""
-    rope = config.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind in _ROPES:
-        angles, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        return Rotary(tuple(angles.tolist()), float(scale))
-    if kind != "default":
-        raise ModelLoadError(
-            f"this {config.model_type} scales its rotary positions in a way that Megatron does not "
-            f"(`{kind}`); train it with trainer = torch."
-        )
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = int(head * float(rope.get("partial_rotary_factor", 1.0)))
-    angles = 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
-    return Rotary(tuple(angles.tolist()), 1.0)
-
-
 def _latent_of(config: PretrainedConfig) -> Latent:
     fields = config.to_dict()
     positioned, other = int(fields["qk_rope_head_dim"]), int(fields["qk_nope_head_dim"])
@@ -372,14 +343,10 @@ def _latent_of(config: PretrainedConfig) -> Latent:
 
 
 def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]) -> None:
-    whole = "sliding_attention" if fields.get("sliding_window") else "full_attention"
-    kinds = fields.get("layer_types") or [whole]
-    windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
     biases = "add_qkv_bias" not in family.settings and bool(
         fields.get("attention_bias") or fields.get("mlp_bias")
     )
     for is_present, feature in (
-        (windows, "windows of attention"),
         (biases, "biases in its layers"),
         (fields.get("hidden_act") != "silu", f"the activation {fields.get('hidden_act')}"),
     ):
