@@ -95,10 +95,10 @@ class _Layer(NamedTuple):
 
 
 def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts: bool) -> _Layer:
-    """One layer with both of its norms."""
+    """One layer with its norms."""
     size, tensor = shape.sizes, layout.tensor_model_parallel_size
-    hidden = shape.hidden
-    outside, inside = 2.0 * numbers.norm * hidden, float(_attention(shape, numbers))
+    hidden, norms = shape.hidden, 4.0 if shape.family.sandwich else 2.0
+    outside, inside = norms * numbers.norm * hidden, float(_attention(shape, numbers))
     if shape.latent is not None:
         outside += _small_states(shape.latent, numbers)
     if not has_experts:

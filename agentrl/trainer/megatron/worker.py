@@ -72,7 +72,7 @@ class MegatronWorker(Recorder, DeviceStore):
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, NetworkMemory(passes.tensors))
-        _log.info("attention: %s", fastest(compute_device(), self._dtype).name)
+        _log.info("attention: %s", fastest(compute_device(), self._dtype, has_sinks=self._has_sinks).name)
 
     def adapters(self) -> tuple[TensorSpec, ...]:
         """None."""
@@ -85,7 +85,7 @@ class MegatronWorker(Recorder, DeviceStore):
 
     def kernels(self) -> str | None:
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
-        return kernels_in_words(compute_device(), self._dtype)
+        return kernels_in_words(compute_device(), self._dtype, has_sinks=self._has_sinks)
 
     def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
@@ -219,6 +219,10 @@ class MegatronWorker(Recorder, DeviceStore):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._plan.config.bf16 else torch.float32
+
+    @property
+    def _has_sinks(self) -> bool:
+        return self._passes["old"].network.shape.family.has_sinks
 
     def _loads_of(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> BucketLoads:
         """What each bucket of the policy's weights holds, which no version changes."""

@@ -7,8 +7,10 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -106,10 +108,30 @@ CONFIGS = {
     "mistral, windows": lambda: MistralConfig(**SIZES, sliding_window=5),
     "qwen3, windows": lambda: Qwen3Config(**SIZES, **WINDOWS),
     "glm4": lambda: Glm4Config(**SIZES),
+    "gemma3_text": lambda: Gemma3TextConfig(
+        **{**SIZES, "pad_token_id": 26},
+        **NO_ENDS,
+        sliding_window=5,
+        sliding_window_pattern=2,
+        query_pre_attn_scalar=20,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+        },
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **SIZES,
+        num_experts_per_tok=2,
+        num_local_experts=4,
+        sliding_window=5,
+        swiglu_limit=1.5,
+        rope_parameters={**YARN, "truncate": False},
+    ),
 }
 
 FAMILIES_OF_EXPERTS = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
+    "gpt_oss",
 )
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 

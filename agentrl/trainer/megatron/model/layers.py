@@ -43,6 +43,7 @@ from agentrl.trainer.megatron.model.feed_forward import (
     ReplicatedLinear,
     RMSNorm,
     row_settings,
+    scaled,
 )
 from agentrl.trainer.megatron.model.rows import pieces_of
 from agentrl.trainer.megatron.model.shape import Latent, Shape
@@ -99,26 +100,30 @@ def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
 class Norms(NamedTuple):
     """The norms of queries and keys: a weight for each channel of a head, [D], or of all of them, [H, D].
 
-    squares: of norms over all heads together, the mean squares of queries and of keys, [t, 1, 2].
+    squares: of norms over all heads together, the mean squares of queries and of keys, [t, 1, 2]. from_zero:
+    see `scaled`.
     """
 
     query: Tensor
     key: Tensor
     eps: float
     squares: Tensor | None = None
+    from_zero: bool = False
 
     def normed(self, query_tHD: Tensor, key_tGD: Tensor) -> tuple[Tensor, Tensor]:
         """Both, in the dtype of the weights."""
         query_square, key_square = (None, None) if self.squares is None else self.squares.split(1, -1)
         return (
-            self.query * self._scaled(query_tHD.float(), query_square).to(self.query.dtype),
-            self.key * self._scaled(key_tGD.float(), key_square).to(self.key.dtype),
+            self._normed(query_tHD.float(), self.query, query_square),
+            self._normed(key_tGD.float(), self.key, key_square),
         )
 
-    def _scaled(self, heads: Tensor, square: Tensor | None) -> Tensor:
+    def _normed(self, heads: Tensor, weight: Tensor, square: Tensor | None) -> Tensor:
         if square is None:
-            return rms_norm(heads, heads.shape[-1:], eps=self.eps)
-        return heads * (square + self.eps).rsqrt()
+            normed = rms_norm(heads, heads.shape[-1:], eps=self.eps)
+        else:
+            normed = heads * (square + self.eps).rsqrt()
+        return scaled(normed, weight, from_zero=self.from_zero)
 
 
 class ShardedWeights(nn.Module):
@@ -148,14 +153,26 @@ class CoreAttention(nn.Module):
 
     Megatron's own would read the lengths of the sequences back from the GPU in every layer. Under context
     parallelism every rank has two pieces of each sequence, one from either end (so that all have the same
-    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores.
+    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores. sinks: see
+    `Scores`; of this rank's heads.
     """
 
-    def __init__(self, config: TransformerConfig, layer: LayerAttention, scale: float | None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer: LayerAttention,
+        scale: float | None,
+        *,
+        has_sinks: bool = False,
+    ) -> None:
         super().__init__()
         self._rotary = layer.rotary
         self._scores = Scores(scale, layer.window)
-        self._kernel = fastest(compute_device(), config.params_dtype)
+        self.sinks: nn.Parameter | None = None
+        if has_sinks:
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.sinks = nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+        self._kernel = fastest(compute_device(), config.params_dtype, has_sinks=has_sinks)
         self._recomputes = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         )
@@ -169,8 +186,9 @@ class CoreAttention(nn.Module):
     def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[t, H, D] -> [t, H, D]."""
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
+        scores = self._scores._replace(sinks=self.sinks)
         if ranks == 1:
-            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scores)
+            return self._kernel.attend(query, key, value, Sides(ends, ends), scores)
         sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
         key, value = (
             gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
@@ -178,18 +196,18 @@ class CoreAttention(nn.Module):
             )
             for x in (key, value)
         )
-        return self._kernel.attend(query, key, value, sides, self._scores)
+        return self._kernel.attend(query, key, value, sides, scores)
 
 
 class Attention(CoreAttention):
     """Attention of heads whose queries, keys and values are one matrix; what lies between is two kernels."""
 
     def __init__(self, config: TransformerConfig, family: Family, layer: LayerAttention, **_: object) -> None:
-        super().__init__(config, layer, config.softmax_scale)
+        super().__init__(config, layer, config.softmax_scale, has_sinks=family.has_sinks)
         self._channels = config.kv_channels
         self._groups = config.num_query_groups // config.tensor_model_parallel_size
         self._pairs = config.rotary_interleaved
-        self._eps = config.layernorm_epsilon
+        self._eps, self._from_zero = config.layernorm_epsilon, config.layernorm_zero_centered_gamma
         queries = config.num_attention_heads * config.kv_channels
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
@@ -200,7 +218,8 @@ class Attention(CoreAttention):
             gather_output=False,
         )
         row = NormedRow if family.sandwich else RowParallelLinear
-        self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
+        settings = row_settings(config, bias=family.has_biases and config.add_qkv_bias)
+        self.linear_proj = row(queries, config.hidden_size, config=config, **settings)
         self._heads = (config.num_attention_heads, config.num_query_groups)
         self.q_layernorm: RMSNorm | ShardedWeights | None = None
         self.k_layernorm: RMSNorm | ShardedWeights | None = None
@@ -219,7 +238,7 @@ class Attention(CoreAttention):
         packed_seq_params: PackedSeqParams,
         **_: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """[t, 1, width] -> [t, 1, width], and no bias."""
+        """[t, 1, width] -> [t, 1, width], and a bias, if it has one."""
         row: PackedRow = packed_seq_params.row
         mixed, _no_bias = self.linear_qkv(hidden_states)
         mixed = mixed.view(len(mixed), self._groups, -1)
@@ -233,7 +252,7 @@ class Attention(CoreAttention):
             return None
         query, key = self.q_layernorm.weight, self.k_layernorm.weight
         if not self._norms_all_heads:
-            return Norms(query, key, self._eps)
+            return Norms(query, key, self._eps, from_zero=self._from_zero)
         channels = self._channels
         parts = mixed_tGC.float().square().split([mixed_tGC.shape[-1] - 2 * channels, channels, channels], -1)
         means = [part.sum((1, 2)) / (n * channels) for part, n in zip(parts, self._heads, strict=False)]
@@ -345,8 +364,8 @@ def _residual_added(_is_training: bool, _is_fused: bool) -> Callable[..., Tensor
 
 
 def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dropout: float) -> Tensor:
-    output, _no_bias = output_with_bias
-    return residual.to(output.dtype) + output
+    output, bias = output_with_bias
+    return residual.to(output.dtype) + (output if bias is None else output + bias)
 
 
 def number_experts(layer: nn.Module, shape: Shape, number: int) -> None:
@@ -364,6 +383,13 @@ def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, objec
         layer.mlp.row = params.row.routed
 
 
+class _Built(NamedTuple):
+    """What Megatron makes a module of; of its own `ModuleSpec` it warns that it does not know the module."""
+
+    module: type[nn.Module]
+    params: Mapping[str, object]
+
+
 def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     """One layer of a model. number: over all stages."""
     family, latent = shape.family, shape.latent
@@ -371,8 +397,9 @@ def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     attention = ModuleSpec(module=Attention, params={"family": family, **params})
     if latent is not None:
         attention = ModuleSpec(module=LatentAttention, params={"latent": latent, **params})
-    dense = NormedMLP if family.sandwich else GatedMLP
-    mlp = MoE if shape.experts_by_layer[number] else dense
+    mlp = _Built(NormedMLP if family.sandwich else GatedMLP, {"gate": shape.gate})
+    if shape.experts_by_layer[number]:
+        mlp = _Built(MoE, {"gate": shape.gate, "has_bias": family.has_biases})
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

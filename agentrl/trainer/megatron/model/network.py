@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -57,8 +57,12 @@ class Network:
             vars(parameter)["tensor_model_parallel"] = is_cut
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's parameters, each once, in the order of the layers."""
-        placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
+        """This rank's parameters, each once, in the order of the rules: those of one tensor together."""
+        places = {placed: number for number, placed in enumerate(self.shape.rules())}
+        yield from sorted(self._pieces(places), key=lambda piece: places[piece.placed])
+
+    def _pieces(self, every: Iterable[Placed]) -> Iterator[Piece]:
+        placed_by_name = {placed.megatron: placed for placed in every}
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
             for name, parameter in stage.named_parameters():
@@ -87,6 +91,8 @@ class Network:
 
         is_resumed: only those that learn.
         """
+        # A tensor with several parameters in it is read once.
+        read = lru_cache(1)(read)
         for placed, parameter in self.pieces():
             if is_resumed and not parameter.requires_grad:
                 continue
@@ -149,6 +155,9 @@ class Network:
         )
         for place, layer in zip(numbers, stage.decoder.layers, strict=True):
             number_experts(layer, self.shape, place)
+        if first and self.shape.embedding_scale is not None:
+            scaled = partial(_scaled, stage.embedding.forward, scale=self.shape.embedding_scale)
+            stage.embedding.forward = scaled
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
             embed = partial(_without_pad, stage.embedding.forward, pad=self.shape.pad, ranks=ranks)
@@ -234,6 +243,12 @@ def _without_pad(
     if ranks > 1:
         is_pad = is_pad.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(is_pad[..., None], embedded.detach(), embedded)
+
+
+def _scaled(embed: Callable[..., Tensor], *, scale: float, **inputs: Tensor) -> Tensor:
+    embedded = embed(**inputs)
+    # Rounded as the model's numbers are.
+    return embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
 
 
 def _with_gradient(embed: Callable[..., Tensor], **inputs: Tensor) -> Tensor:

@@ -49,12 +49,25 @@ class Latent(NamedTuple):
     scale: float
 
 
+class Gate(NamedTuple):
+    """How one of the two inner layers gates the other: activation(gate) x up.
+
+    activation: `silu` or `gelu_pytorch_tanh`. limit: of the gate from above, and of up from both sides; with
+    one (gpt-oss) it is gate x sigmoid(alpha x gate) x (up + 1).
+    """
+
+    activation: str = "silu"
+    limit: float | None = None
+    alpha: float = 1.0
+
+
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. attention_by_layer: what
     each layer attends to. tied: the embedding is the head, too. critic: the head has one output in place of
     the vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
+    gate: of feed-forward blocks and experts. embedding_scale: what embeddings are multiplied with.
     """
 
     family: Family
@@ -67,6 +80,8 @@ class Shape(NamedTuple):
     critic: bool = False
     pad: int | None = None
     latent: Latent | None = None
+    gate: Gate = Gate()
+    embedding_scale: float | None = None
 
     @property
     def num_experts(self) -> int:
@@ -114,6 +129,14 @@ class Shape(NamedTuple):
         """All parameters, in the order of the layers."""
         return rules_of(self.family, self.experts_by_layer, tied=self.tied, critic=self.critic)
 
+    def by_tensor(self) -> dict[str, list[Placed]]:
+        """The parameters that have a part of each tensor of a checkpoint, by its name, in the same order."""
+        by_tensor: dict[str, list[Placed]] = {}
+        for placed in self.rules():
+            for name in placed.hf:
+                by_tensor.setdefault(name, []).append(placed)
+        return by_tensor
+
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
         return Dims(
@@ -147,6 +170,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
+            **_softmax_scale(fields),
             **(_moe_sizes(config) if max(experts_by_layer) else {}),
             **family.settings,
         },
@@ -157,7 +181,21 @@ def shape_of(config: PretrainedConfig) -> Shape:
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
+        gate=_gate_of(family, fields),
+        embedding_scale=hidden**0.5 if family.scales_embedding else None,
     )
+
+
+def _softmax_scale(fields: Mapping[str, JSON]) -> dict[str, float]:
+    """Of the scores, where it is not that of a head's channels."""
+    scalar = fields.get("query_pre_attn_scalar")
+    return {} if scalar is None else {"softmax_scale": float(scalar) ** -0.5}
+
+
+def _gate_of(family: Family, fields: Mapping[str, JSON]) -> Gate:
+    if fields.get("swiglu_limit") is None:
+        return Gate(family.activation)
+    return Gate(family.activation, float(fields["swiglu_limit"]), float(fields["swiglu_alpha"]))
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
@@ -343,12 +381,18 @@ def _latent_of(config: PretrainedConfig) -> Latent:
 
 
 def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]) -> None:
+    activation = fields.get("hidden_activation", fields.get("hidden_act"))
+    caps = [
+        name for name in ("attn_logit_softcapping", "final_logit_softcapping") if fields.get(name) is not None
+    ]
     biases = "add_qkv_bias" not in family.settings and bool(
         fields.get("attention_bias") or fields.get("mlp_bias")
     )
     for is_present, feature in (
         (biases, "biases in its layers"),
-        (fields.get("hidden_act") != "silu", f"the activation {fields.get('hidden_act')}"),
+        (activation != family.activation, f"the activation {activation}"),
+        (bool(caps), f"caps on its scores or logits ({' and '.join(caps)})"),
+        (bool(fields.get("use_bidirectional_attention")), "attention to later tokens"),
     ):
         if is_present:
             raise ModelLoadError(
