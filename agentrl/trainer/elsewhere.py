@@ -164,8 +164,9 @@ class _RankFiles:
         self._stage_size = layout.tensor_model_parallel_size * replicas
         self._num_ranks = self._stage_size * layout.pipeline_model_parallel_size
         self._placed = {name: tuple(every) for name, every in shape.by_tensor().items()}
-        # Queries, keys and values are one parameter: it is put together once.
-        self._tensors = lru_cache(2)(self._unsharded)
+        # Queries, keys and values are one parameter: it is put together once. So are tensors of all experts,
+        # of which value and means are asked for by turns.
+        self._tensors = lru_cache(3)(self._unsharded)
 
     def value(self, name: str) -> Tensor:
         """The copy in fp32, where the optimizer has one; otherwise the parameter itself."""

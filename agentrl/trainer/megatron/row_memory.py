@@ -127,9 +127,9 @@ def _routed(shape: Shape, layout: MegatronConfig, numbers: _Numbers) -> int:
     if layout.expert_ranks > 1:
         # What its expert returned, and of several ranks' sum all parts: autograd keeps what it copies.
         wide += 2 if ranks > 1 else 1
-    return (
-        int(size["moe_router_topk"]) * ranks * (numbers.number * (wide * hidden + 5 * width + 1) + 2 * _INT64)
-    )
+    # Both inner layers, the activation, the product and that with the weight; of a clamped gate all steps.
+    inner = (5 if shape.gate.limit is None else 8) * width
+    return int(size["moe_router_topk"]) * ranks * (numbers.number * (wide * hidden + inner + 1) + 2 * _INT64)
 
 
 def _attention(shape: Shape, numbers: _Numbers) -> int:

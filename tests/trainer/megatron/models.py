@@ -125,7 +125,10 @@ CONFIGS = {
         num_local_experts=4,
         sliding_window=5,
         swiglu_limit=1.5,
-        rope_parameters={**YARN, "truncate": False},
+        rope_parameters={
+            **{name: value for name, value in YARN.items() if not name.startswith("mscale")},
+            "truncate": False,
+        },
     ),
 }
 

@@ -126,7 +126,12 @@ def test_experts_of_every_family_are_shared_right(pair, kind):
     check(pair, kind, **EP)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied"])
+@pytest.mark.parametrize("kind", ["qwen3, windows", "gemma3_text", "gpt_oss"])
+def test_context_ranks_look_back_as_far_as_a_window(pair, kind):
+    check(pair, kind, **CP)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied", "gemma3_text"])
 def test_both_ends_of_a_pipeline_share_tied_embeddings(pair, kind):
     check(pair, kind, **PP)
 

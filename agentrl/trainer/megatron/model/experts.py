@@ -127,9 +127,6 @@ class _Matrix(nn.Module):
             vars(parameter)["allreduce"] = False
 
 
-_MATRICES = ("linear_fc1", "linear_fc2")
-
-
 class Expert(nn.Module):
     """The matrices of a gated feed-forward block; `_computed` computes all of a layer together."""
 
@@ -198,7 +195,8 @@ class MoE(nn.Module):
         to be kept.
         """
         ends_e = counts_e.cumsum(0, dtype=torch.int32)
-        first, second = ([expert.get_submodule(name) for expert in self._own] for name in _MATRICES)
+        first = [expert.linear_fc1 for expert in self._own]
+        second = [expert.linear_fc2 for expert in self._own]
         inner = _grouped(rows_nH, ends_e, *(matrix.weight for matrix in first))
         if self._has_bias:
             inner = inner + _biases(torch.ones_like(weights_n), (ends_e, 1), *(m.bias for m in first))

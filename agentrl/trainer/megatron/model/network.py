@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -58,11 +58,11 @@ class Network:
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the rules: those of one tensor together."""
-        places = {placed: number for number, placed in enumerate(self.shape.rules())}
-        yield from sorted(self._pieces(places), key=lambda piece: places[piece.placed])
+        placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
+        places = {name: number for number, name in enumerate(placed_by_name)}
+        yield from sorted(self._pieces(placed_by_name), key=lambda piece: places[piece.placed.megatron])
 
-    def _pieces(self, every: Iterable[Placed]) -> Iterator[Piece]:
-        placed_by_name = {placed.megatron: placed for placed in every}
+    def _pieces(self, placed_by_name: Mapping[str, Placed]) -> Iterator[Piece]:
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
             for name, parameter in stage.named_parameters():
@@ -248,7 +248,7 @@ def _without_pad(
 def _scaled(embed: Callable[..., Tensor], *, scale: float, **inputs: Tensor) -> Tensor:
     embedded = embed(**inputs)
     # Rounded as the model's numbers are.
-    return embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
+    return embedded * float(torch.tensor(scale, dtype=embedded.dtype))
 
 
 def _with_gradient(embed: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
