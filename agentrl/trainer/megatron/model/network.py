@@ -55,6 +55,9 @@ class Network:
             # norm over experts is summed in have the same part of one.
             is_cut = placed.rule.is_cut or placed.expert is not None
             vars(parameter)["tensor_model_parallel"] = is_cut
+            if placed.expert is not None and not placed.rule.is_cut:
+                # Of what the ranks of an expert all have, the norm counts the first one's.
+                vars(parameter)["shared"] = parallel_state.get_expert_tensor_parallel_rank() > 0
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the rules: those of one tensor together."""
