@@ -113,7 +113,9 @@ def test_two_ranks_are_transformers(pair, name):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_family_is_cut_right(pair, kind):
-    check(pair, kind, **TP, sequence_parallel=kind == "glm4" or kind in MIXTURES)
+    # The gradient of a sink is a small difference of large sums.
+    noise = 3e-5 if kind == "gpt_oss" else 1e-5
+    check(pair, kind, tolerance=noise, **TP, sequence_parallel=kind == "glm4" or kind in MIXTURES)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERTS if "x" not in name])

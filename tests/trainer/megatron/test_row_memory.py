@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, GptOssConfig, Qwen3MoeConfig
 
 from agentrl.assembly.layout_memory import rank_memory
 from agentrl.assembly.memory import Networks
@@ -26,6 +26,7 @@ PAIRS = {
 ALLOCATED = {
     "EP2": ("deepseek_v3", True, EP),
     "PP2": ("qwen2_moe", True, PP),
+    "ETP2, biases": ("gpt_oss", False, {"expert_tensor_parallel_size": 2}),
     "CP2, EP2": ("glm4_moe", True, {**CP, **EP}),
     # In bf16 half of an expert would be too narrow for a grouped product.
     "TP2": ("deepseek_v3", False, TP),
@@ -92,6 +93,9 @@ LATENT = {
 MODELS = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**WIDE, **HEADS, num_experts=8),
     "glm4_moe": lambda: Glm4MoeConfig(**WIDE, **HEADS, **ROUTED, first_k_dense_replace=1),
+    "gpt_oss": lambda: GptOssConfig(
+        **{**WIDE, "intermediate_size": 96}, **HEADS, num_local_experts=8, sliding_window=64
+    ),
     "deepseek_v3": lambda: DeepseekV3Config(**WIDE, **LATENT, **ROUTED, first_k_dense_replace=1),
 }
 TOKENS = 384
