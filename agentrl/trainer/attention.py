@@ -124,8 +124,8 @@ def fastest(device: torch.device, dtype: torch.dtype, *, has_sinks: bool = False
     FlashAttention-2 under it (2.11), SDPA. has_sinks: of the last two, which alone have them.
     """
     if device.type == "cuda" and dtype in _HALF:
-        others = () if has_sinks else (_flash_attn_3(device), _flash_attn(), _varlen_of_torch())
-        for kernel in (*others, _flash_of_torch(device)):
+        kernels = [] if has_sinks else [_flash_attn_3(device), _flash_attn(), _varlen_of_torch()]
+        for kernel in [*kernels, _flash_of_torch(device)]:
             if kernel is not None:
                 return kernel
     return AttentionKernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
@@ -303,10 +303,10 @@ class _Sinks(torch.autograd.Function):
         )
         summed_HT = torch.logaddexp(normaliser_HT, sinks_H.float()[:, None])
         share_TH1 = (normaliser_HT - summed_HT).exp().T[..., None]
-        out = (out * share_TH1).to(out.dtype)
-        ctx.save_for_backward(query, key, value, sinks_H, out, summed_HT, state, unused)
+        rescaled: Tensor = (out * share_TH1).to(out.dtype)
+        ctx.save_for_backward(query, key, value, sinks_H, rescaled, summed_HT, state, unused)
         ctx.row = row
-        return out
+        return rescaled
 
     @staticmethod
     def backward(ctx: _SinksContext, gradient: Tensor) -> tuple[Tensor | None, ...]:

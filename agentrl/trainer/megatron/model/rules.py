@@ -200,7 +200,7 @@ class Stacked:
     the other layer (gpt-oss). expert: its number.
     """
 
-    inner: Same | GateUp
+    inner: Rule
     expert: int
 
     @property
