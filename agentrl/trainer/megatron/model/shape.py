@@ -170,7 +170,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
-            **_softmax_scale(fields),
+            **_softmax_scale(config),
             **(_moe_sizes(config) if max(experts_by_layer) else {}),
             **family.settings,
         },
@@ -181,21 +181,22 @@ def shape_of(config: PretrainedConfig) -> Shape:
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
-        gate=_gate_of(family, fields),
+        gate=_gate_of(family, config),
         embedding_scale=hidden**0.5 if family.scales_embedding else None,
     )
 
 
-def _softmax_scale(fields: Mapping[str, JSON]) -> dict[str, float]:
+def _softmax_scale(config: PretrainedConfig) -> dict[str, float]:
     """Of the scores, where it is not that of a head's channels."""
-    scalar = fields.get("query_pre_attn_scalar")
+    scalar = getattr(config, "query_pre_attn_scalar", None)
     return {} if scalar is None else {"softmax_scale": float(scalar) ** -0.5}
 
 
-def _gate_of(family: Family, fields: Mapping[str, JSON]) -> Gate:
-    if fields.get("swiglu_limit") is None:
+def _gate_of(family: Family, config: PretrainedConfig) -> Gate:
+    limit = getattr(config, "swiglu_limit", None)
+    if limit is None:
         return Gate(family.activation)
-    return Gate(family.activation, float(fields["swiglu_limit"]), float(fields["swiglu_alpha"]))
+    return Gate(family.activation, float(limit), float(config.swiglu_alpha))
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
