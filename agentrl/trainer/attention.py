@@ -94,7 +94,7 @@ class Sides(NamedTuple):
     keys: Ends
 
 
-class Scores(NamedTuple):
+class Scoring(NamedTuple):
     """How a query scores keys. scale: of the products; None = 1 / sqrt(D).
 
     window: tokens that a query attends to, its own included; None = all before it. sinks: float [H], for each
@@ -106,7 +106,7 @@ class Scores(NamedTuple):
     sinks: Tensor | None = None
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Sides, Scores], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Sides, Scoring], Tensor]
 """Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scores -> [T, H, D]."""
 
 
@@ -150,7 +150,7 @@ def kernels_in_words(device: torch.device, dtype: torch.dtype, *, has_sinks: boo
     return "; ".join(parts) + "."
 
 
-def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scores) -> Tensor:
+def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
     """SDPA on any device: one call for neighbouring sequences of like length, if both sides are the same."""
     if sides.queries is not sides.keys:
         return _per_sequence(query, key, value, sides, scores)
@@ -164,7 +164,7 @@ def _folds(lengths: tuple[int, ...], device: torch.device) -> tuple[Fold, ...]:
     return folds_of(lengths, device)
 
 
-def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scores) -> Tensor:
+def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
     outputs = []
     lengths = [ends.lengths for ends in sides]
     rows = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
@@ -219,7 +219,7 @@ def _flash(
     key: Tensor,
     value: Tensor,
     sides: Sides,
-    scores: Scores,
+    scores: Scoring,
 ) -> Tensor:
     window = {} if scores.window is None else {"window_size": (scores.window - 1, 0)}
     out = attention(query, key, value, *_places(sides), softmax_scale=scores.scale, causal=True, **window)
@@ -233,7 +233,7 @@ def _varlen(
     key: Tensor,
     value: Tensor,
     sides: Sides,
-    scores: Scores,
+    scores: Scoring,
 ) -> Tensor:
     window = (-1 if scores.window is None else scores.window - 1, 0)
     return attention(
@@ -261,7 +261,7 @@ def _flash_of_torch(device: torch.device) -> AttentionKernel | None:
     return AttentionKernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
 
 
-def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scores) -> Tensor:
+def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
     if scores.sinks is not None:
         return _with_sinks(query, key, value, scores.sinks, (sides, scores))
     out: Tensor = torch.ops.aten._flash_attention_forward(
@@ -270,14 +270,14 @@ def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, sco
     return out
 
 
-def _options(scores: Scores) -> dict[str, float | int | None]:
+def _options(scores: Scoring) -> dict[str, float | int | None]:
     left = None if scores.window is None else scores.window - 1
     return {"scale": scores.scale, "window_size_left": left, "window_size_right": 0}
 
 
 class _SinksContext(torch.autograd.function.FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
-    row: tuple[Sides, Scores]
+    row: tuple[Sides, Scoring]
 
 
 class _Sinks(torch.autograd.Function):
@@ -295,7 +295,7 @@ class _Sinks(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         sinks_H: Tensor,
-        row: tuple[Sides, Scores],
+        row: tuple[Sides, Scoring],
     ) -> Tensor:
         sides, scores = row
         out, normaliser_HT, state, unused, _ = torch.ops.aten._flash_attention_forward(
@@ -385,7 +385,7 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
 
 
 def attention_within(
-    folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, scores: Scores
+    folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, scores: Scoring
 ) -> Tensor:
     """Query, key and value [T, heads, head_dim] -> [T, heads, head_dim], on a CPU at least in fp32."""
     # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
@@ -401,7 +401,7 @@ def attention_within(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, scores: Scoring) -> Tensor:
     """Query [B, H, Q, D], key and value [B, fewer heads, K, D] -> [B, H, Q, D].
 
     The last query attends to the last key, the one before it to all but the last, and so on.
@@ -421,7 +421,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     return out[..., :channels]
 
 
-def _mask(queries: int, keys: int, scores: Scores, device: torch.device) -> Tensor | None:
+def _mask(queries: int, keys: int, scores: Scoring, device: torch.device) -> Tensor | None:
     """[queries, keys]: whether one attends to the other; None = as causal attention says. A sink is the last
     key, which all attend to."""
     if queries == keys and scores.window is None and scores.sinks is None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.attention import Ends, Scores, Sides, by_length, fastest, kernels_in_words
+from agentrl.trainer.attention import Ends, Scoring, Sides, by_length, fastest, kernels_in_words
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)
@@ -17,10 +17,10 @@ BEFORE = (0, 2, 5, 0, 9)
 """Keys of each sequence that its first query already looks back at."""
 SCALE = 0.2
 KINDS = {
-    "all before": Scores(SCALE),
-    "a window": Scores(SCALE, window=3),
-    "sinks": Scores(SCALE, sinks=torch.tensor([0.3, -1.0, 0.0, 2.0])),
-    "a window and sinks": Scores(window=3, sinks=torch.tensor([0.3, -1.0, 0.0, 2.0])),
+    "all before": Scoring(SCALE),
+    "a window": Scoring(SCALE, window=3),
+    "sinks": Scoring(SCALE, sinks=torch.tensor([0.3, -1.0, 0.0, 2.0])),
+    "a window and sinks": Scoring(window=3, sinks=torch.tensor([0.3, -1.0, 0.0, 2.0])),
 }
 KERNELS = {kind: scores for kind, scores in KINDS.items() if scores.sinks is None}
 LOOKS = pytest.mark.parametrize("looks_back", [False, True])
@@ -102,7 +102,7 @@ def test_torchs_own_is_given_the_sequences(monkeypatch, kind, looks_back):
         assert (right, enable_gqa) == (0, True)
         sides = sides_of(bounds, key_bounds)
         assert [longest, longest_key] == ([7, 11] if looks_back else [7, 7])
-        scores = Scores(scale, None if left < 0 else left + 1)
+        scores = Scoring(scale, None if left < 0 else left + 1)
         return per_sequence(query, key, value, sides, scores).to(query.dtype)
 
     monkeypatch.setattr(varlen, "varlen_attn", attend)
@@ -120,13 +120,13 @@ def test_one_that_cannot_share_keys_is_left_alone(monkeypatch):
 
 
 FLASH_ATTN = """
-from agentrl.trainer.attention import Scores
+from agentrl.trainer.attention import Scoring
 from tests.trainer.test_kernels import per_sequence, sides_of
 __version__ = '9.8'
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                            dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
     assert causal and dropout_p == 0.0
-    scores = Scores(softmax_scale, None if window_size[0] < 0 else window_size[0] + 1)
+    scores = Scoring(softmax_scale, None if window_size[0] < 0 else window_size[0] + 1)
     sides = sides_of(cu_seqlens_q, cu_seqlens_k)
     assert (max_seqlen_q, max_seqlen_k) == (sides.queries.longest, sides.keys.longest)
     return per_sequence(q, k, v, sides, scores).to(q.dtype)

@@ -26,7 +26,7 @@ from agentrl.trainer.attention import (
     Beginnings,
     Ends,
     Fold,
-    Scores,
+    Scoring,
     Sides,
     fastest,
     folds_of,
@@ -337,7 +337,7 @@ def _attend(
     if shared is not None:
         q, k, v = (x.index_select(0, shared.places) for x in (q, k, v))
     attend = attention or _kernel(value.device, value.dtype).attend
-    out = attend(q, k, v, Sides(ends, ends), Scores(scaling))
+    out = attend(q, k, v, Sides(ends, ends), Scoring(scaling))
     return (out if shared is None else out.index_select(0, shared.firsts))[None], None
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
 from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated, mark_own_tokens
-from agentrl.trainer.megatron.model.shape import Gate
+from agentrl.trainer.megatron.model.shape import Gating
 from agentrl.trainer.routing import RoutedRow
 
 
@@ -100,7 +100,7 @@ class TopKRouter(nn.Module):
 class SharedExperts(GatedMLP):
     """What all tokens go through; its output may have a gate."""
 
-    def __init__(self, config: TransformerConfig, gate: Gate) -> None:
+    def __init__(self, config: TransformerConfig, gate: Gating) -> None:
         super().__init__(config, gate, config.moe_shared_expert_intermediate_size)
         self.gate_weight = None
         if config.moe_shared_expert_gate:
@@ -144,7 +144,7 @@ class MoE(nn.Module):
     tokens that go through it next, see `number_experts`. has_bias: routers and experts have biases.
     """
 
-    def __init__(self, config: TransformerConfig, gate: Gate, has_bias: bool, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, gate: Gating, has_bias: bool, **_: object) -> None:
         super().__init__()
         self._gate, self._has_bias = gate, has_bias
         self.layer = 0

@@ -41,7 +41,7 @@ class Family:
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
     and values of all heads come from one small state of a token (multi-latent attention). norms_all_heads:
     queries are normalised over all heads together, and keys; not each head by itself. has_windows: its
-    config may give layers a window. has_sinks: see `Scores`. activation: of the gates. scales_embedding: by
+    config may give layers a window. has_sinks: see `Scoring`. activation: of the gates. scales_embedding: by
     the root of its width. has_biases: after attention, in routers and in experts. stacks_experts: each tensor
     of a checkpoint has those of all experts, see `Stacked`.
     """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, rms_norm, silu
 
 from agentrl.losses import fused
-from agentrl.trainer.megatron.model.shape import Gate
+from agentrl.trainer.megatron.model.shape import Gating
 
 
 def mark_own_tokens(parameter: nn.Parameter, config: TransformerConfig) -> None:
@@ -90,7 +90,7 @@ def row_settings(config: TransformerConfig, *, bias: bool = False) -> dict[str, 
 
 
 @fused
-def gated(gate_up: Tensor, how: Gate) -> Tensor:
+def gated(gate_up: Tensor, how: Gating) -> Tensor:
     """[..., 2 x width] -> [..., width]."""
     gate, up = gate_up.chunk(2, -1)
     if how.limit is not None:
@@ -107,7 +107,9 @@ class GatedMLP(nn.Module):
 
     row: type = RowParallelLinear
 
-    def __init__(self, config: TransformerConfig, gate: Gate, width: int | None = None, **_: object) -> None:
+    def __init__(
+        self, config: TransformerConfig, gate: Gating, width: int | None = None, **_: object
+    ) -> None:
         super().__init__()
         width = width or config.ffn_hidden_size
         self._gate = gate

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm
 
 from agentrl.losses import fused, to_device
-from agentrl.trainer.attention import Ends, Scores, Sides, fastest
+from agentrl.trainer.attention import Ends, Scoring, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
@@ -154,7 +154,7 @@ class CoreAttention(nn.Module):
     Megatron's own would read the lengths of the sequences back from the GPU in every layer. Under context
     parallelism every rank has two pieces of each sequence, one from either end (so that all have the same
     load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores. sinks: see
-    `Scores`; of this rank's heads.
+    `Scoring`; of this rank's heads.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CoreAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._rotary = layer.rotary
-        self._scores = Scores(scale, layer.window)
+        self._scores = Scoring(scale, layer.window)
         self.sinks: nn.Parameter | None = None
         if has_sinks:
             heads = config.num_attention_heads // config.tensor_model_parallel_size

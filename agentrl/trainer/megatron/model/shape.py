@@ -49,7 +49,7 @@ class Latent(NamedTuple):
     scale: float
 
 
-class Gate(NamedTuple):
+class Gating(NamedTuple):
     """How one of the two inner layers gates the other: activation(gate) x up.
 
     activation: `silu` or `gelu_pytorch_tanh`. limit: of the gate from above, and of up from both sides; with
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
     critic: bool = False
     pad: int | None = None
     latent: Latent | None = None
-    gate: Gate = Gate()
+    gate: Gating = Gating()
     embedding_scale: float | None = None
 
     @property
@@ -192,11 +192,11 @@ def _softmax_scale(config: PretrainedConfig) -> dict[str, float]:
     return {} if scalar is None else {"softmax_scale": float(scalar) ** -0.5}
 
 
-def _gate_of(family: Family, config: PretrainedConfig) -> Gate:
+def _gate_of(family: Family, config: PretrainedConfig) -> Gating:
     limit = getattr(config, "swiglu_limit", None)
     if limit is None:
-        return Gate(family.activation)
-    return Gate(family.activation, float(limit), float(config.swiglu_alpha))
+        return Gating(family.activation)
+    return Gating(family.activation, float(limit), float(config.swiglu_alpha))
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
