@@ -72,6 +72,7 @@ class MegatronWorker(Recorder, DeviceStore):
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, NetworkMemory(passes.tensors))
+        self._has_sinks = self._passes["old"].network.shape.family.has_sinks
         _log.info("attention: %s", fastest(compute_device(), self._dtype, has_sinks=self._has_sinks).name)
 
     def adapters(self) -> tuple[TensorSpec, ...]:
@@ -219,10 +220,6 @@ class MegatronWorker(Recorder, DeviceStore):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._plan.config.bf16 else torch.float32
-
-    @property
-    def _has_sinks(self) -> bool:
-        return self._passes["old"].network.shape.family.has_sinks
 
     def _loads_of(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> BucketLoads:
         """What each bucket of the policy's weights holds, which no version changes."""

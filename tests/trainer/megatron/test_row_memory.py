@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import DeepseekV3Config, Glm4MoeConfig, GptOssConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig
 
 from agentrl.assembly.layout_memory import rank_memory
 from agentrl.assembly.memory import Networks
@@ -93,9 +93,6 @@ LATENT = {
 MODELS = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**WIDE, **HEADS, num_experts=8),
     "glm4_moe": lambda: Glm4MoeConfig(**WIDE, **HEADS, **ROUTED, first_k_dense_replace=1),
-    "gpt_oss": lambda: GptOssConfig(
-        **{**WIDE, "intermediate_size": 96}, **HEADS, num_local_experts=8, sliding_window=64
-    ),
     "deepseek_v3": lambda: DeepseekV3Config(**WIDE, **LATENT, **ROUTED, first_k_dense_replace=1),
 }
 TOKENS = 384
