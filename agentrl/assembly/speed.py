@@ -88,7 +88,9 @@ def trainer_speed(
     """offloads: the optimizer is in the CPU's memory."""
     shape = shape_of(policy)
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    layers = sum(_layer_s(shape, layout, work, hardware, bool(n)) for n in shape.experts_by_layer)
+    layers = sum(
+        _layer_s(shape, layout, work, hardware, number) for number in range(len(shape.experts_by_layer))
+    )
     own = work.tokens / layout.context_parallel_size
     head = 2 * own * shape.vocab * shape.hidden / layout.tensor_model_parallel_size
     waits = 1 + (pipeline - 1) / (max(work.rows, 1) * virtual)
@@ -107,10 +109,9 @@ def tokens_per_s(
     return tokens / (work.rows * speed.learn + speed.step)
 
 
-def _layer_s(
-    shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardware, has_experts: bool
-) -> float:
-    """A forward pass of a row through a layer."""
+def _layer_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardware, number: int) -> float:
+    """A forward pass of a row through a layer. number: of the layer."""
+    has_experts, window = bool(shape.experts_by_layer[number]), shape.attention_by_layer[number].window
     size, tensor, context = shape.sizes, layout.tensor_model_parallel_size, layout.context_parallel_size
     own, hidden = work.tokens / context, shape.hidden
     attention, width = _attention(shape)
@@ -122,7 +123,9 @@ def _layer_s(
         routed = 6 * own / tensor * int(size["moe_router_topk"]) * hidden * int(size["moe_ffn_hidden_size"])
         seconds += routed / (_GROUPED * hardware.peak) + _exchange_s(shape, layout, work, hardware)
     seconds += 2 * own * matrices / tensor / (_DENSE * hardware.peak)
-    seconds += own * work.length * width / tensor / (_ATTENTION * hardware.peak)
+    # A token attends to half of its sequence on average.
+    seen = work.length if window is None else min(work.length, 2 * window)
+    seconds += own * seen * width / tensor / (_ATTENTION * hardware.peak)
     kept = layer_bytes(shape, layout, work.tokens, has_experts=has_experts, bf16=True)
     seconds += kept / (_MEMORY * hardware.memory)
     # Attention and feed-forward blocks gather and scatter; routed experts have an exchange of their own.

@@ -3,7 +3,7 @@
 T: tokens of the row. H: heads, D: channels of a head. A mask over the row would cost the square of its
 length, nearly all of it wasted. The kernels take the bounds of the sequences; where none of them runs,
 sequences of like length are folded into a batch: the cost is that of the sequences, and independent of the
-row's length.
+row's length. A window costs the kernels less, and there a mask over the sequences of a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from agentrl.losses import compiles, to_device
 
@@ -94,8 +94,20 @@ class Sides(NamedTuple):
     keys: Ends
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Sides, float | None], Tensor]
-"""Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scale -> [T, H, D]."""
+class Scoring(NamedTuple):
+    """How a query scores keys. scale: of the products; None = 1 / sqrt(D).
+
+    window: tokens that a query attends to, its own included; None = all before it. sinks: float [H], for each
+    head a score of nothing: what the softmax gives it is lost (gpt-oss).
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Sides, Scoring], Tensor]
+"""Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scores -> [T, H, D]."""
 
 
 class AttentionKernel(NamedTuple):
@@ -105,39 +117,44 @@ class AttentionKernel(NamedTuple):
     attend: Attend
 
 
-def fastest(device: torch.device, dtype: torch.dtype) -> AttentionKernel:
+def fastest(device: torch.device, dtype: torch.dtype, *, has_sinks: bool = False) -> AttentionKernel:
     """The first of these that is installed and runs there; the FlashAttentions need half precision.
 
     flash-attn 3 (Hopper), flash-attn 2, torch's own variable-length attention (from 2.12), the
-    FlashAttention-2 under it (2.11), SDPA.
+    FlashAttention-2 under it (2.11), SDPA. has_sinks: of the last two, which alone have them.
     """
     if device.type == "cuda" and dtype in _HALF:
-        for kernel in (_flash_attn_3(device), _flash_attn(), _varlen_of_torch(), _flash_of_torch(device)):
+        kernels = [] if has_sinks else [_flash_attn_3(device), _flash_attn(), _varlen_of_torch()]
+        for kernel in [*kernels, _flash_of_torch(device)]:
             if kernel is not None:
                 return kernel
     return AttentionKernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
 
 
-def kernels_in_words(device: torch.device, dtype: torch.dtype) -> str | None:
+def kernels_in_words(device: torch.device, dtype: torch.dtype, *, has_sinks: bool = False) -> str | None:
     """The attention of a GPU, whether other kernels are compiled, and what would be faster; None = a CPU."""
     if device.type != "cuda":
         return None
-    kernel = fastest(device, dtype)
+    kernel = fastest(device, dtype, has_sinks=has_sinks)
     parts = [f"kernels of the trainer: attention by {kernel.name}"]
     if kernel.attend is by_length:
         parts.append("FlashAttention (bf16 = true, a GPU of 2020 or newer) would be several times as fast")
-    elif torch.cuda.get_device_capability(device) == _HOPPER and "flash-attn 3" not in kernel.name:
+    elif (
+        not has_sinks
+        and torch.cuda.get_device_capability(device) == _HOPPER
+        and "flash-attn 3" not in kernel.name
+    ):
         parts.append("flash-attn 3 would be faster on this GPU")
     if not compiles(device):
         parts.append("the others are not compiled: install Triton and a C compiler")
     return "; ".join(parts) + "."
 
 
-def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
     """SDPA on any device: one call for neighbouring sequences of like length, if both sides are the same."""
     if sides.queries is not sides.keys:
-        return _per_sequence(query, key, value, sides, scale)
-    out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scale=scale)
+        return _per_sequence(query, key, value, sides, scores)
+    out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scores)
     return out.to(value.dtype)
 
 
@@ -147,15 +164,13 @@ def _folds(lengths: tuple[int, ...], device: torch.device) -> tuple[Fold, ...]:
     return folds_of(lengths, device)
 
 
-def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
     outputs = []
     lengths = [ends.lengths for ends in sides]
     rows = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
     for parts in zip(*rows, strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in parts)
-        size = (q.shape[2], k.shape[2])
-        mask = torch.ones(size, dtype=torch.bool, device=q.device).tril(size[1] - size[0])
-        outputs.append(with_shared_heads(q, k, v, mask=mask, scale=scale)[0].transpose(0, 1))
+        outputs.append(_sdpa(q, k, v, scores)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -204,9 +219,10 @@ def _flash(
     key: Tensor,
     value: Tensor,
     sides: Sides,
-    scale: float | None,
+    scores: Scoring,
 ) -> Tensor:
-    out = attention(query, key, value, *_places(sides), softmax_scale=scale, causal=True)
+    window = {} if scores.window is None else {"window_size": (scores.window - 1, 0)}
+    out = attention(query, key, value, *_places(sides), softmax_scale=scores.scale, causal=True, **window)
     # Some versions of flash-attn 3 return the normalisers, too.
     return out[0] if isinstance(out, tuple) else out
 
@@ -217,9 +233,12 @@ def _varlen(
     key: Tensor,
     value: Tensor,
     sides: Sides,
-    scale: float | None,
+    scores: Scoring,
 ) -> Tensor:
-    return attention(query, key, value, *_places(sides), scale=scale, window_size=(-1, 0), enable_gqa=True)
+    window = (-1 if scores.window is None else scores.window - 1, 0)
+    return attention(
+        query, key, value, *_places(sides), scale=scores.scale, window_size=window, enable_gqa=True
+    )
 
 
 def _varlen_of_torch() -> AttentionKernel | None:
@@ -242,11 +261,69 @@ def _flash_of_torch(device: torch.device) -> AttentionKernel | None:
     return AttentionKernel(f"torch {torch.__version__} FlashAttention-2", _flash_operator)
 
 
-def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+def _flash_operator(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
+    if scores.sinks is not None:
+        return _with_sinks(query, key, value, scores.sinks, (sides, scores))
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, *_places(sides), 0.0, True, False, scale=scale
+        query, key, value, *_places(sides), 0.0, True, False, **_options(scores)
     )[0]
     return out
+
+
+def _options(scores: Scoring) -> dict[str, float | int | None]:
+    left = None if scores.window is None else scores.window - 1
+    return {"scale": scores.scale, "window_size_left": left, "window_size_right": 0}
+
+
+class _SinksContext(torch.autograd.function.FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    row: tuple[Sides, Scoring]
+
+
+class _Sinks(torch.autograd.Function):
+    """FlashAttention-2 with a score of nothing for each head.
+
+    A sink adds to the normalisers alone, by which the output is rescaled. The kernel's backward pass makes
+    its probabilities from the scores, and what it subtracts from the output: with both as they are with
+    sinks, so are its gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _SinksContext,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks_H: Tensor,
+        row: tuple[Sides, Scoring],
+    ) -> Tensor:
+        sides, scores = row
+        out, normaliser_HT, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *_places(sides), 0.0, True, False, **_options(scores)
+        )
+        summed_HT = torch.logaddexp(normaliser_HT, sinks_H.float()[:, None])
+        share_TH1 = (normaliser_HT - summed_HT).exp().T[..., None]
+        rescaled: Tensor = (out * share_TH1).to(out.dtype)
+        ctx.save_for_backward(query, key, value, sinks_H, rescaled, summed_HT, state, unused)
+        ctx.row = row
+        return rescaled
+
+    @staticmethod
+    def backward(ctx: _SinksContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks_H, out, summed_HT, state, unused = ctx.saved_tensors
+        sides, scores = ctx.row
+        gradient = gradient.contiguous()
+        of_row = torch.ops.aten._flash_attention_backward(
+            *(gradient, query, key, value, out, summed_HT),
+            *(*_places(sides), 0.0, True, state, unused),
+            **_options(scores),
+        )
+        shares_HT = (sinks_H.float()[:, None] - summed_HT).exp()
+        of_sinks = -(shares_HT * (gradient.float() * out.float()).sum(-1).T).sum(1)
+        return *of_row, of_sinks.to(sinks_H.dtype), None
+
+
+_with_sinks: Callable[..., Tensor] = _Sinks.apply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,7 +385,7 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
 
 
 def attention_within(
-    folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, *, scale: float | None
+    folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, scores: Scoring
 ) -> Tensor:
     """Query, key and value [T, heads, head_dim] -> [T, heads, head_dim], on a CPU at least in fp32."""
     # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
@@ -318,24 +395,55 @@ def attention_within(
     for fold in folds:
         q, k, v = (_folded(x, fold) for x in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            out = with_shared_heads(q, k, v, mask=None, scale=scale)
+            out = _sdpa(q, k, v, scores)
         flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
         parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def with_shared_heads(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float | None
-) -> Tensor:
-    """SDPA of query [B, H, Q, D] over key and value [B, fewer heads, K, D]. mask [Q, K]; None = causal."""
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, scores: Scoring) -> Tensor:
+    """Query [B, H, Q, D], key and value [B, fewer heads, K, D] -> [B, H, Q, D].
+
+    The last query attends to the last key, the one before it to all but the last, and so on.
+    """
+    channels, mask = value.shape[-1], _mask(query.shape[2], key.shape[2], scores, query.device)
+    scale = query.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    if scores.sinks is not None:
+        query, key, value = _one_key_more(query, key, value, scores.sinks / scale)
     times = query.shape[1] // key.shape[1]
     if times > 1 and query.is_cuda and query.dtype == torch.float32:
         # No GPU kernel shares heads in fp32: the fallback would materialize all scores.
         key, value = (x.repeat_interleave(times, 1) for x in (key, value))
         times = 1
-    return scaled_dot_product_attention(
+    out = scaled_dot_product_attention(
         *(query, key, value), attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=times > 1
     )
+    return out[..., :channels]
+
+
+def _mask(queries: int, keys: int, scores: Scoring, device: torch.device) -> Tensor | None:
+    """[queries, keys]: whether one attends to the other; None = as causal attention says. A sink is the last
+    key, which all attend to."""
+    if queries == keys and scores.window is None and scores.sinks is None:
+        return None
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    if scores.window is not None:
+        mask = mask.triu(keys - queries - scores.window + 1)
+    return mask if scores.sinks is None else pad(mask, (0, 1), value=True)
+
+
+def _one_key_more(query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor) -> tuple[Tensor, ...]:
+    """With a key whose product with each head's queries is a sink, and whose value is 0.
+
+    Heads that share keys share this one, too: each has a channel of its own there.
+    """
+    batch, groups, _, channels = key.shape
+    sharing = query.shape[1] // groups
+    own = torch.eye(sharing, dtype=query.dtype, device=query.device).repeat(groups, 1)[None, :, None]
+    query = torch.cat([query, own.expand(batch, -1, query.shape[2], -1)], -1)
+    sink = pad(sinks_H.to(key.dtype).view(groups, 1, sharing), (channels, 0)).expand(batch, -1, -1, -1)
+    # Values are as wide as keys for kernels that ask for it.
+    return query, torch.cat([pad(key, (0, sharing)), sink], 2), pad(value, (0, sharing, 0, 1))
 
 
 def _folded(x: Tensor, fold: Fold) -> Tensor:

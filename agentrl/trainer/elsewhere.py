@@ -165,9 +165,10 @@ class _RankFiles:
         replicas = layout.data_parallel_size * layout.context_parallel_size
         self._stage_size = layout.tensor_model_parallel_size * replicas
         self._num_ranks = self._stage_size * layout.pipeline_model_parallel_size
-        self._placed = {name: placed for placed in shape.rules() for name in placed.hf}
-        # Queries, keys and values are one parameter: it is put together once.
-        self._tensors = lru_cache(2)(self._unsharded)
+        self._placed = {name: tuple(every) for name, every in shape.by_tensor().items()}
+        # Queries, keys and values are one parameter: it is put together once. So are tensors of all experts,
+        # of which value and means are asked for by turns.
+        self._tensors = lru_cache(3)(self._unsharded)
 
     def value(self, name: str) -> Tensor:
         """The copy in fp32, where the optimizer has one; otherwise the parameter itself."""
@@ -185,15 +186,18 @@ class _RankFiles:
         placed = self._placed.get(name)
         if placed is None:
             raise ModelLoadError(f"{self._folder} lacks {name}; it is of another model.")
-        return self._tensors(placed, kind)[placed.hf.index(name)]
+        return self._tensors(placed, kind)[placed[0].hf.index(name)]
 
-    def _unsharded(self, placed: Placed, kind: str) -> list[Tensor]:
-        layout = self._layout
-        ranks = layout.tensor_model_parallel_size if placed.expert is None else layout.expert_tensor_ranks
-        shards = [self._shard(placed, rank, kind) for rank in range(ranks if placed.rule.is_cut else 1)]
-        tensors = [torch.empty(*self._shapes[name], dtype=shards[0].dtype) for name in placed.hf]
-        for rank, shard in enumerate(shards):
-            placed.rule.unshard(shard, Run(rank, ranks), tensors, self._shape.dims(ranks))
+    def _unsharded(self, every: tuple[Placed, ...], kind: str) -> list[Tensor]:
+        """The tensors that some parameters make, each of them a part of all."""
+        layout, tensors = self._layout, list[Tensor]()
+        for placed in every:
+            ranks = layout.tensor_model_parallel_size if placed.expert is None else layout.expert_tensor_ranks
+            for rank in range(ranks if placed.rule.is_cut else 1):
+                shard = self._shard(placed, rank, kind)
+                shapes = [self._shapes[name] for name in placed.hf]
+                tensors = tensors or [torch.empty(*shape, dtype=shard.dtype) for shape in shapes]
+                placed.rule.unshard(shard, Run(rank, ranks), tensors, self._shape.dims(ranks))
         return tensors
 
     def _shard(self, placed: Placed, rank: int, kind: str) -> Tensor:

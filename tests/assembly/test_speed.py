@@ -51,6 +51,15 @@ def test_experts_within_a_machine_are_faster_than_over_two():
     assert pipeline > learn_s(GLM45_AIR, 16, hardware=fast, **TP4, expert_model_parallel_size=16)
 
 
+def test_a_window_saves_what_lies_before_it():
+    def of(window):
+        config = {**QWEN3_30B_A3B, "use_sliding_window": True, "sliding_window": window}
+        return learn_s(config, 8, **EP8)
+
+    # Sequences have 4,096 tokens.
+    assert of(512) < of(1024) < of(4096) == learn_s(QWEN3_30B_A3B, 8, **EP8)
+
+
 def test_shards_of_experts_cost_more_than_whole_ones():
     whole = learn_s(QWEN3_30B_A3B, 8, **TP4, **EP8)
     assert whole < learn_s(

@@ -47,6 +47,7 @@ def test_every_other_example_is_in_a_page(name):
         return
     function, page, anchor = link.groups()
     path = PAGE.parent / page if page else PAGE
+    path = path.parent if path.name == "README.md" else path
     files = [*path.rglob("*.py")] if path.is_dir() else [path]
     texts = "\n".join(Path(file).read_text(encoding="utf-8") for file in files)
     assert re.search(rf"(def|class) {function}\b|^{function} = ", texts, re.M), f"{function} in {path}"

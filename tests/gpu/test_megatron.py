@@ -23,7 +23,8 @@ from tests.trainer.megatron.test_equality import PAIRS, check
 from tests.trainer.megatron.test_megatron_trainer import Breaks, trainer_on
 from tests.trainer.megatron.test_state import learn, published
 from tests.trainer.megatron.together import Ranks
-from tests.trainer.test_kernels import SCALE, drawn, per_sequence
+from tests.trainer.test_kernels import KINDS, drawn
+from tests.trainer.test_kernels import check as check_attention
 from tests.trainer.tiny import batch
 
 pytestmark = pytest.mark.gpu
@@ -59,14 +60,16 @@ def two():
         yield ranks
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_fastest_attention_is_each_sequence_by_itself(dtype):
-    row = drawn(dtype, "cuda")
-    kernel = fastest(torch.device("cuda"), dtype)
+def test_the_fastest_attention_is_each_sequence_by_itself(dtype, kind):
+    scores = KINDS[kind]
+    has_sinks = scores.sinks is not None
+    if has_sinks:
+        scores = scores._replace(sinks=scores.sinks.cuda())
+    kernel = fastest(torch.device("cuda"), dtype, has_sinks=has_sinks)
     print(kernel.name)
-    torch.testing.assert_close(
-        kernel.attend(*row, SCALE).double(), per_sequence(*row, SCALE), atol=2e-2, rtol=2e-2
-    )
+    check_attention(kernel.attend, drawn(dtype, "cuda"), scores, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

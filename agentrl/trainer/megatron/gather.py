@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import torch
@@ -25,16 +25,22 @@ from agentrl.weights.device import Packed, allocated, layout_of, packed
 from agentrl.weights.shared import HostCopy
 
 
-class _Entry(NamedTuple):
-    """A parameter, and the tensors that it is sent as. owners: the ranks that write their shards of it.
+class _Share(NamedTuple):
+    """A parameter that has a part of some tensors. owners: the ranks that write their shards of it.
 
     parameter: this rank's shard; None = it has none.
     """
 
     placed: Placed
-    tensors: tuple[TensorSpec, ...]
     owners: range
     parameter: nn.Parameter | None
+
+
+class _Entry(NamedTuple):
+    """Tensors that are sent, and the parameters that have parts of all of them: one, or those of experts."""
+
+    tensors: tuple[TensorSpec, ...]
+    shares: tuple[_Share, ...]
 
 
 class _Load(NamedTuple):
@@ -62,12 +68,10 @@ class BucketLoads:
         specs = iter(manifest)
         entries = [
             _Entry(
-                placed,
-                tuple(islice(specs, len(placed.hf))),
-                _owners(placed, network),
-                parameters.get(placed),
+                tuple(islice(specs, len(names))),
+                tuple(_Share(each, _owners(each, network), parameters.get(each)) for each in every),
             )
-            for placed in network.shape.rules()
+            for names, every in groupby(network.shape.rules(), lambda placed: placed.hf)
         ]
         self.loads = [_load_of(group) for group in grouped(entries, _size, bucket_bytes)]
         self.layout = layout_of([load.tensors for load in self.loads])
@@ -163,44 +167,46 @@ def _size(entry: _Entry) -> int:
     return sum(map(size_of, entry.tensors))
 
 
-def _views(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Entry, list[Tensor]]]:
+def _views(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Share, list[Tensor]]]:
     """Each parameter with the views of its tensors in a bucket."""
     flat = iter(bytes_B[: load.num_bytes].split([*load.sizes]))
     for entry in load.entries:
-        yield entry, [next(flat).view(torch_dtype(spec.dtype)).view(spec.shape) for spec in entry.tensors]
+        views = [next(flat).view(torch_dtype(spec.dtype)).view(spec.shape) for spec in entry.tensors]
+        yield from ((share, views) for share in entry.shares)
 
 
 def _write_own(load: _Load, network: Network, bytes_B: Tensor) -> None:
     """Write this rank's shards into a bucket."""
     rank = dist.get_rank()
-    for entry, views in _views(load, bytes_B):
-        if rank in entry.owners and entry.parameter is not None:
-            _write(entry.parameter.detach(), entry.owners.index(rank), entry, views, network)
+    for share, views in _views(load, bytes_B):
+        if rank in share.owners and share.parameter is not None:
+            _write(share.parameter.detach(), share.owners.index(rank), share.placed, views, network)
 
 
 def _send(load: _Load) -> None:
     """Send this rank's shards to rank 0."""
     for entry in load.entries:
-        if dist.get_rank() in entry.owners and entry.parameter is not None:
-            dist.send(entry.parameter.detach().contiguous(), 0)
+        for share in entry.shares:
+            if dist.get_rank() in share.owners and share.parameter is not None:
+                dist.send(share.parameter.detach().contiguous(), 0)
 
 
 def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tensor) -> None:
     """On rank 0: write the shards of the ranks that cannot map the bucket."""
     if not far:
         return
-    for entry, views in _views(load, bytes_B):
-        for number, rank in enumerate(entry.owners):
+    for share, views in _views(load, bytes_B):
+        for number, rank in enumerate(share.owners):
             if rank in far:
-                dtype = torch_dtype(entry.tensors[0].dtype)
-                shard = torch.empty(_shard_shape(entry, network), dtype=dtype, device=compute_device())
+                shape = _shard_shape(share.placed, views, network)
+                shard = torch.empty(shape, dtype=views[0].dtype, device=compute_device())
                 dist.recv(shard, rank)
-                _write(shard, number, entry, views, network)
+                _write(shard, number, share.placed, views, network)
 
 
-def _write(shard: Tensor, number: int, entry: _Entry, views: list[Tensor], network: Network) -> None:
-    ranks = network.layout.sharding_ranks(entry.placed.expert)
-    entry.placed.rule.unshard(shard, Run(number, ranks), views, network.shape.dims(ranks))
+def _write(shard: Tensor, number: int, placed: Placed, views: list[Tensor], network: Network) -> None:
+    ranks = network.layout.sharding_ranks(placed.expert)
+    placed.rule.unshard(shard, Run(number, ranks), views, network.shape.dims(ranks))
 
 
 def _owners(placed: Placed, network: Network) -> range:
@@ -213,12 +219,12 @@ def _owners(placed: Placed, network: Network) -> range:
     return range(first, first + (ranks if placed.rule.is_cut else 1))
 
 
-def _shard_shape(entry: _Entry, network: Network) -> torch.Size:
-    """The shape by the entry's rule, computed on meta tensors."""
-    ranks = network.layout.sharding_ranks(entry.placed.expert)
-    empty = [torch.empty(spec.shape, device="meta") for spec in entry.tensors]
-    unsharded = entry.placed.rule.join(empty, network.shape.dims(ranks))
-    return entry.placed.rule.cut(unsharded, ranks)[0].shape
+def _shard_shape(placed: Placed, tensors: list[Tensor], network: Network) -> torch.Size:
+    """The shape by a parameter's rule, computed on meta tensors."""
+    ranks = network.layout.sharding_ranks(placed.expert)
+    empty = [torch.empty(tensor.shape, device="meta") for tensor in tensors]
+    unsharded = placed.rule.join(empty, network.shape.dims(ranks))
+    return placed.rule.cut(unsharded, ranks)[0].shape
 
 
 def _stage_of(placed: Placed, network: Network) -> int:

@@ -51,7 +51,10 @@ class Passes:
 
     def __post_init__(self) -> None:
         config = self.network.config
-        self._rotation = Rotation(self.network.shape.rotary, pairs=config.rotary_interleaved)
+        self._rotations = {
+            layer.rotary: Rotation(layer.rotary, pairs=config.rotary_interleaved)
+            for layer in self.network.shape.attention_by_layer
+        }
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
@@ -194,7 +197,8 @@ class Passes:
             positions_t = on_device(row.position_ids_t)
             ends = Ends.of(row.lengths, compute_device())
             routed = None if routing is None else routing.row(row.micro_batch, self._own_tokens(row))
-            packed = PackedRow(ends, self._rotation.of(positions_t), routed).params()
+            rotations = {rotary: turn.of(positions_t) for rotary, turn in self._rotations.items()}
+            packed = PackedRow(ends, rotations, routed).params()
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 positions_t[None],

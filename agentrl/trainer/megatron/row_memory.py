@@ -98,10 +98,10 @@ class _Layer(NamedTuple):
 
 
 def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts: bool) -> _Layer:
-    """One layer with both of its norms."""
+    """One layer with its norms."""
     size, tensor = shape.sizes, layout.tensor_model_parallel_size
-    hidden = shape.hidden
-    outside, inside = 2.0 * numbers.norm * hidden, float(_attention(shape, numbers))
+    hidden, norms = shape.hidden, 4.0 if shape.family.sandwich else 2.0
+    outside, inside = norms * numbers.norm * hidden, float(_attention(shape, numbers))
     if shape.latent is not None:
         outside += _small_states(shape.latent, numbers)
     if not has_experts:
@@ -130,9 +130,9 @@ def _routed(shape: Shape, layout: MegatronConfig, numbers: _Numbers) -> int:
     if layout.expert_ranks > 1:
         # What its expert returned, and of several ranks' sum all parts: autograd keeps what it copies.
         wide += 2 if ranks > 1 else 1
-    return (
-        int(size["moe_router_topk"]) * ranks * (numbers.number * (wide * hidden + 5 * width + 1) + 2 * _INT64)
-    )
+    # Both inner layers, the activation, the product and that with the weight; of a clamped gate all steps.
+    inner = (5 if shape.gate.limit is None else 8) * width
+    return int(size["moe_router_topk"]) * ranks * (numbers.number * (wide * hidden + inner + 1) + 2 * _INT64)
 
 
 def _attention(shape: Shape, numbers: _Numbers) -> int:

@@ -72,7 +72,8 @@ class MegatronWorker(Recorder, DeviceStore):
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, NetworkMemory(passes.tensors))
-        _log.info("attention: %s", fastest(compute_device(), self._dtype).name)
+        self._has_sinks = self._passes["old"].network.shape.family.has_sinks
+        _log.info("attention: %s", fastest(compute_device(), self._dtype, has_sinks=self._has_sinks).name)
 
     def adapters(self) -> tuple[TensorSpec, ...]:
         """None."""
@@ -85,7 +86,7 @@ class MegatronWorker(Recorder, DeviceStore):
 
     def kernels(self) -> str | None:
         """What it computes with on a GPU, in a sentence for the start of a run; None = on the CPU."""
-        return kernels_in_words(compute_device(), self._dtype)
+        return kernels_in_words(compute_device(), self._dtype, has_sinks=self._has_sinks)
 
     def score(self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False) -> RankScores:
         """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.

@@ -20,7 +20,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import LogitFinish, OutputHead, Targets, TokenOutputs, logprobs_and_entropy, to_device
-from agentrl.trainer.attention import SHORTEST, Attend, Beginnings, Ends, Fold, Sides, fastest, folds_of
+from agentrl.trainer.attention import (
+    SHORTEST,
+    Attend,
+    Beginnings,
+    Ends,
+    Fold,
+    Scoring,
+    Sides,
+    fastest,
+    folds_of,
+)
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.routing import (
     NO_LOSSES,
@@ -327,7 +337,7 @@ def _attend(
     if shared is not None:
         q, k, v = (x.index_select(0, shared.places) for x in (q, k, v))
     attend = attention or _kernel(value.device, value.dtype).attend
-    out = attend(q, k, v, Sides(ends, ends), scaling)
+    out = attend(q, k, v, Sides(ends, ends), Scoring(scaling))
     return (out if shared is None else out.index_select(0, shared.firsts))[None], None
 
 

@@ -6,7 +6,7 @@ The state that is saved of networks is the same whatever the number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
@@ -50,7 +50,7 @@ class Optimizer:
     def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
         matrices = hidden_matrices(model) if config.optimizer == "muon" else []
         chosen = {id(matrix) for matrix in matrices}
-        others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+        others = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) not in chosen}
         self.parts: list[torch.optim.Optimizer] = []
         # All that adapters learn are matrices.
         if others:
@@ -78,15 +78,23 @@ def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
     """The trainable 2-D weights between the embedding and the head: the weights that Muon optimizes."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     outer = {id(p) for end in ends if isinstance(end, nn.Module) for p in end.parameters()}
-    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in outer]
-
-
-def _adamw(parameters: Iterable[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
-    listed = list(parameters)
-    groups: list[dict[str, object]] = [
-        {"params": [p for p in listed if p.ndim >= 2]},
-        {"params": [p for p in listed if p.ndim < 2], "weight_decay": 0.0},
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.ndim == 2 and _is_matrix(name, parameter)
+        if id(parameter) not in outer
     ]
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether it is one, or one of each expert; the biases of all experts have two dimensions, too."""
+    return parameter.ndim >= 2 and not name.endswith("bias")
+
+
+def _adamw(parameters: Mapping[str, nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
+    matrices = [parameter for name, parameter in parameters.items() if _is_matrix(name, parameter)]
+    others = [parameter for name, parameter in parameters.items() if not _is_matrix(name, parameter)]
+    groups: list[dict[str, object]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     betas = (config.adam_beta1, config.adam_beta2)
     if config.optimizer_cpu_offload:

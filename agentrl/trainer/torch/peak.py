@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from agentrl.losses import OutputHead, Targets, logprobs_and_entropy
 from agentrl.losses.tokens import max_logits_on
-from agentrl.trainer.attention import Ends, Sides
+from agentrl.trainer.attention import Ends, Scoring, Sides
 from agentrl.trainer.torch.forward import (
     Packing,
     UnpackableError,
@@ -213,5 +213,5 @@ _of_flash: Callable[[Tensor, Tensor, Tensor], Tensor] = _Flash.apply
 _head_of_a_gpu: Callable[[Tensor, Tensor, int], Tensor] = _HeadOfAGpu.apply
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, _sides: Sides, _scale: float | None) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, _sides: Sides, _scores: Scoring) -> Tensor:
     return _of_flash(query, key, value)

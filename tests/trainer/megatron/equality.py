@@ -245,15 +245,15 @@ def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Pa
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
     sizes = dict(tensor_shapes_of(shape, model_of(kind).config))
     sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
-    gradients = {}
+    gradients: dict[str, Tensor] = {}
     for placed in (placed for placed in shape.rules() if placed.rule.learns):
         ranks = layout.sharding_ranks(placed.expert)
-        tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
+        # Experts may have one tensor together.
+        tensors = [gradients.setdefault(name, torch.full(sizes[name], torch.nan)) for name in placed.hf]
         for rank in range(ranks):
             having = [part for part in parts if _has(part, placed, rank, layout, shape)]
             shard = _agreed(having, placed.megatron)
             placed.rule.unshard(shard, Run(rank, ranks), tensors, shape.dims(ranks))
-        gradients |= dict(zip(placed.hf, tensors, strict=True))
     return gradients
 
 

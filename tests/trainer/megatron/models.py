@@ -7,8 +7,10 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -62,6 +64,7 @@ YARN = {
     "mscale_all_dim": 1.0,
 }
 HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
 CONFIGS = {
@@ -101,11 +104,37 @@ CONFIGS = {
         **SIZES, num_experts_per_tok=3, num_local_experts=4, rope_parameters=HALF, **NO_ENDS
     ),
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+    # Shorter than most samples of `equality`.
+    "mistral, windows": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "qwen3, windows": lambda: Qwen3Config(**SIZES, **WINDOWS),
     "glm4": lambda: Glm4Config(**SIZES),
+    "gemma3_text": lambda: Gemma3TextConfig(
+        **{**SIZES, "pad_token_id": 26},
+        **NO_ENDS,
+        sliding_window=5,
+        sliding_window_pattern=2,
+        query_pre_attn_scalar=20,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+        },
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **SIZES,
+        num_experts_per_tok=2,
+        num_local_experts=4,
+        sliding_window=5,
+        swiglu_limit=1.5,
+        rope_parameters={
+            **{name: value for name, value in YARN.items() if not name.startswith("mscale")},
+            "truncate": False,
+        },
+    ),
 }
 
 FAMILIES_OF_EXPERTS = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
+    "gpt_oss",
 )
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 

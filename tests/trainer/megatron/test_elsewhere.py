@@ -78,6 +78,8 @@ ROUND_TRIPS = {
     "TP2 over one, bf16": ("TP2", "one", {"bf16": True}),
     "DP2 over TP2, bf16, biases": ("DP2", "TP2", {"bf16": True, "kind": "qwen2"}),
     "DP2 over torch": ("DP2", TORCH, {}),
+    "EP2 over ETP2, experts in one tensor": ("EP2", "ETP2, biases", {"kind": "gpt_oss"}),
+    "EP2 over torch, experts in one tensor": ("EP2", TORCH, {"kind": "gpt_oss"}),
     "TP2 over DP2, muon, bf16": ("TP2", "DP2", {"changes": MUON, "bf16": True}),
     "DP2 over torch, muon": ("DP2", TORCH, {"changes": MUON}),
     "DP2 over TP2, on the CPU, bf16": ("DP2", "TP2", {"changes": ON_CPU, "bf16": True}),

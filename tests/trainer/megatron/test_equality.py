@@ -113,7 +113,9 @@ def test_two_ranks_are_transformers(pair, name):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_family_is_cut_right(pair, kind):
-    check(pair, kind, **TP, sequence_parallel=kind == "glm4" or kind in MIXTURES)
+    # The gradient of a sink is a small difference of large sums.
+    noise = 3e-5 if kind == "gpt_oss" else 1e-5
+    check(pair, kind, tolerance=noise, **TP, sequence_parallel=kind == "glm4" or kind in MIXTURES)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERTS if "x" not in name])
@@ -126,7 +128,12 @@ def test_experts_of_every_family_are_shared_right(pair, kind):
     check(pair, kind, **EP)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied"])
+@pytest.mark.parametrize("kind", ["qwen3, windows", "gemma3_text", "gpt_oss"])
+def test_context_ranks_look_back_as_far_as_a_window(pair, kind):
+    check(pair, kind, **CP)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied", "gemma3_text"])
 def test_both_ends_of_a_pipeline_share_tied_embeddings(pair, kind):
     check(pair, kind, **PP)
 

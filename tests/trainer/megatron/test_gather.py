@@ -23,6 +23,8 @@ PAIRS = {
     "DP2": {},
     "EP2": {"expert_model_parallel_size": 2},
     "ETP2": {"expert_tensor_parallel_size": 2},
+    "EP2, stacked": {"expert_model_parallel_size": 2},
+    "ETP2, stacked": {"expert_tensor_parallel_size": 2},
 }
 FOURS = {
     "TP2 x PP2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
@@ -47,9 +49,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=False)
     network.load(checkpoint_of(model).__getitem__)
-    tensors_by_name = [
-        (name, checkpoint_of(model)[name]) for placed in network.shape.rules() for name in placed.hf
-    ]
+    tensors_by_name = [(name, checkpoint_of(model)[name]) for name in network.shape.by_tensor()]
 
     results, buffers = [], []
     moved = elsewhere and (rank == layout.world_size - 1 or elsewhere == NOWHERE)
@@ -88,6 +88,8 @@ def mapped_buffers():
 
 
 def kind_for(layout):
+    if "stacked" in layout:
+        return "gpt_oss"
     return "qwen3_moe" if layout in ("EP2", "ETP2") else "glm4"
 
 

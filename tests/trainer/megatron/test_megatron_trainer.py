@@ -48,18 +48,22 @@ LAYOUTS = {
         "sequence_parallel": True,
         "expert_tensor_parallel_size": 1,
     },
+    # Both ranks have a part of each expert, and all of its last bias.
+    "ETP2, biases": {"expert_tensor_parallel_size": 2},
 }
 
 
 def kind_for(layout: str) -> str:
     """A kind of model that can be laid out so."""
+    if "biases" in layout:
+        return "gpt_oss"
     return "qwen3_moe" if "E" in layout else "qwen3"
 
 
 # Of metrics and logprobs after two steps, and of weights relative to their norm. With experts the torch
 # trainer's own differ by up to 1.8e-3 and 7e-5, where each weight that it begins with is changed by 1e-7 of
 # itself (GSPO, four draws).
-NOISE = {"qwen3": (2e-4, 1e-4), "qwen3_moe": (4e-3, 3e-4)}
+NOISE = {"qwen3": (2e-4, 1e-4), "qwen3_moe": (4e-3, 3e-4), "gpt_oss": (4e-3, 3e-4)}
 
 
 LOSSES = {

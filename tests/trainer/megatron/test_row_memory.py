@@ -26,6 +26,7 @@ PAIRS = {
 ALLOCATED = {
     "EP2": ("deepseek_v3", True, EP),
     "PP2": ("qwen2_moe", True, PP),
+    "ETP2, biases": ("gpt_oss", False, {"expert_tensor_parallel_size": 2}),
     "CP2, EP2": ("glm4_moe", True, {**CP, **EP}),
     # In bf16 half of an expert would be too narrow for a grouped product.
     "TP2": ("deepseek_v3", False, TP),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.trainer.megatron.model.families import FAMILIES
-from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Vocabulary
+from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Stacked, Vocabulary
 from agentrl.trainer.megatron.model.shape import shape_of
 from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
 
@@ -23,19 +23,20 @@ def weights_of(model):
 def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
     model = model_of(kind).to(dtype)
     shape, state = shape_of(model.config), weights_of(model)
-    dims, names = shape.dims(ranks), set()
+    dims, tensors = shape.dims(ranks), dict[str, torch.Tensor]()
     for placed in shape.rules():
         expected = [state[name].detach() for name in placed.hf]
         shards = placed.rule.cut(placed.rule.join(expected, dims), ranks)
         assert len({shard.shape for shard in shards}) == 1
         assert len(shards) == ranks
-        tensors = [torch.full_like(tensor, torch.nan) for tensor in expected]
+        for name, tensor in zip(placed.hf, expected, strict=True):
+            # Experts may write into one tensor, each its part.
+            tensors.setdefault(name, torch.full_like(tensor, torch.nan))
         for number, shard in enumerate(shards):
             assert shard.dtype == dtype
-            placed.rule.unshard(shard, Run(number, ranks), tensors, dims)
-        assert all(map(torch.equal, tensors, expected)), placed.hf
-        names |= set(placed.hf)
-    assert names == state.keys()
+            placed.rule.unshard(shard, Run(number, ranks), [tensors[name] for name in placed.hf], dims)
+    assert tensors.keys() == state.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -56,6 +57,14 @@ def test_each_rank_has_its_run_of_the_gate_and_of_the_other():
     rule = GateUp("x", ("gate", "up"))
     joined = rule.join([torch.tensor([1.0, 2]), torch.tensor([3.0, 4])], dims)
     assert [shard.tolist() for shard in rule.cut(joined, 2)] == [[1, 3], [2, 4]]
+
+
+def test_the_rows_of_a_stacked_expert_alternate_and_its_matrix_lies_transposed():
+    dims, stack = Dims(1, 1, 1, 0), numbered(2, 3, 4)
+    rule = Stacked(GateUp("x", ("y",)), expert=1)
+    joined = rule.join([stack], dims)
+    assert torch.equal(joined, stack[1].T[[0, 2, 1, 3]])
+    assert [shard[:, 0].tolist() for shard in rule.cut(joined, 2)] == [[12, 13], [14, 15]]
 
 
 def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():

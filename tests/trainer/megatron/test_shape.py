@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    Glm4Config,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import check_layout, overridden, shape_of
 from tests.trainer.megatron.models import MOE, SIZES
 
-SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 
@@ -18,16 +27,31 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     ("config", "message"),
     [
         (GPT2Config(), "no table for models of type `gpt2`, only for llama, qwen2, qwen3, qwen3_moe, "),
-        (Qwen2Config(**SIZES, **SLIDING), "qwen2 has windows of attention"),
+        (Glm4Config(**SIZES, sliding_window=8), "glm4 has windows of attention"),
         (LlamaConfig(**SIZES, attention_bias=True), "llama has biases in its layers"),
         (Qwen3Config(**SIZES, hidden_act="gelu"), "qwen3 has the activation gelu"),
         (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), r"scales its rotary positions .* \(`dynamic`\)"),
-        (MixtralConfig(**SIZES, sliding_window=8), "mixtral has windows of attention"),
     ],
 )
 def test_what_megatron_would_do_otherwise_is_refused(config, message):
     with pytest.raises(ModelLoadError, match=message):
         shape_of(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (Qwen2Config(**SIZES, **SLIDING), [None, None, None, 8]),
+        (Qwen2Config(**SIZES, **{**SLIDING, "use_sliding_window": False}), [None] * 4),
+        (Qwen2MoeConfig(**SIZES, **MOE, **SLIDING), [8, None, 8, None]),
+        (Qwen3MoeConfig(**SIZES, **MOE, **SLIDING), [8] * 4),
+        (MixtralConfig(**SIZES, sliding_window=8), [8] * 4),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_each_layer_has_the_window_that_transformers_gives_it(config, windows):
+    shape = shape_of(config)
+    assert [layer.window for layer in shape.attention_by_layer] == windows
 
 
 def test_a_field_may_be_added_and_not_contradicted():

@@ -50,9 +50,8 @@ class CheckpointReader(TensorFiles):
             ModelLoadError: a tensor is missing, or its shape contradicts the config.
         """
         shapes = tensor_shapes_of(self.shape, self.config)
-        for placed in self.shape.rules():
-            for name in placed.hf:
-                yield self.spec(name, shapes[name], dtype if placed.rule.learns else "float32")
+        for name, (placed, *_) in self.shape.by_tensor().items():
+            yield self.spec(name, shapes[name], dtype if placed.rule.learns else "float32")
 
 
 def _without_ahead(directory: str | Path) -> ModelLoadError:

@@ -8,6 +8,7 @@ norm stands under the matrix after it, if that is one, in TransformerEngine's la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ class MegatronTensors:
         if any(key.startswith(_AHEAD) for key in self.opened.specs):
             self._shape = self._shape._replace(ahead=num_ahead(config))
         self._shapes = tensor_shapes_of(self._shape, config)
-        self._placed = {name: placed for placed in self._shape.rules() for name in placed.hf}
+        self._placed = {name: tuple(every) for name, every in self._shape.by_tensor().items()}
         # Queries, keys and values are one parameter: it is read once.
         self._last: tuple[Placed, list[Tensor]] | None = None
 
@@ -67,7 +68,7 @@ class MegatronTensors:
         """
         return tuple(
             TensorSpec(name, self._shapes[name], self.opened.specs[self._key(placed)[0]].dtype)
-            for name, placed in self._placed.items()
+            for name, (placed, *_) in self._placed.items()
         )
 
     def read(self, name: str) -> Tensor:
@@ -77,21 +78,25 @@ class MegatronTensors:
             ModelLoadError: it is missing, or of another shape.
         """
         placed = self._placed[name]
-        if self._last is None or self._last[0] is not placed:
+        if self._last is None or self._last[0] is not placed[0]:
             self._last = None  # before the next ones are in memory, too
-            self._last = placed, self._unsharded(placed)
-        return self._last[1][placed.hf.index(name)]
+            self._last = placed[0], self._unsharded(placed)
+        return self._last[1][placed[0].hf.index(name)]
 
-    def _unsharded(self, placed: Placed) -> list[Tensor]:
-        parameter = self.opened.read(*self._key(placed))
-        tensors = [torch.empty(self._shapes[each], dtype=parameter.dtype) for each in placed.hf]
-        try:
-            placed.rule.unshard(parameter, Run(0, 1), tensors, self._shape.dims(1))
-        except (RuntimeError, ValueError) as error:
-            raise ModelLoadError(
-                f"{self.opened.folder} holds {placed.megatron} as {list(parameter.shape)}, which is not that "
-                "of the config.json; name the directory of the same model."
-            ) from error
+    def _unsharded(self, every: tuple[Placed, ...]) -> list[Tensor]:
+        """The tensors that some parameters make, each of them a part of all."""
+        tensors: list[Tensor] = []
+        for placed in every:
+            parameter = self.opened.read(*self._key(placed))
+            shapes = [self._shapes[name] for name in placed.hf]
+            tensors = tensors or [torch.empty(shape, dtype=parameter.dtype) for shape in shapes]
+            try:
+                placed.rule.unshard(parameter, Run(0, 1), tensors, self._shape.dims(1))
+            except (RuntimeError, ValueError) as error:
+                raise ModelLoadError(
+                    f"{self.opened.folder} holds {placed.megatron} as {list(parameter.shape)}, which is not "
+                    "that of the config.json; name the directory of the same model."
+                ) from error
         return tensors
 
     def _key(self, placed: Placed) -> tuple[str, *tuple[int, ...]]:
@@ -164,8 +169,10 @@ def _empty(shape: Shape) -> Iterator[str]:
 
 def _pieces(source: CheckpointReader) -> Iterator[Chunk]:
     dims, experts = source.shape.dims(1), source.shape.experts_by_layer
+    # A tensor with several parameters in it is read once.
+    read = lru_cache(1)(source.read)
     for placed in source.shape.rules():
-        parameter = placed.rule.join([source.read(name) for name in placed.hf], dims)
+        parameter = placed.rule.join([read(name) for name in placed.hf], dims)
         key, *rows = _key_of(placed, _stored_name(placed, source.shape), apart=len(set(experts)) > 1)
         sizes = (len(experts), source.shape.num_experts)[2 - len(rows) if placed.expert is not None else 0 :]
         shape = (*sizes[: len(rows)], *parameter.shape)

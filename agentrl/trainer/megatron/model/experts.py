@@ -23,6 +23,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from agentrl.losses import to_device
 from agentrl.trainer.megatron.model.feed_forward import GatedMLP, gated, mark_own_tokens
+from agentrl.trainer.megatron.model.shape import Gating
 from agentrl.trainer.routing import RoutedRow
 
 
@@ -37,10 +38,10 @@ class TopKRouter(nn.Module):
     """Scores of all experts for a token, of which the best are its own.
 
     expert_bias: added to the scores where experts are chosen, not to weights; it does not learn. Only scores
-    by sigmoid have one.
+    by sigmoid have one. bias: of the matrix before them.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, has_bias: bool) -> None:
         super().__init__()
         self._topk, self._scale = config.moe_router_topk, config.moe_router_topk_scaling_factor
         self._normalizes = not config.moe_router_pre_softmax
@@ -49,6 +50,10 @@ class TopKRouter(nn.Module):
             torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype)
         )
         mark_own_tokens(self.weight, config)
+        self.bias: nn.Parameter | None = None
+        if has_bias:
+            self.bias = nn.Parameter(torch.empty(config.num_moe_experts, dtype=config.params_dtype))
+            mark_own_tokens(self.bias, config)
         bias = torch.empty(config.num_moe_experts, dtype=torch.float32)
         is_sigmoid = config.moe_router_score_function == "sigmoid"
         self.expert_bias = nn.Parameter(bias, requires_grad=False) if is_sigmoid else None
@@ -59,7 +64,7 @@ class TopKRouter(nn.Module):
         if self._in_fp32:
             logits_tE = linear(tokens_tH.float(), self.weight.float())
         else:
-            logits_tE = linear(tokens_tH, self.weight)
+            logits_tE = linear(tokens_tH, self.weight, self.bias)
         if self.expert_bias is None:
             scores_tE = logits_tE.softmax(-1, dtype=torch.float32)
         else:
@@ -95,8 +100,8 @@ class TopKRouter(nn.Module):
 class SharedExperts(GatedMLP):
     """What all tokens go through; its output may have a gate."""
 
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config, config.moe_shared_expert_intermediate_size)
+    def __init__(self, config: TransformerConfig, gate: Gating) -> None:
+        super().__init__(config, gate, config.moe_shared_expert_intermediate_size)
         self.gate_weight = None
         if config.moe_shared_expert_gate:
             self.gate_weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
@@ -111,47 +116,50 @@ class SharedExperts(GatedMLP):
 
 
 class _Matrix(nn.Module):
-    """A matrix of an expert: the shard of one rank."""
+    """A matrix of an expert, and what is added to its outputs: the shard of one rank."""
 
-    def __init__(self, rows: int, columns: int, config: TransformerConfig) -> None:
+    def __init__(self, rows: int, columns: int, config: TransformerConfig, *, has_bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype))
-        # With this mark Megatron sums its gradient over the ranks that have the same experts.
-        vars(self.weight)["allreduce"] = False
+        self.bias = nn.Parameter(torch.empty(rows, dtype=config.params_dtype)) if has_bias else None
+        for parameter in self.parameters():
+            # With this mark Megatron sums its gradient over the ranks that have the same experts.
+            vars(parameter)["allreduce"] = False
 
 
 class Expert(nn.Module):
     """The matrices of a gated feed-forward block; `_computed` computes all of a layer together."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, has_bias: bool) -> None:
         super().__init__()
         width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
-        self.linear_fc1 = _Matrix(2 * width, config.hidden_size, config)
-        self.linear_fc2 = _Matrix(config.hidden_size, width, config)
+        self.linear_fc1 = _Matrix(2 * width, config.hidden_size, config, has_bias=has_bias)
+        self.linear_fc2 = _Matrix(config.hidden_size, width, config, has_bias=has_bias)
 
 
 class MoE(nn.Module):
     """A layer of experts in place of a feed-forward block; of the routed ones this rank has a run.
 
     layer: its place among the layers of experts, over all stages. row: what may choose the experts of the
-    tokens that go through it next, see `number_experts`.
+    tokens that go through it next, see `number_experts`. has_bias: routers and experts have biases.
     """
 
-    def __init__(self, config: TransformerConfig, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, gate: Gating, has_bias: bool, **_: object) -> None:
         super().__init__()
+        self._gate, self._has_bias = gate, has_bias
         self.layer = 0
         self.row: RoutedRow | None = None
         self._experts = config.num_moe_experts
         self._tensor_ranks = config.expert_tensor_parallel_size
         number = self._experts // config.expert_model_parallel_size
         first = get_expert_model_parallel_rank() * number
-        self.router = TopKRouter(config)
+        self.router = TopKRouter(config, has_bias=has_bias)
         has_shared = config.moe_shared_expert_intermediate_size is not None
-        self.shared_experts = SharedExperts(config) if has_shared else None
+        self.shared_experts = SharedExperts(config, gate) if has_shared else None
         # By the numbers that they have over all ranks. Megatron's buffers have the last parameter first: in
         # this order the matrices of all experts lie there at equal distances, see `_stacked`.
         numbers = reversed(range(first, first + number))
-        experts = {str(number): Expert(config) for number in numbers}
+        experts = {str(number): Expert(config, has_bias=has_bias) for number in numbers}
         self.experts = nn.ModuleDict(experts)
         self._own = [*experts.values()][::-1]
 
@@ -187,9 +195,19 @@ class MoE(nn.Module):
         to be kept.
         """
         ends_e = counts_e.cumsum(0, dtype=torch.int32)
-        inner = gated(_grouped(rows_nH, ends_e, *(expert.linear_fc1.weight for expert in self._own)))
+        first = [expert.linear_fc1 for expert in self._own]
+        second = [expert.linear_fc2 for expert in self._own]
+        inner = _grouped(rows_nH, ends_e, *(matrix.weight for matrix in first))
+        if self._has_bias:
+            inner = inner + _biases(torch.ones_like(weights_n), (ends_e, 1), *(m.bias for m in first))
+        inner = gated(inner, self._gate)
         inner = inner * weights_n[:, None].to(inner.dtype)
-        return _grouped(inner, ends_e, *(expert.linear_fc2.weight for expert in self._own))
+        outputs_nH = _grouped(inner, ends_e, *(matrix.weight for matrix in second))
+        if self._has_bias:
+            # Of all ranks that share an expert the outputs are summed.
+            biases_nH = _biases(weights_n, (ends_e, self._tensor_ranks), *(m.bias for m in second))
+            outputs_nH = outputs_nH + biases_nH
+        return outputs_nH
 
 
 class _GroupedContext(torch.autograd.function.FunctionCtx):
@@ -215,6 +233,48 @@ class _Grouped(torch.autograd.Function):
 
 
 _grouped: Callable[..., Tensor] = _Grouped.apply
+
+
+class _BiasesContext(torch.autograd.function.FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    parts: int
+
+
+class _Biases(torch.autograd.Function):
+    """For each row the bias of its expert, times the row's weight, [n, W].
+
+    run: the ends of each expert's rows, and how many ranks add as much: each gives its part of the sum. A
+    gradient through the sum is that of each rank's whole bias. The sums over rows are a product of groups
+    with the weights, for an addition by index is left to chance on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: _BiasesContext, weights_n: Tensor, run: tuple[Tensor, int], *biases: Tensor) -> Tensor:
+        ends, ctx.parts = run
+        ctx.save_for_backward(weights_n, ends, *biases)
+        return _of_rows(ends, len(weights_n), biases) * _column(weights_n, biases[0]) / ctx.parts
+
+    @staticmethod
+    def backward(ctx: _BiasesContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights_n, ends, *biases = ctx.saved_tensors
+        own = _of_rows(ends, len(weights_n), biases)
+        of_weights = (gradient.float() * own.float()).sum(-1) / ctx.parts
+        # As wide as kernels ask for.
+        columns = _column(weights_n, gradient).expand(-1, 8).contiguous()
+        of_biases = grouped_mm(gradient.contiguous().T, columns, offs=ends)[..., 0]
+        return of_weights.to(weights_n.dtype), None, *of_biases.unbind()
+
+
+_biases: Callable[..., Tensor] = _Biases.apply
+
+
+def _of_rows(ends: Tensor, number: int, biases: Sequence[Tensor]) -> Tensor:
+    experts_n = torch.bucketize(torch.arange(number, device=ends.device), ends, right=True)
+    return torch.stack([*biases]).index_select(0, experts_n)
+
+
+def _column(values_n: Tensor, like: Tensor) -> Tensor:
+    return values_n[:, None].to(like.dtype)
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:

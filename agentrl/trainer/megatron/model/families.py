@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Vocabulary
+from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Stacked, Vocabulary
 from agentrl.types import JSON
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
@@ -22,6 +23,8 @@ _INPUT_NORM = Same("input_layernorm.weight", "input_layernorm.weight")
 _QKV = Qkv("self_attention.linear_qkv.weight", "self_attn.{}_proj.weight")
 _QKV_BIAS = Qkv("self_attention.linear_qkv.bias", "self_attn.{}_proj.bias")
 _ATTENTION_OUT = Same("self_attention.linear_proj.weight", "self_attn.o_proj.weight", along=1)
+_ATTENTION_OUT_BIAS = Same("self_attention.linear_proj.bias", "self_attn.o_proj.bias")
+_SINKS = Same("self_attention.sinks", "self_attn.sinks", along=0)
 _MLP_NORM = Same("pre_mlp_layernorm.weight", "post_attention_layernorm.weight")
 _MLP_IN = GateUp("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"))
 _MLP_OUT = Same("mlp.linear_fc2.weight", "mlp.down_proj.weight", along=1)
@@ -37,7 +40,10 @@ class Family:
     sandwich: it normalises also the outputs of attention and feed-forward block.
     rotates_pairs: rotary positions rotate neighbouring channels, not the two halves. is_latent: keys
     and values of all heads come from one small state of a token (multi-latent attention). norms_all_heads:
-    queries are normalised over all heads together, and keys; not each head by itself.
+    queries are normalised over all heads together, and keys; not each head by itself. has_windows: its
+    config may give layers a window. has_sinks: see `Scoring`. activation: of the gates. scales_embedding: by
+    the root of its width. has_biases: after attention, in routers and in experts. stacks_experts: each tensor
+    of a checkpoint has those of all experts, see `Stacked`.
     predicts_ahead: behind the last layer its checkpoints may have layers that predict tokens further ahead.
     """
 
@@ -51,6 +57,12 @@ class Family:
     is_latent: bool = False
     norms_all_heads: bool = False
     predicts_ahead: bool = False
+    has_windows: bool = False
+    has_sinks: bool = False
+    activation: str = "silu"
+    scales_embedding: bool = False
+    has_biases: bool = False
+    stacks_experts: bool = False
 
 
 _QK_NORMS = (
@@ -113,16 +125,19 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
         settings={"add_qkv_bias": True},
+        has_windows=True,
     ),
     "qwen3": Family(
         (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
         settings={"qk_layernorm": True},
+        has_windows=True,
     ),
     "qwen3_moe": Family(
         (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
         moe=(_ROUTER,),
         expert=_EXPERT,
         settings={"qk_layernorm": True},
+        has_windows=True,
     ),
     "qwen2_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
@@ -133,11 +148,13 @@ FAMILIES: Mapping[str, Family] = {
         ),
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
+        has_windows=True,
     ),
     "mixtral": Family(
         (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
         moe=(_SPARSE_ROUTER,),
         expert=_SPARSE_EXPERT,
+        has_windows=True,
     ),
     "glm4_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
@@ -180,7 +197,53 @@ FAMILIES: Mapping[str, Family] = {
         settings=_SIGMOID,
         norms_all_heads=True,
     ),
-    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
+    "mistral": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM), has_windows=True),
+    "gemma3_text": Family(
+        (
+            _INPUT_NORM,
+            _QKV,
+            *_QK_NORMS,
+            Same("self_attention.linear_proj.linear.weight", "self_attn.o_proj.weight", along=1),
+            Same("self_attention.linear_proj.norm.weight", "post_attention_layernorm.weight"),
+            Same("pre_mlp_layernorm.weight", "pre_feedforward_layernorm.weight"),
+        ),
+        (
+            _MLP_IN,
+            Same("mlp.linear_fc2.linear.weight", "mlp.down_proj.weight", along=1),
+            Same("mlp.linear_fc2.norm.weight", "post_feedforward_layernorm.weight"),
+        ),
+        settings={"qk_layernorm": True, "layernorm_zero_centered_gamma": True},
+        sandwich=True,
+        has_windows=True,
+        activation="gelu_pytorch_tanh",
+        scales_embedding=True,
+    ),
+    "gpt_oss": Family(
+        (
+            _INPUT_NORM,
+            _QKV,
+            _QKV_BIAS,
+            _SINKS,
+            _ATTENTION_OUT,
+            _ATTENTION_OUT_BIAS,
+            _MLP_NORM,
+        ),
+        moe=(
+            Same("mlp.router.weight", "mlp.router.weight"),
+            Same("mlp.router.bias", "mlp.router.bias"),
+        ),
+        expert=(
+            GateUp("linear_fc1.weight", ("mlp.experts.gate_up_proj",)),
+            GateUp("linear_fc1.bias", ("mlp.experts.gate_up_proj_bias",)),
+            Same("linear_fc2.weight", "mlp.experts.down_proj", along=1),
+            Same("linear_fc2.bias", "mlp.experts.down_proj_bias"),
+        ),
+        settings={"add_qkv_bias": True},
+        has_windows=True,
+        has_sinks=True,
+        has_biases=True,
+        stacks_experts=True,
+    ),
     "glm4": Family(
         (
             _INPUT_NORM,
@@ -217,7 +280,11 @@ def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
     attention, settings = family.attention, dict(family.settings)
     for setting, rules, is_on in (
         ("qk_layernorm", _QK_NORMS, fields.get("use_qk_norm", True)),
-        ("add_qkv_bias", (_QKV_BIAS,), fields.get("qkv_bias", fields.get("attention_bias", True))),
+        (
+            "add_qkv_bias",
+            (_QKV_BIAS, _ATTENTION_OUT_BIAS),
+            fields.get("qkv_bias", fields.get("attention_bias", True)),
+        ),
     ):
         if setting in settings and not is_on:
             attention = tuple(rule for rule in attention if rule not in rules)
@@ -243,6 +310,11 @@ def rules_of(
     for layer, experts in enumerate(experts_by_layer):
         for rule in (*family.attention, *(family.moe if experts else family.mlp)):
             yield Placed(rule, layer)
+        if family.stacks_experts:
+            # Those of one tensor one after the other.
+            pairs = product(family.expert, range(experts))
+            yield from (Placed(Stacked(rule, expert), layer, expert) for rule, expert in pairs)
+            continue
         for expert in range(experts):
             for rule in family.expert:
                 yield Placed(rule, layer, expert)

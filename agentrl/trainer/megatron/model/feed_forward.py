@@ -6,9 +6,10 @@ import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import gelu, linear, rms_norm, silu
 
 from agentrl.losses import fused
+from agentrl.trainer.megatron.model.shape import Gating
 
 
 def mark_own_tokens(parameter: nn.Parameter, config: TransformerConfig) -> None:
@@ -17,24 +18,35 @@ def mark_own_tokens(parameter: nn.Parameter, config: TransformerConfig) -> None:
     vars(parameter)["sequence_parallel"] = config.sequence_parallel
 
 
-@fused
-def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
+def scaled(normed: Tensor, weight: Tensor, *, from_zero: bool) -> Tensor:
+    """Normalised values, fp32, times the weights, in their dtype; as in Hugging Face's models.
+
+    from_zero: times 1 more than the weights, and that in fp32 (Gemma).
+    """
+    if from_zero:
+        return (normed * (1.0 + weight.float())).to(weight.dtype)
     return weight * normed.to(weight.dtype)
 
 
+@fused
+def _rms_norm(hidden: Tensor, weight: Tensor, eps: float, from_zero: bool) -> Tensor:
+    normed = rms_norm(hidden.float(), (hidden.shape[-1],), eps=eps)
+    return scaled(normed, weight, from_zero=from_zero)
+
+
 class RMSNorm(nn.Module):
-    """Root mean square norm in fp32, as in Hugging Face's models; also under sequence parallelism."""
+    """Root mean square norm in fp32, see `scaled`; also under sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__()
         self.eps = eps
+        self._from_zero = config.layernorm_zero_centered_gamma
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         mark_own_tokens(self.weight, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape, over its last dimension."""
-        return _rms_norm(hidden, self.weight, self.eps)
+        return _rms_norm(hidden, self.weight, self.eps, self._from_zero)
 
 
 class ReplicatedLinear(nn.Module):
@@ -66,11 +78,11 @@ class NormedRow(nn.Module):
         return self.norm(output), None
 
 
-def row_settings(config: TransformerConfig) -> dict[str, object]:
-    """The arguments of a row-parallel layer whose output is added to the residual."""
+def row_settings(config: TransformerConfig, *, bias: bool = False) -> dict[str, object]:
+    """The arguments of a row-parallel layer whose output, and bias, are added to the residual."""
     return {
         "init_method": config.output_layer_init_method,
-        "bias": False,
+        "bias": bias,
         "input_is_parallel": True,
         "skip_bias_add": True,
         "is_expert": False,
@@ -78,23 +90,29 @@ def row_settings(config: TransformerConfig) -> dict[str, object]:
 
 
 @fused
-def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) x up: [..., 2 x width] -> [..., width]."""
+def gated(gate_up: Tensor, how: Gating) -> Tensor:
+    """[..., 2 x width] -> [..., width]."""
     gate, up = gate_up.chunk(2, -1)
-    return silu(gate) * up
+    if how.limit is not None:
+        gate, up = gate.clamp(max=how.limit), up.clamp(-how.limit, how.limit)
+        return gate * (how.alpha * gate).sigmoid() * (up + 1)
+    return (silu(gate) if how.activation == "silu" else gelu(gate, approximate="tanh")) * up
 
 
 class GatedMLP(nn.Module):
-    """A feed-forward block: silu(gate) x up, as one kernel, between two matrices.
+    """A feed-forward block: activation(gate) x up, as one kernel, between two matrices.
 
     width: channels between them; left out, the model's.
     """
 
     row: type = RowParallelLinear
 
-    def __init__(self, config: TransformerConfig, width: int | None = None, **_: object) -> None:
+    def __init__(
+        self, config: TransformerConfig, gate: Gating, width: int | None = None, **_: object
+    ) -> None:
         super().__init__()
         width = width or config.ffn_hidden_size
+        self._gate = gate
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
             2 * width,
@@ -108,7 +126,7 @@ class GatedMLP(nn.Module):
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
         """[t, 1, width] -> [t, 1, width], and no bias."""
         gate_up, _no_bias = self.linear_fc1(hidden_states)
-        output: tuple[Tensor, Tensor | None] = self.linear_fc2(gated(gate_up))
+        output: tuple[Tensor, Tensor | None] = self.linear_fc2(gated(gate_up, self._gate))
         return output
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm
 
 from agentrl.losses import fused, to_device
-from agentrl.trainer.attention import Ends, Sides, fastest
+from agentrl.trainer.attention import Ends, Scoring, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
@@ -43,9 +43,11 @@ from agentrl.trainer.megatron.model.feed_forward import (
     ReplicatedLinear,
     RMSNorm,
     row_settings,
+    scaled,
 )
 from agentrl.trainer.megatron.model.rows import pieces_of
-from agentrl.trainer.megatron.model.shape import Latent, Rotary, Shape
+from agentrl.trainer.megatron.model.shape import Latent, Shape
+from agentrl.trainer.megatron.model.windows import LayerAttention, Rotary
 from agentrl.trainer.routing import RoutedRow
 
 
@@ -66,12 +68,12 @@ class Rotation:
 class PackedRow(NamedTuple):
     """The sequences of a row, for every layer.
 
-    ends: of the unsharded row. rotation: of this rank's tokens, by their positions in their sequences, see
+    ends: of the unsharded row. rotations: of this rank's tokens, by their positions in their sequences, see
     `Rotation.of`. routed: what may choose the experts of this rank's tokens.
     """
 
     ends: Ends
-    rotation_t2R: Tensor
+    rotations: Mapping[Rotary, Tensor]
     routed: RoutedRow | None = None
 
     def params(self) -> PackedSeqParams:
@@ -98,26 +100,30 @@ def _rotated(heads_tHD: Tensor, rotation_t2R: Tensor, pairs: bool) -> Tensor:
 class Norms(NamedTuple):
     """The norms of queries and keys: a weight for each channel of a head, [D], or of all of them, [H, D].
 
-    squares: of norms over all heads together, the mean squares of queries and of keys, [t, 1, 2].
+    squares: of norms over all heads together, the mean squares of queries and of keys, [t, 1, 2]. from_zero:
+    see `scaled`.
     """
 
     query: Tensor
     key: Tensor
     eps: float
     squares: Tensor | None = None
+    from_zero: bool = False
 
     def normed(self, query_tHD: Tensor, key_tGD: Tensor) -> tuple[Tensor, Tensor]:
         """Both, in the dtype of the weights."""
         query_square, key_square = (None, None) if self.squares is None else self.squares.split(1, -1)
         return (
-            self.query * self._scaled(query_tHD.float(), query_square).to(self.query.dtype),
-            self.key * self._scaled(key_tGD.float(), key_square).to(self.key.dtype),
+            self._normed(query_tHD.float(), self.query, query_square),
+            self._normed(key_tGD.float(), self.key, key_square),
         )
 
-    def _scaled(self, heads: Tensor, square: Tensor | None) -> Tensor:
+    def _normed(self, heads: Tensor, weight: Tensor, square: Tensor | None) -> Tensor:
         if square is None:
-            return rms_norm(heads, heads.shape[-1:], eps=self.eps)
-        return heads * (square + self.eps).rsqrt()
+            normed = rms_norm(heads, heads.shape[-1:], eps=self.eps)
+        else:
+            normed = heads * (square + self.eps).rsqrt()
+        return scaled(normed, weight, from_zero=self.from_zero)
 
 
 class ShardedWeights(nn.Module):
@@ -147,13 +153,26 @@ class CoreAttention(nn.Module):
 
     Megatron's own would read the lengths of the sequences back from the GPU in every layer. Under context
     parallelism every rank has two pieces of each sequence, one from either end (so that all have the same
-    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores.
+    load). Its queries attend to the gathered keys and values of all ranks. scale: of the scores. sinks: see
+    `Scoring`; of this rank's heads.
     """
 
-    def __init__(self, config: TransformerConfig, scale: float | None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer: LayerAttention,
+        scale: float | None,
+        *,
+        has_sinks: bool = False,
+    ) -> None:
         super().__init__()
-        self._scale = scale
-        self._kernel = fastest(compute_device(), config.params_dtype)
+        self._rotary = layer.rotary
+        self._scores = Scoring(scale, layer.window)
+        self.sinks: nn.Parameter | None = None
+        if has_sinks:
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.sinks = nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+        self._kernel = fastest(compute_device(), config.params_dtype, has_sinks=has_sinks)
         self._recomputes = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         )
@@ -167,8 +186,9 @@ class CoreAttention(nn.Module):
     def _attended(self, ends: Ends, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[t, H, D] -> [t, H, D]."""
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
+        scores = self._scores._replace(sinks=self.sinks)
         if ranks == 1:
-            return self._kernel.attend(query, key, value, Sides(ends, ends), self._scale)
+            return self._kernel.attend(query, key, value, Sides(ends, ends), scores)
         sides, indices = _context_sides(ends.lengths, ranks, rank, query.device)
         key, value = (
             gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
@@ -176,18 +196,18 @@ class CoreAttention(nn.Module):
             )
             for x in (key, value)
         )
-        return self._kernel.attend(query, key, value, sides, self._scale)
+        return self._kernel.attend(query, key, value, sides, scores)
 
 
 class Attention(CoreAttention):
     """Attention of heads whose queries, keys and values are one matrix; what lies between is two kernels."""
 
-    def __init__(self, config: TransformerConfig, family: Family, **_: object) -> None:
-        super().__init__(config, config.softmax_scale)
+    def __init__(self, config: TransformerConfig, family: Family, layer: LayerAttention, **_: object) -> None:
+        super().__init__(config, layer, config.softmax_scale, has_sinks=family.has_sinks)
         self._channels = config.kv_channels
         self._groups = config.num_query_groups // config.tensor_model_parallel_size
         self._pairs = config.rotary_interleaved
-        self._eps = config.layernorm_epsilon
+        self._eps, self._from_zero = config.layernorm_epsilon, config.layernorm_zero_centered_gamma
         queries = config.num_attention_heads * config.kv_channels
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
@@ -198,7 +218,8 @@ class Attention(CoreAttention):
             gather_output=False,
         )
         row = NormedRow if family.sandwich else RowParallelLinear
-        self.linear_proj = row(queries, config.hidden_size, config=config, **row_settings(config))
+        settings = row_settings(config, bias=family.has_biases and config.add_qkv_bias)
+        self.linear_proj = row(queries, config.hidden_size, config=config, **settings)
         self._heads = (config.num_attention_heads, config.num_query_groups)
         self.q_layernorm: RMSNorm | ShardedWeights | None = None
         self.k_layernorm: RMSNorm | ShardedWeights | None = None
@@ -217,11 +238,12 @@ class Attention(CoreAttention):
         packed_seq_params: PackedSeqParams,
         **_: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """[t, 1, width] -> [t, 1, width], and no bias."""
+        """[t, 1, width] -> [t, 1, width], and a bias, if it has one."""
         row: PackedRow = packed_seq_params.row
         mixed, _no_bias = self.linear_qkv(hidden_states)
         mixed = mixed.view(len(mixed), self._groups, -1)
-        heads = _heads_of(mixed, row.rotation_t2R, self._norms(mixed), self._channels, self._pairs)
+        rotation_t2R = row.rotations[self._rotary]
+        heads = _heads_of(mixed, rotation_t2R, self._norms(mixed), self._channels, self._pairs)
         output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
         return output
 
@@ -230,7 +252,7 @@ class Attention(CoreAttention):
             return None
         query, key = self.q_layernorm.weight, self.k_layernorm.weight
         if not self._norms_all_heads:
-            return Norms(query, key, self._eps)
+            return Norms(query, key, self._eps, from_zero=self._from_zero)
         channels = self._channels
         parts = mixed_tGC.float().square().split([mixed_tGC.shape[-1] - 2 * channels, channels, channels], -1)
         means = [part.sum((1, 2)) / (n * channels) for part, n in zip(parts, self._heads, strict=False)]
@@ -249,8 +271,8 @@ class LatentAttention(CoreAttention):
     heads. Queries may come from a small state, too.
     """
 
-    def __init__(self, config: TransformerConfig, latent: Latent, **_: object) -> None:
-        super().__init__(config, latent.scale)
+    def __init__(self, config: TransformerConfig, latent: Latent, layer: LayerAttention, **_: object) -> None:
+        super().__init__(config, layer, latent.scale)
         self._latent, self._pairs = latent, config.rotary_interleaved
         self._gathers = config.sequence_parallel
         self._heads = config.num_attention_heads // config.tensor_model_parallel_size
@@ -291,9 +313,10 @@ class LatentAttention(CoreAttention):
         query, pair = (x.view(len(x), self._heads, -1) for x in (query, pair))
         plain, rotated = query.split([sizes.other, sizes.positioned], -1)
         key, value = pair.split([sizes.other, sizes.value], -1)
-        positioned = _rotated(positioned, row.rotation_t2R, self._pairs).expand(-1, self._heads, -1)
+        rotation_t2R = row.rotations[self._rotary]
+        positioned = _rotated(positioned, rotation_t2R, self._pairs).expand(-1, self._heads, -1)
         heads = (
-            torch.cat([plain, _rotated(rotated, row.rotation_t2R, self._pairs)], -1),
+            torch.cat([plain, _rotated(rotated, rotation_t2R, self._pairs)], -1),
             torch.cat([key, positioned], -1),
             value,
         )
@@ -341,8 +364,8 @@ def _residual_added(_is_training: bool, _is_fused: bool) -> Callable[..., Tensor
 
 
 def _added(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, _dropout: float) -> Tensor:
-    output, _no_bias = output_with_bias
-    return residual.to(output.dtype) + output
+    output, bias = output_with_bias
+    return residual.to(output.dtype) + (output if bias is None else output + bias)
 
 
 def number_experts(layer: nn.Module, shape: Shape, number: int) -> None:
@@ -360,14 +383,23 @@ def _tell_experts(layer: nn.Module, _states: object, options: Mapping[str, objec
         layer.mlp.row = params.row.routed
 
 
+class _Built(NamedTuple):
+    """What Megatron makes a module of; of its own `ModuleSpec` it warns that it does not know the module."""
+
+    module: type[nn.Module]
+    params: Mapping[str, object]
+
+
 def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     """One layer of a model. number: over all stages; those that predict further ahead come last."""
     family, latent = shape.family, shape.latent
-    attention = ModuleSpec(module=Attention, params={"family": family})
+    params = {"layer": shape.attention_at(number)}
+    attention = ModuleSpec(module=Attention, params={"family": family, **params})
     if latent is not None:
-        attention = ModuleSpec(module=LatentAttention, params={"latent": latent})
-    dense = NormedMLP if family.sandwich else GatedMLP
-    mlp = MoE if shape.has_experts(number) else dense
+        attention = ModuleSpec(module=LatentAttention, params={"latent": latent, **params})
+    mlp = _Built(NormedMLP if family.sandwich else GatedMLP, {"gate": shape.gate})
+    if shape.has_experts(number):
+        mlp = _Built(MoE, {"gate": shape.gate, "has_bias": family.has_biases})
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -57,13 +57,20 @@ class Network:
             # norm over experts is summed in have the same part of one.
             is_cut = placed.rule.is_cut or placed.expert is not None
             vars(parameter)["tensor_model_parallel"] = is_cut
+            if placed.expert is not None and not placed.rule.is_cut:
+                # Of what the ranks of an expert all have, the norm counts the first one's.
+                vars(parameter)["shared"] = parallel_state.get_expert_tensor_parallel_rank() > 0
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's parameters, each once, in the order of the layers.
+        """This rank's parameters, each once, in the order of the rules: those of one tensor together.
 
         Those that predict further ahead come last: the policy alone may have some.
         """
         placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
+        places = {name: number for number, name in enumerate(placed_by_name)}
+        yield from sorted(self._pieces(placed_by_name), key=lambda piece: places[piece.placed.megatron])
+
+    def _pieces(self, placed_by_name: Mapping[str, Placed]) -> Iterator[Piece]:
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
             for name, parameter in stage.named_parameters():
@@ -92,6 +99,8 @@ class Network:
 
         is_resumed: only those that learn.
         """
+        # A tensor with several parameters in it is read once.
+        read = lru_cache(1)(read)
         for placed, parameter in self.pieces():
             if is_resumed and not parameter.requires_grad:
                 continue
@@ -174,6 +183,9 @@ class Network:
         )
         for place, layer in zip(numbers, stage.decoder.layers, strict=True):
             number_experts(layer, self.shape, place)
+        if first and self.shape.embedding_scale is not None:
+            scaled = partial(_scaled, stage.embedding.forward, scale=self.shape.embedding_scale)
+            stage.embedding.forward = scaled
         if first and self.shape.pad is not None:
             ranks = self.layout.tensor_model_parallel_size if self.layout.sequence_parallel else 1
             embed = partial(_without_pad, stage.embedding.forward, pad=self.shape.pad, ranks=ranks)
@@ -261,6 +273,12 @@ def _without_pad(
     if ranks > 1:
         is_pad = is_pad.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(is_pad[..., None], embedded.detach(), embedded)
+
+
+def _scaled(embed: Callable[..., Tensor], *, scale: float, **inputs: Tensor) -> Tensor:
+    embedded = embed(**inputs)
+    # Rounded as the model's numbers are.
+    return embedded * float(torch.tensor(scale, dtype=embedded.dtype))
 
 
 def _with_gradient(embed: Callable[..., Tensor], **inputs: Tensor) -> Tensor:

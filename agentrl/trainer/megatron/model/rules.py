@@ -192,6 +192,56 @@ class GateUp:
             run.of(half).copy_(piece)
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A parameter of one expert, in tensors with those of all experts of a layer, one behind the other.
+
+    inner: its rule. Matrices lie transposed there, and of a `GateUp` rows of the gate alternate with rows of
+    the other layer (gpt-oss). expert: its number.
+    """
+
+    inner: Rule
+    expert: int
+
+    @property
+    def megatron(self) -> str:
+        """That of the inner rule."""
+        return self.inner.megatron
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """The tensors of all experts."""
+        return self.inner.hf
+
+    @property
+    def is_cut(self) -> bool:
+        """That of the inner rule."""
+        return self.inner.is_cut
+
+    @property
+    def learns(self) -> bool:
+        """That of the inner rule."""
+        return self.inner.learns
+
+    def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
+        """The expert's own."""
+        return self.inner.join(self._own(parts), dims)
+
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
+        """As the inner rule."""
+        return self.inner.cut(unsharded, ranks)
+
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+        """To the expert's place."""
+        self.inner.unshard(shard, run, self._own(tensors), dims)
+
+    def _own(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Views of the expert's part, as the inner rule takes them."""
+        (tensor,) = (tensor[self.expert] for tensor in tensors)
+        own = tensor.T if tensor.ndim == 2 else tensor
+        return [own[::2], own[1::2]] if isinstance(self.inner, GateUp) else [own]
+
+
 def _pieces(qkv: Tensor, groups: int, dims: Dims) -> tuple[Tensor, ...]:
     """Queries, keys and values: [groups, rows of a group, ...]."""
     sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]

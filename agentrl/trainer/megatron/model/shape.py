@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
+from agentrl.trainer.megatron.model.windows import LayerAttention, attention_of
 from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
 from agentrl.weights.hf.source import EXPERTS
@@ -36,16 +35,6 @@ neither logprobs nor gradients."""
 OPEN_DDP: Mapping[str, type] = {"overlap_grad_reduce": bool, "bucket_size": int}
 """The same of its DistributedDataParallelConfig, for the sums of gradients over the replicas."""
 
-_ROPES = ("linear", "llama3", "yarn")
-"""Scaled rotary positions that are the same for every sequence."""
-
-
-class Rotary(NamedTuple):
-    """Rotary positions: the angle of each pair of channels for one position; scale: of both waves."""
-
-    angles: tuple[float, ...]
-    scale: float
-
 
 class Latent(NamedTuple):
     """Sizes of multi-latent attention: of its small states (0 = queries have none), and of a head.
@@ -61,19 +50,32 @@ class Latent(NamedTuple):
     scale: float
 
 
+class Gating(NamedTuple):
+    """How one of the two inner layers gates the other: activation(gate) x up.
+
+    activation: `silu` or `gelu_pytorch_tanh`. limit: of the gate from above, and of up from both sides; with
+    one (gpt-oss) it is gate x sigmoid(alpha x gate) x (up + 1).
+    """
+
+    activation: str = "silu"
+    limit: float | None = None
+    alpha: float = 1.0
+
+
 class Shape(NamedTuple):
     """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. rotary: its
-    rotary positions. tied: the embedding is the head, too. critic: the head has one output in place of the
-    vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention. ahead:
+    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. attention_by_layer: what
+    each layer attends to. tied: the embedding is the head, too. critic: the head has one output in place of
+    the vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
+    gate: of feed-forward blocks and experts. embedding_scale: what embeddings are multiplied with. ahead:
     layers that predict tokens further ahead, see `num_ahead`.
     """
 
     family: Family
     sizes: Mapping[str, int | float | bool | str]
     experts_by_layer: Sequence[int]
-    rotary: Rotary
+    attention_by_layer: Sequence[LayerAttention]
     vocab: int
     max_length: int
     tied: bool
@@ -81,6 +83,8 @@ class Shape(NamedTuple):
     pad: int | None = None
     latent: Latent | None = None
     ahead: int = 0
+    gate: Gating = Gating()
+    embedding_scale: float | None = None
 
     @property
     def num_experts(self) -> int:
@@ -128,11 +132,23 @@ class Shape(NamedTuple):
         """Whether a layer is a mixture; those that predict further ahead are."""
         return layer >= len(self.experts_by_layer) or self.experts_by_layer[layer] > 0
 
+    def attention_at(self, layer: int) -> LayerAttention:
+        """What a layer attends to; those that predict further ahead, what the last one does."""
+        return self.attention_by_layer[min(layer, len(self.attention_by_layer) - 1)]
+
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
         return rules_of(
             self.family, self.experts_by_layer, tied=self.tied, critic=self.critic, ahead=self.ahead
         )
+
+    def by_tensor(self) -> dict[str, list[Placed]]:
+        """The parameters that have a part of each tensor of a checkpoint, by its name, in the same order."""
+        by_tensor: dict[str, list[Placed]] = {}
+        for placed in self.rules():
+            for name in placed.hf:
+                by_tensor.setdefault(name, []).append(placed)
+        return by_tensor
 
     def dims(self, tensor_ranks: int) -> Dims:
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
@@ -167,16 +183,19 @@ def shape_of(config: PretrainedConfig) -> Shape:
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
             "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": bool(fields.get("rope_interleave", family.rotates_pairs)),
+            **_softmax_scale(config),
             **(_moe_sizes(config) if max(experts_by_layer) else {}),
             **family.settings,
         },
         latent=_latent_of(config) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
-        rotary=_rotary(config),
+        attention_by_layer=attention_of(config, has_windows=family.has_windows),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
         pad=pad_of(fields.get("pad_token_id"), vocab),
+        gate=_gate_of(family, config),
+        embedding_scale=hidden**0.5 if family.scales_embedding else None,
     )
 
 
@@ -201,6 +220,19 @@ def tensor_shapes_of(shape: Shape, config: PretrainedConfig) -> dict[str, tuple[
         shapes |= {f"{own}{name}.weight": (hidden,) for name in norms}
         shapes[f"{own}eh_proj.weight"] = (hidden, 2 * hidden)
     return shapes
+
+
+def _softmax_scale(config: PretrainedConfig) -> dict[str, float]:
+    """Of the scores, where it is not that of a head's channels."""
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    return {} if scalar is None else {"softmax_scale": float(scalar) ** -0.5}
+
+
+def _gate_of(family: Family, config: PretrainedConfig) -> Gating:
+    limit = getattr(config, "swiglu_limit", None)
+    if limit is None:
+        return Gating(family.activation)
+    return Gating(family.activation, float(limit), float(config.swiglu_alpha))
 
 
 def _moe_sizes(config: PretrainedConfig) -> dict[str, int | float | bool]:
@@ -368,24 +400,6 @@ def _check_open(name: str, value: JSON) -> None:
         )
 
 
-def _rotary(config: PretrainedConfig) -> Rotary:
-    """Those of transformers' own models, by its own functions."""
-    rope = config.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind in _ROPES:
-        angles, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        return Rotary(tuple(angles.tolist()), float(scale))
-    if kind != "default":
-        raise ModelLoadError(
-            f"this {config.model_type} scales its rotary positions in a way that Megatron does not "
-            f"(`{kind}`); train it with trainer = torch."
-        )
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = int(head * float(rope.get("partial_rotary_factor", 1.0)))
-    angles = 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
-    return Rotary(tuple(angles.tolist()), 1.0)
-
-
 def _latent_of(config: PretrainedConfig) -> Latent:
     fields = config.to_dict()
     positioned, other = int(fields["qk_rope_head_dim"]), int(fields["qk_nope_head_dim"])
@@ -404,16 +418,18 @@ def _latent_of(config: PretrainedConfig) -> Latent:
 
 
 def _check_supported(model_type: str, family: Family, fields: Mapping[str, JSON]) -> None:
-    whole = "sliding_attention" if fields.get("sliding_window") else "full_attention"
-    kinds = fields.get("layer_types") or [whole]
-    windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
+    activation = fields.get("hidden_activation", fields.get("hidden_act"))
+    caps = [
+        name for name in ("attn_logit_softcapping", "final_logit_softcapping") if fields.get(name) is not None
+    ]
     biases = "add_qkv_bias" not in family.settings and bool(
         fields.get("attention_bias") or fields.get("mlp_bias")
     )
     for is_present, feature in (
-        (windows, "windows of attention"),
         (biases, "biases in its layers"),
-        (fields.get("hidden_act") != "silu", f"the activation {fields.get('hidden_act')}"),
+        (activation != family.activation, f"the activation {activation}"),
+        (bool(caps), f"caps on its scores or logits ({' and '.join(caps)})"),
+        (bool(fields.get("use_bidirectional_attention")), "attention to later tokens"),
     ):
         if is_present:
             raise ModelLoadError(
