@@ -59,8 +59,8 @@ def describe(
 ) -> ToolSchema:
     """The schema of a function or bound method, from its signature and its docstring.
 
-    The description is the docstring's first paragraph. Parameters are described there, in the style of Google,
-    numpy or Sphinx, by `Annotated[..., "a description"]`, or by `pydantic.Field(description=...)`.
+    The description is the docstring's first paragraph. Parameters are described in it, in Google's,
+    numpy's or Sphinx's style, by `Annotated[..., "a description"]`, or by `pydantic.Field(description=...)`.
 
     Raises:
         ToolDefinitionError: a hint or the docstring is missing, a type is not JSON's, or a pattern cannot
