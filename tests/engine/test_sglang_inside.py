@@ -169,6 +169,32 @@ def test_scales_of_fused_layers_are_compared_in_their_own_rows(tmp_path: Path) -
     assert "k_proj.weight_scale_inv" in str(load_all(tmp_path, holder, changed)["error"])
 
 
+class Latent(torch.nn.Module):
+    """What latent attention projects the states to, as SGLang's DeepseekV2AttentionMLA has it: in one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused_qkv_a_proj_with_mqa = torch.nn.Linear(4, 8, bias=False)
+
+    @torch.no_grad()
+    def load_weights(self, weights) -> None:
+        parts = {name.split(".")[1]: tensor for name, tensor in weights}
+        self.fused_qkv_a_proj_with_mqa.weight.copy_(
+            torch.cat([parts["q_a_proj"], parts["kv_a_proj_with_mqa"]])
+        )
+
+
+def test_fused_projections_of_latent_attention_are_compared(tmp_path: Path) -> None:
+    holder = torch.nn.Module()
+    holder.self_attn = Latent()
+    holder.load_weights = holder.self_attn.load_weights
+    sizes = {"kv_a_proj_with_mqa": 5, "q_a_proj": 3}
+    weights = [(f"self_attn.{name}.weight", torch.randn(rows, 4)) for name, rows in sizes.items()]
+    assert load_all(tmp_path, holder, weights) == {"error": None, "tensors": {}}
+    reply = call(tmp_path, holder, action="read", tensors=listed(weights))
+    assert reply == {"error": None, "tensors": crcs(weights)}
+
+
 def test_ranks_with_shards_report_the_tensors_they_received(tmp_path: Path) -> None:
     weights = [("anything", torch.arange(5, dtype=torch.bfloat16)), ("nothing", torch.empty(0, 3))]
     model = Layered()

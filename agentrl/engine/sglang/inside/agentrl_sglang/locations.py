@@ -9,7 +9,11 @@ import torch
 
 from .tensors import SentTensor
 
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
 """Fused parameters of SGLang, and the checkpoint tensors whose rows they stack."""
 _EXPERTS = ".experts."
 
