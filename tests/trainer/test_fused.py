@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from agentrl.losses import fused, gpu, tokens
 from agentrl.trainer.megatron.model import feed_forward, layers
+from agentrl.trainer.megatron.model.shape import Gating
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -45,7 +46,7 @@ CASES = {
         layers._heads_of,
         lambda n: (numbers(n, 2, 16), numbers(n, 2, 2).detach(), None, 4, True),
     ),
-    "gated": (feed_forward.gated, lambda n: (numbers(n, 1, 12),)),
+    "gated": (feed_forward.gated, lambda n: (numbers(n, 1, 12), Gating())),
 }
 
 

@@ -64,9 +64,8 @@ class MegatronWorker(Recorder, DeviceStore):
         self._memory: dict[ScoreRole, NetworkMemory] = {}
         bonus = needs_entropy_gradient(plan.policy.loss)
         report_phase("loading weights")
-        self._learn(
-            "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
-        )
+        outputs = partial(logprobs_of, entropy_gradient=bonus)
+        self._learn("old", MegatronLearner(_network(plan), outputs, plan.policy))
         if plan.critic is not None:
             self._learn("values", MegatronLearner(_critic(plan), values_of, plan.critic))
         for role in plan.models.keys() - {"old"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -43,12 +43,18 @@ def namespaces(pids: Iterable[int]) -> set[str]:
     return links
 
 
-def not_of_other_tests() -> set[int]:
-    """Every process of this machine, orphans too, but those of tests that run at the same time."""
-    others: set[int] = set()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        others = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
-    return {int(process.name) for process in Path("/proc").glob("[0-9]*")} - others
+def inhabitants(of: Collection[str]) -> set[tuple[int, str]]:
+    """The processes of this machine that are in some of these namespaces: ids, and when they began.
+
+    The kernel gives the number of a namespace that has ended to the next one, so it names none for long.
+    """
+    found: set[tuple[int, str]] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if namespaces([int(process.name)]).intersection(of):
+            with suppress(OSError):  # it has just ended
+                began = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+                found.add((int(process.name), began))
+    return found
 
 
 async def gone(before: set[int]) -> bool:

@@ -20,7 +20,7 @@ from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.sessions import NOBODY
 from agentrl.types import Ending
-from tests.tools.python.sandboxed import QUICK, descendants, gone, namespaces, not_of_other_tests, python
+from tests.tools.python.sandboxed import QUICK, descendants, gone, inhabitants, namespaces, python
 from tests.tools.python.test_python_tool import Numbers, solve
 
 SLEEP = {"code": "import time; print('started'); time.sleep(60)"}
@@ -153,15 +153,16 @@ async def test_releasing_shared_resources_leaves_no_process_file_or_mount(sandbo
         if sandbox == "namespaces":
             await tool.invoke({"code": LEAVE_CHILDREN})
         sandboxed = namespaces(descendants()) - own
-        assert bool(sandboxed) == (sandbox == "namespaces")
+        inside = inhabitants(sandboxed)
+        assert bool(inside) == (sandbox == "namespaces")
         assert sandboxed or left(tmp_path)["files"] != before["files"]
     assert await gone(set())
     for _ in range(100):  # a thread ends a moment after its work
-        if left(tmp_path) == before and not sandboxed & namespaces(not_of_other_tests()):
+        if left(tmp_path) == before and not inside & inhabitants(sandboxed):
             break
         await asyncio.sleep(0.01)
     assert left(tmp_path) == before
-    assert not sandboxed & namespaces(not_of_other_tests())
+    assert not inside & inhabitants(sandboxed)
 
 
 @pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
