@@ -114,8 +114,9 @@ async def test_a_real_server_reports_the_version_of_new_weights(sglang: str, tmp
 
 @pytest.mark.full
 async def test_the_embedded_engine_serves_behind_the_router_of_sglang(tmp_path: Path) -> None:
-    folder, port = save_tiny(tmp_path / "model"), free_port()
-    flags = ["--port", str(port), "--max-slots", "4", "--max-context-len", str(CONTEXT_LEN)]
+    # As long as those of SGLang: an abort that comes through the router has to find them running.
+    folder, port = save_tiny(tmp_path / "model", context_len=SGLANG_CONTEXT_LEN), free_port()
+    flags = ["--port", str(port), "--max-slots", "4", "--max-context-len", str(SGLANG_CONTEXT_LEN)]
     command = [Path(sys.executable).parent / "agentrl", "serve", folder, *flags]
     address = f"http://127.0.0.1:{port}"
     with (
@@ -123,4 +124,4 @@ async def test_the_embedded_engine_serves_behind_the_router_of_sglang(tmp_path: 
         router(worker, tmp_path / "router.log") as url,
     ):
         for check in checked(ROUTED_CAPS):
-            await keeps(check, url, ROUTED_CAPS, CONTEXT_LEN)
+            await keeps(check, url, ROUTED_CAPS, SGLANG_CONTEXT_LEN)
