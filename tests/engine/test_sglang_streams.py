@@ -83,9 +83,10 @@ async def test_who_is_not_watched_asks_for_no_stream():
         ([event([3]), b"<html>\n\n", DONE], EngineError, "between two events"),
         ([b"data: " + b"x" * (2 << 20)], EngineError, "longer than"),
         ([b"data: 5\n\n", DONE], EngineError, "SGLang protocol"),
+        ("data: 5\n\ndata: [DONE]\n\n", EngineError, "SGLang protocol"),
         ([event([3]), event([3, 5]), DONE], EngineError, "finish_reason"),
     ],
-    ids=["an error", "no end", "no event", "too long", "no object", "no last event"],
+    ids=["an error", "no end", "no event", "too long", "no object", "no chunks", "no last event"],
 )
 async def test_a_stream_that_is_none_is_one_sentence(chunks, error, message):
     with pytest.raises(error, match=message):

@@ -88,7 +88,10 @@ class ServerConnection:
         sink = None if events is None else events.feed
         status, answer = await self._send("POST", url, body, headers, bounds.max_bytes, sink)
         if status == _OK and events is not None:
-            answer = events.whole(answer)
+            try:
+                answer = events.whole(answer)
+            except ValueError as error:
+                raise EngineError(f"{url}: {error}.") from None
         if status != _OK or answer.startswith(_ERROR):
             raise _refused(url, status, answer)
         if len(answer) > _COUNTED_BYTES:

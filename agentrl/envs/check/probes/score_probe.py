@@ -161,7 +161,7 @@ async def probe_chance(arena: Arena, n: int, by_expert: Sequence[Episode], *, mi
     for name, policy in _adversaries(arena, answering(by_expert)).items():
         outcomes[name] = await played(arena, policy, few)
     if misleads and len({task.answer for task in arena.tasks}) > 1:
-        outcomes["another task's answer"] = _of_another(await played(arena, misled(arena.tasks), few))
+        outcomes["another task's answer"] = _of_another(await played(arena, misled(arena.tasks), few), few)
     chance, best = arena.example.chance_score, arena.example.expert_score
     allowed = chance + TOLERANCE * (best - chance) + ROUNDING
     bounds = {
@@ -189,7 +189,7 @@ async def probe_chance(arena: Arena, n: int, by_expert: Sequence[Episode], *, mi
     return ProbeResult(tuple(findings), figures)
 
 
-def _of_another(result: PlayedEpisodes) -> PlayedEpisodes:
+def _of_another(result: PlayedEpisodes, tasks: Sequence[Task]) -> PlayedEpisodes:
     """Without the episodes that found the right answer after all, as an expert of a game does.
 
     And without those in which the expert itself failed: it need not know what to do in another task's world.
@@ -200,7 +200,8 @@ def _of_another(result: PlayedEpisodes) -> PlayedEpisodes:
         if not _says_answer(episode)
     ]
     episodes, scores = tuple(episode for episode, _ in kept), tuple(total for _, total in kept)
-    failures = tuple(line for line in result.failures if ": act " not in line)
+    of_expert = tuple(f"{task.id}: act " for task in tasks)
+    failures = tuple(line for line in result.failures if not line.startswith(of_expert))
     return PlayedEpisodes(episodes, scores, failures)
 
 
