@@ -103,6 +103,10 @@ def main(
         click.echo(json.dumps(describe(described)))
         return
     tasks = json.loads((HERE / "tasks.json").read_text(encoding="utf-8"))
+    if unknown := set(only) - {task["name"] for task in tasks}:
+        raise click.UsageError(
+            f"no task {min(unknown)}; there are {', '.join(task['name'] for task in tasks)}."
+        )
     tasks = [task for task in tasks if not only or task["name"] in only]
     faults = {}
     for task in tasks:
