@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import zlib
@@ -108,7 +109,8 @@ async def play(
 
     Limits and deadlines are `env.limits`. A failure of the world or of the engine is an `Episode` whose
     ending is `failed`, never an exception; UserErrors and cancellation do propagate. The environment and the
-    agents are closed in every case.
+    agents are closed in every case. What was played stands where closing fails: that is logged, and counted
+    as `failed_closes`.
 
     Where several agents act in one step, they do so at the same time. An unfinished turn of any agent ends
     the episode: the world never receives an unfinished message.
@@ -223,9 +225,9 @@ class Game:
         except StageError as error:
             failure = _failure(error)
         finally:
-            broken = await self.close()
-        # A world that failed often cannot be closed either: the first failure is reported.
-        failure = failure or broken
+            for broken in await self.close():
+                self.record.counts["failed_closes"] += 1
+                logging.getLogger(__name__).warning("%s: `close` fails: %s", self.world.id, broken.detail)
         seconds = time.perf_counter() - started
         return self.episode(Ending.FAILED if failure else ending, failure, seconds)
 
@@ -297,8 +299,8 @@ class Game:
             seconds=seconds,
         )
 
-    async def close(self) -> Failure | None:
-        """Close all; return the first failure. Nothing is raised: that would replace a cancellation."""
+    async def close(self) -> list[Failure]:
+        """Close all; return the failures. Nothing is raised: that would replace a cancellation."""
         broken: list[Failure] = []
         async with AsyncExitStack() as stack:
             # The last one pushed is closed first; a failure does not stop the others.
@@ -307,7 +309,7 @@ class Game:
                 stack.push_async_callback(
                     _closed, partial(agent.close, session_id_of(self.episode_id, name)), broken
                 )
-        return broken[0] if broken else None
+        return broken
 
     def deliver(self, observations: Mapping[str, Observation]) -> None:
         """Add observations to those that their agents have not acted on yet."""

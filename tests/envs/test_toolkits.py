@@ -81,16 +81,18 @@ async def test_its_tools_are_on_offer_after_reset():
     await env.close()
 
 
-@pytest.mark.parametrize(
-    ("breaks", "stage", "kind"), [("open", "tool", "unavailable"), ("close", "close", "error")]
-)
-async def test_what_cannot_be_opened_or_closed_is_a_failed_episode_and_the_others_are_closed(
-    breaks, stage, kind
-):
-    good, bad = Notebook(), Notebook("page", breaks)
+async def test_what_cannot_be_opened_is_a_failed_episode_and_the_others_are_closed():
+    good, bad = Notebook(), Notebook("page", "open")
     episode = await play(Desk(good, bad), ScriptedAgent(script("a")), ASK)
     assert episode.ending is Ending.FAILED
-    assert (episode.failure.stage, episode.failure.kind) == (stage, kind)
+    assert (episode.failure.stage, episode.failure.kind) == ("tool", "unavailable")
+    assert (good.open, bad.open) == (0, 0)
+
+
+async def test_what_cannot_be_closed_is_counted_and_the_others_are_closed():
+    good, bad = Notebook(), Notebook("page", "close")
+    episode = await play(Desk(good, bad), ScriptedAgent(script("a")), ASK)
+    assert (episode.ending, episode.counts["failed_closes"]) == (Ending.COMPLETED, 1)
     assert (good.open, bad.open) == (0, 0)
 
 

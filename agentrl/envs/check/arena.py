@@ -77,9 +77,9 @@ class TimedEnv:
     `held`: for how long a call of step, at a time, kept the event loop from all others.
     """
 
-    def __init__(self, env: Env, seconds: dict[str, list[float]]) -> None:
+    def __init__(self, env: Env, arena: Arena) -> None:
         self._env = env
-        self._seconds = seconds
+        self._seconds, self._failed_closes = arena.seconds, arena.failed_closes
         self.id = env.id
         self.limits: Limits = env.limits
         self.possible_agents = env.possible_agents
@@ -118,7 +118,11 @@ class TimedEnv:
 
     async def close(self) -> None:
         """Close the world."""
-        await call_close(self._env)
+        try:
+            await call_close(self._env)
+        except StageError as broken:
+            self._failed_closes.append(broken.detail)
+            raise
 
 
 ENDLESS = "and so on, " * 2000
@@ -172,7 +176,7 @@ class Arena:
     """The environment, tasks and seed of all probes.
 
     example: an instance that is read, never played. tasks: those to play. seed: of all randomness of the
-    check. seconds: latencies so far.
+    check. seconds: latencies so far. failed_closes: how `close` failed so far.
     """
 
     make: Callable[[], Env]
@@ -180,6 +184,7 @@ class Arena:
     tasks: tuple[Task, ...]
     seed: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    failed_closes: list[str] = field(default_factory=list)
 
     def some_tasks(self, n: int) -> tuple[Task, ...]:
         """The first `n` tasks, repeated where there are fewer."""
@@ -206,14 +211,14 @@ class Arena:
             env = self.make()
         agent = YieldingAgent(self._script(policy, env, task, number), leaves_at)
         world_seed = self.seed + number if seed is None else seed
-        return await play(TimedEnv(env, self.seconds), agent, task, seed=world_seed, sampling_seed=number)
+        return await play(TimedEnv(env, self), agent, task, seed=world_seed, sampling_seed=number)
 
     async def watch(self, policy: Policy, task: Task, *, number: int = 0) -> Watching:
         """What a policy is shown in one episode, however that ends. number: as for `play`."""
         async with stage("make", None):
             env = self.make()
         agent = Watching(self._script(policy, env, task, number))
-        await outcome(play(TimedEnv(env, self.seconds), agent, task, seed=self.seed + number))
+        await outcome(play(TimedEnv(env, self), agent, task, seed=self.seed + number))
         return agent
 
     def _script(self, policy: Policy, env: Env, task: Task, number: int) -> Callable[[str], AnyScript]:

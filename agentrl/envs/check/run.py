@@ -214,7 +214,19 @@ async def _probe(
         yield replace(await probe_host(arena), probe="host")
         async for result in _probe_world(arena, progress):
             yield result
+    yield replace(_closed(arena), probe="close")
     yield replace(await _probe_closing(other, example), probe="close")
+
+
+def _closed(arena: Arena) -> ProbeResult:
+    """Whether `close` has failed after any episode of the check."""
+    if not arena.failed_closes:
+        return ProbeResult()
+    text = (
+        f"`close` breaks after an episode: {arena.failed_closes[0]}. The episode counts, but what `close` had "
+        "still to release stays open; let it release everything where a part fails, too."
+    )
+    return ProbeResult((error("close-fails", text),))
 
 
 async def _probe_closing(*unplayed: AnyEnv) -> ProbeResult:

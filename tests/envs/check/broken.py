@@ -106,6 +106,20 @@ class ClosesWhatResetMade(Good):
         await super().close()
 
 
+@caught_by("close-fails")
+class BreaksAtTheEnd(Good):
+    was_reset = False
+
+    async def reset(self, task, *, seed):
+        self.was_reset = True
+        return await super().reset(task, seed=seed)
+
+    async def close(self):
+        await super().close()
+        if self.was_reset:
+            raise RuntimeError("the page has gone")
+
+
 class Needs(Good):
     """A member that exists only while an episode is played."""
 
