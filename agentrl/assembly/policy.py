@@ -161,7 +161,7 @@ def dialect_of(env: BaseEnv, config: RenderingConfig) -> Dialect:
         UserError: a tool has the name of a tag of the configured dialect.
     """
     if config.dialect == "chat":
-        return Chat()
+        return env.dialect if isinstance(env.dialect, Chat) else Chat()
     if config.dialect == "own":
         return env.dialect
     tags = tags_of(env.dialect)
@@ -193,7 +193,8 @@ def build_renderer(source: ModelSource, dialect: Dialect, config: RenderingConfi
             f"rollout_stop_token_ids has {unknown[0]}, and the tokenizer has {len(source.tokenizer)} tokens; "
             "name ids of its own."
         )
-    renderer.more_stops = Stops(config.rollout_stop, config.rollout_stop_token_ids)
+    own = dialect.stop if isinstance(dialect, Chat) else ()
+    renderer.more_stops = Stops((*own, *config.rollout_stop), config.rollout_stop_token_ids)
     return renderer
 
 

@@ -259,7 +259,8 @@ def new_command(name: str, kind: str, folder: Path | None) -> None:
     "form",
     required=True,
     type=click.Choice(list(FORMATS)),
-    help="verifiers: a package with `load_environment`, for 0.3; nemo-gym: a resources server, for 0.4.",
+    help="verifiers: a package with `load_environment`, for 0.3; nemo-gym: a resources server, for 0.4; "
+    "openenv: a folder that `openenv push` takes, for 0.10.",
 )
 @click.option(
     "--out", "folder", required=True, type=click.Path(path_type=Path), help="The folder, which is made."

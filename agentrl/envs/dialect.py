@@ -12,7 +12,7 @@ Rendering turns this into tokens; environments never see tags, only Messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -71,7 +71,21 @@ class Chat:
     """The chat dialect: messages and tool calls in the model family's own format.
 
     The whole text of a turn without calls is the final answer.
+
+    stop: strings that end a turn, too, and stay part of it: `Chat(stop=("</search>",))` for an environment
+    that reads tags in the text.
+
+    Raises:
+        ValueError: `stop` is no sequence of texts, or one is empty.
     """
+
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(map(_is_text, stop)):
+            raise ValueError(f'stop is a tuple of texts, such as ("</search>",), got {stop!r}')
+        object.__setattr__(self, "stop", tuple(stop))
 
     def names(self, tools: Iterable[str]) -> tuple[str, ...]:
         """Every name that must be unique: those of the tools."""
@@ -85,6 +99,10 @@ Dialect: TypeAlias = Tags | Chat
 def tags_of(dialect: Dialect) -> Tags:
     """The tags to parse turns with where they are plain text."""
     return dialect if isinstance(dialect, Tags) else Tags()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def opening(tag: str) -> str:

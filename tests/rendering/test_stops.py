@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl.assembly.policy import build_renderer
+from agentrl import ToolEnv
+from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.envs import Chat, Tags
 from agentrl.errors import ConfigError
 from agentrl.rendering.config import RenderingConfig
@@ -24,6 +25,39 @@ def test_a_turn_ends_at_those_of_the_dialect_and_at_those_of_the_run(dialect):
     both = renderer_of(dialect, rollout_stop=["</search>", "\n\n"], rollout_stop_token_ids=[7, 3]).stops(())
     assert both.strings == (*own.strings, "</search>", "\n\n")
     assert both.token_ids == tuple(sorted({*own.token_ids, 3, 7}))
+
+
+class Tagged(ToolEnv):
+    """Reads a tag in the text of a chat turn."""
+
+    dialect = Chat(stop=("</search>", "</answer>"))
+
+    def tasks(self, split):
+        return []
+
+    def reward(self, task, answer):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "of_run"), [({}, []), ({"dialect": "chat"}, []), ({}, ["</answer>", "\n\n"])]
+)
+def test_a_turn_ends_at_those_of_the_environment_too(chosen, of_run):
+    dialect = dialect_of(Tagged(), RenderingConfig.model_validate(chosen))
+    plain, stops = renderer_of(Chat()).stops(()), renderer_of(dialect, rollout_stop=of_run).stops(())
+    assert stops.strings == (*plain.strings, "</search>", "</answer>", *of_run[1:])
+    assert stops.token_ids == plain.token_ids
+
+
+def test_another_dialect_has_no_stops_of_the_environment():
+    inline = RenderingConfig.model_validate({"dialect": "inline"})
+    assert renderer_of(dialect_of(Tagged(), inline)).stops(()) == renderer_of(Tags()).stops(())
+
+
+@pytest.mark.parametrize("stop", ["</search>", ("",), (1,), 3])
+def test_stops_that_are_no_texts_are_refused(stop):
+    with pytest.raises(ValueError, match="stop is a tuple of texts"):
+        Chat(stop=stop)
 
 
 @pytest.mark.parametrize(

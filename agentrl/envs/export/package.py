@@ -13,7 +13,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agentrl.engine.chat.agent import openai_content
-from agentrl.envs.base import BaseEnv
+from agentrl.envs.base import BaseEnv, tasks_of
 from agentrl.envs.boundary import call_close, call_reset
 from agentrl.envs.export.world import ExportedWorld
 from agentrl.envs.multi_agent import AgentView
@@ -37,9 +37,21 @@ FORMATS: Mapping[str, Mapping[str, str]] = {
         f"{_NEMO}/README.md": "nemo_gym/README.md.jinja",
         f"{_NEMO}/tests/test_app.py": "nemo_gym/test_app.py.jinja",
     },
+    "openenv": {
+        "openenv.yaml": "openenv/openenv.yaml.jinja",
+        "pyproject.toml": "openenv/pyproject.toml.jinja",
+        "README.md": "openenv/README.md.jinja",
+        "Dockerfile": "openenv/Dockerfile.jinja",
+        "__init__.py": "openenv/init.py.jinja",
+        "client.py": "openenv/client.py.jinja",
+        "server/__init__.py": "openenv/server_init.py.jinja",
+        "server/app.py": "openenv/app.py.jinja",
+    },
 }
 """The files of each format, by their paths, and the templates of these."""
 _ROWS = f"{_NEMO}/data/example.jsonl"
+_EPISODE_S = 600.0
+"""What a package of OpenEnv declares where the environment has no deadline (seconds)."""
 _VERSION = re.compile(r"-v\d+$")
 
 
@@ -92,20 +104,28 @@ def _values(
     """The name of the package, and what the templates are filled with."""
     words = words_of(_VERSION.sub("", re.split("[/:]", world.env_id)[-1]).replace(".", "-"))
     package, (split, test_split) = "_".join(words), world.splits
-    origin = PackageOrigin.of_this().pip_arguments()
+    example, this = world.example, PackageOrigin.of_this()
+    origin = this.pip_arguments()
     return package, {
         "env_id": world.env_id,
         "kwargs": repr(dict(kwargs)),
         "package": package,
         "env_class": "".join(word.capitalize() for word in words),
+        "about": world.about,
         "description": json.dumps(world.about),
         "agentrl": origin,
+        "served": this.pip_arguments("openenv"),
         "requirement": " ".join(shlex.split(origin)),
         "split": split,
         "test_split": test_split,
-        "turns": world.example.limits.max_turns,
-        "agent": "simple_agent" if world.example.tool_schemas else "gymnasium_agent",
-        "lost": lost_in(world.example, format),
+        "turns": example.limits.max_turns,
+        "agent": "simple_agent" if example.tool_schemas else "gymnasium_agent",
+        "oracle_tolerance": round(max(1.0 - example.expert_score, 0.0), 3),
+        "floor_margin": round((example.expert_score - example.chance_score) / 2, 3),
+        "episode_timeout_s": example.limits.episode_timeout_s or _EPISODE_S,
+        "tools": json.dumps([tool.name for tool in example.tool_schemas]),
+        "num_tasks": json.dumps({name: len(tasks_of(example, name)) for name in example.splits}),
+        "lost": lost_in(example, format),
     }
 
 
@@ -115,7 +135,7 @@ def lost_in(env: BaseEnv, format: str) -> tuple[str, ...]:
 
 
 def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
-    theirs = "verifiers" if format == "verifiers" else "NeMo Gym"
+    theirs = {"verifiers": "verifiers", "nemo-gym": "NeMo Gym", "openenv": "OpenEnv's trainer"}[format]
     yield f"Tokens, logprobs and policy versions are those that {theirs} records.", True
     max_tokens = env.limits.max_tokens
     yield (
@@ -133,6 +153,12 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
         yield "A world that rewrites the conversation only adds to it.", True
         yield "Several calls in one turn reach the world as a turn each, which max_turns counts.", has_tools
         yield "A message without a call ends the episode.", has_tools
+    if format == "openenv":
+        here = PackageOrigin.of_this().is_local
+        yield (
+            "Its Dockerfile installs agentrl from a folder of this machine: put a URL or a release there.",
+            here,
+        )
 
 
 def _rendered(template: str, values: Mapping[str, object]) -> str:

@@ -86,15 +86,20 @@ def serve_env(id: str, kwargs: Mapping[str, object], own: ServeEnv, *, ready: Ca
         UserError: there is no such environment, split or agent; the address or the key cannot be used.
         MissingExtraError: websockets, or what the environment needs, is not installed.
     """
-    require("serving an environment", "websockets")
-    checks = RequestChecks(host_names(own.host, own.allowed_hosts), control_key(ENV_KEY))
-    world = ServedWorld(one_agent_of(find(id).factory(**kwargs), own.agent or None), own.split)
-    app = application_of(ServedSessions(world, own.max_sessions, own.idle_s), checks)
+    app = env_application(id, kwargs, own)
     with bound(own.host, own.port) as listener:
         listener.listen(WAITING_CONNECTIONS)
         ready(address_of(listener))
         with rare_collections():
             serve(app, listener, websocket=paced_socket())
+
+
+def env_application(id: str, kwargs: Mapping[str, object], own: ServeEnv) -> Starlette:
+    """The application of `serve_env`; see there for the arguments and errors."""
+    require("serving an environment", "websockets")
+    checks = RequestChecks(host_names(own.host, own.allowed_hosts), control_key(ENV_KEY))
+    world = ServedWorld(one_agent_of(find(id).factory(**kwargs), own.agent or None), own.split)
+    return application_of(ServedSessions(world, own.max_sessions, own.idle_s), checks)
 
 
 def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette:

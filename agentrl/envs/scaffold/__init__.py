@@ -110,6 +110,11 @@ class PackageOrigin(NamedTuple):
             )
         return cls(None, installed[0].version)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder or a file of this machine."""
+        return self.direct_url is not None and str(self.direct_url["url"]).startswith("file:")
+
     def pip_arguments(self, *extras: str) -> str:
         """What follows `pip install`, quoted for a shell, to install the same agentrl with these extras."""
         project = f"{_PROJECT}[{','.join(extras)}]" if extras else _PROJECT

@@ -29,8 +29,8 @@ def test_a_package_is_a_thin_file_that_names_the_environment(form, tmp_path, cap
     for sentence in lost_in(make("Calculator-v0"), form):
         assert sentence in printed
         assert sentence in next(out.rglob("README.md")).read_text()
-    code = [path for path in out.rglob("*.py") if "tests" not in path.parts]
-    (text,) = [path.read_text() for path in code]
+    code = [path.read_text() for path in out.rglob("*.py") if "tests" not in path.parts]
+    (text,) = [text for text in code if "from agentrl." in text]
     assert len([line for line in text.splitlines() if line.strip()]) <= 10
     assert str(KWARGS) in text
     assert '"Calculator-v0"' in text
@@ -89,6 +89,7 @@ class Compared(Env):
         (make("Calculator-v0"), "verifiers", "limit of 224 tokens", "compare siblings"),
         (make("Calculator-v0"), "nemo-gym", "Several calls in one turn", "played by scripts"),
         (make("Wordle-v0"), "nemo-gym", "Images are left out", "Several calls"),
+        (make("Wordle-v0"), "openenv", "that OpenEnv's trainer records", "Images are left out"),
     ],
 )
 def test_what_is_lost_is_said_where_it_applies(env, form, says, says_not):
