@@ -223,8 +223,8 @@ def _closed(arena: Arena) -> ProbeResult:
     if not arena.failed_closes:
         return ProbeResult()
     text = (
-        f"`close` breaks after an episode: {arena.failed_closes[0]}. The episode counts, but what is still to "
-        "be released stays open; let it release everything where a part fails, too."
+        f"`close` breaks after an episode: {arena.failed_closes[0]}. The episode counts, but what is still "
+        "to be released stays open; let it release everything where a part fails, too."
     )
     return ProbeResult((error("close-fails", text),))
 
