@@ -155,10 +155,7 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
         yield "A message without a call ends the episode.", has_tools
     if format == "openenv":
         here = PackageOrigin.of_this().is_local
-        yield (
-            "Its Dockerfile installs agentrl from a folder of this machine: put a URL or a release there.",
-            here,
-        )
+        yield "Its Dockerfile installs agentrl from this machine: put a URL or a release there.", here
 
 
 def _rendered(template: str, values: Mapping[str, object]) -> str:
