@@ -58,6 +58,7 @@ FACILITIES: Mapping[str, str] = {
     "sandbox": "the Python sandbox (Linux)",
     "data": "a file of prompts (prompt_data)",
     "server": "a running server",
+    "bfcl-eval": "the package bfcl-eval, without what it asks for (docs/bfcl.md)",
 }
 """What an environment may need that is no extra."""
 
