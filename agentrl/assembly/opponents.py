@@ -39,12 +39,16 @@ async def opened_opponents(
 ) -> AsyncIterator[dict[str, Opponent]]:
     """The opponents that play the agents that are not trained, by name; they are closed with the block.
 
+    Agents that are a part of the world have their scripts, where nothing else is chosen.
+
     addresses: of models that are served, by name; they take the place of "sglang_models.NAME".
 
     Raises:
         UserError: the environment has no such agent, or none is left for the policy; an endpoint's address is
             invalid; a model cannot be opened, or has no form for the dialect.
     """
+    if isinstance(env, MultiAgentEnv):
+        chosen = {**dict.fromkeys(env.scripted_agents, SCRIPT), **chosen}
     check_opponents(env, chosen)
     sources = {name: str(source) for name, source in with_addresses(chosen, addresses).items()}
     async with AsyncExitStack() as stack:

@@ -31,6 +31,8 @@ class MultiAgentEnv(BaseEnv):
 
     possible_agents: the names of all agents, in a fixed order; each is a role of its own, and siblings are
         compared within a role.
+    scripted_agents: those that are a part of the world, such as a user: their `opponent` scripts play them,
+        unless `opponents` names another player.
     acting: the agents whose turn it is; reset() and step() set it. A single one makes a game in turns
         (PettingZoo's AEC), several act at the same time (its parallel API).
 
@@ -49,9 +51,14 @@ class MultiAgentEnv(BaseEnv):
                 return JointStep.finished({"thinker": right, "guesser": right})
     """
 
-    _conversions: ClassVar[Conversions] = {**BaseEnv._conversions, "possible_agents": as_names}
+    _conversions: ClassVar[Conversions] = {
+        **BaseEnv._conversions,
+        "possible_agents": as_names,
+        "scripted_agents": as_names,
+    }
 
     group = "agents"
+    scripted_agents: Sequence[str] = ()
     acting: Collection[str] = ()
 
     @property

@@ -111,7 +111,9 @@ async def demonstrate(
         agents = _demonstrators(env, task, f"demonstration/{seed}/{index}")
         episode = await play(env, agents, task, seed=index, episode_id=f"d{index}")
         progress(1)
-        return await _samples_of(episode, agents, renderer)
+        of_world = env.scripted_agents if isinstance(env, MultiAgentEnv) else ()
+        learning = {name: agent for name, agent in agents.items() if name not in of_world}
+        return await _samples_of(episode, learning, renderer)
 
     samples: list[Sample] = []
     for begin in range(0, n, _AT_ONCE):

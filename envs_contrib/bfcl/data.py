@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.resources import files
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from agentrl import UserError
 from agentrl.tools import JSON, ToolSchema
@@ -36,6 +37,34 @@ class System(Protocol):
     """An instance of one of the benchmark's classes: its methods are functions, its attributes the state."""
 
     def _load_scenario(self, scenario: Mapping[str, JSON], long_context: bool = False) -> None: ...
+
+
+class _Conversation(BaseModel):
+    """A row of the benchmark's questions."""
+
+    id: str
+    question: list[list[dict[str, str]]]
+    involved_classes: tuple[str, ...]
+    initial_config: dict[str, dict[str, JSON]]
+    missed_function: dict[int, list[str]] = {}
+
+
+class _Answer(BaseModel):
+    """A row of its possible answers."""
+
+    id: str
+    ground_truth: list[list[str]]
+
+
+class _Function(BaseModel):
+    """A row of its descriptions of functions."""
+
+    name: str
+    description: str
+    parameters: dict[str, JSON]
+
+
+_Row = TypeVar("_Row", bound=BaseModel)
 
 
 class Call(NamedTuple):
@@ -71,18 +100,15 @@ def entries(category: str) -> Mapping[str, Entry]:
     if category not in CATEGORIES:
         raise UserError(f"BFCL has no category `{category}`; it has {', '.join(CATEGORIES)}.")
     name = f"BFCL_v4_multi_turn_{category}.json"
-    right = {row["id"]: row["ground_truth"] for row in _rows(f"possible_answer/{name}")}
-    return {row["id"]: _entry(row, right[row["id"]]) for row in _rows(name)}
+    right = {row.id: row.ground_truth for row in _rows(_Answer, f"possible_answer/{name}")}
+    return {row.id: _entry(row, right[row.id]) for row in _rows(_Conversation, name)}
 
 
 @lru_cache(maxsize=len(_SYSTEMS))
 def functions(name: str) -> tuple[ToolSchema, ...]:
     """The functions of a class, as the benchmark describes them."""
-    rows = _rows(f"multi_turn_func_doc/{_SYSTEMS[name][1]}.json")
-    return tuple(
-        ToolSchema(row["name"], row["description"], cast(dict[str, JSON], _as_json_schema(row["parameters"])))
-        for row in rows
-    )
+    rows = _rows(_Function, f"multi_turn_func_doc/{_SYSTEMS[name][1]}.json")
+    return tuple(ToolSchema(row.name, row.description, _as_json_schema(row.parameters)) for row in rows)
 
 
 def system_class(name: str) -> Callable[[], System]:
@@ -95,7 +121,8 @@ def system_class(name: str) -> Callable[[], System]:
         module = import_module(f"{_CODE}.{_SYSTEMS[name][0]}")
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
-    return cast(Callable[[], System], getattr(module, name))
+    made: Callable[[], System] = getattr(module, name)
+    return made
 
 
 def added_functions_text() -> str:
@@ -104,29 +131,26 @@ def added_functions_text() -> str:
     return str(module.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC)
 
 
-def _rows(path: str) -> list[dict[str, JSON]]:
+def _rows(form: type[_Row], path: str) -> list[_Row]:
     try:
         text = (files("bfcl_eval") / "data" / path).read_text("utf-8")
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [form.model_validate_json(line) for line in text.splitlines() if line.strip()]
 
 
 def _not_installed(error: ModuleNotFoundError) -> UserError:
     return UserError(f"BFCL needs the package {error.name}: {_INSTALL}.")
 
 
-def _entry(row: Mapping[str, JSON], right: Sequence[Sequence[str]]) -> Entry:
-    said = cast(list[list[dict[str, str]]], row["question"])
-    classes = tuple(cast(list[str], row["involved_classes"]))
-    late = cast(dict[str, list[str]], row.get("missed_function", {}))
+def _entry(row: _Conversation, right: Sequence[Sequence[str]]) -> Entry:
     return Entry(
-        str(row["id"]),
-        tuple("\n".join(message["content"] for message in turn) for turn in said),
-        tuple(tuple(_call(text, classes) for text in turn) for turn in right),
-        classes,
-        cast(dict[str, dict[str, JSON]], row["initial_config"]),
-        {int(turn): names for turn, names in late.items()},
+        row.id,
+        tuple("\n".join(message["content"] for message in turn) for turn in row.question),
+        tuple(tuple(_call(text, row.involved_classes) for text in turn) for turn in right),
+        row.involved_classes,
+        row.initial_config,
+        row.missed_function,
     )
 
 
@@ -143,12 +167,14 @@ def _call(text: str, classes: Sequence[str]) -> Call:
     return Call(name, arguments)
 
 
-def _as_json_schema(schema: JSON) -> JSON:
+def _as_json_schema(schema: Mapping[str, JSON]) -> dict[str, JSON]:
     """A description of parameters with the types of JSON Schema."""
-    if isinstance(schema, list):
-        return [_as_json_schema(value) for value in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {name: _as_json_schema(value) for name, value in schema.items()}
-    kind = made.get("type")
-    return {**made, "type": _TYPES.get(kind, kind)} if isinstance(kind, str) else made
+    made: dict[str, JSON] = {}
+    for name, value in schema.items():
+        if isinstance(value, dict):
+            made[name] = _as_json_schema(value)
+        elif name == "type" and isinstance(value, str):
+            made[name] = _TYPES.get(value, value)
+        else:
+            made[name] = value
+    return made

@@ -61,12 +61,13 @@ def _made(name: str, make: Callable[[], AnyEnv]) -> AnyEnv:
 def seats(make: Callable[[], AnyEnv], example: AnyEnv) -> Mapping[str, Callable[[], Env]]:
     """What makes the environment as each of its agents sees it, by agent; scripts play the others.
 
-    example: an instance.
+    example: an instance. Agents that are a part of the world are not among them.
     """
     if not isinstance(example, MultiAgentEnv):
         return {AGENT: cast(Callable[[], Env], make)}
     several = cast(Callable[[], MultiAgentEnv], make)
-    return {agent: partial(_view, several, agent) for agent in example.possible_agents}
+    acting = [agent for agent in example.possible_agents if agent not in example.scripted_agents]
+    return {agent: partial(_view, several, agent) for agent in acting}
 
 
 def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
