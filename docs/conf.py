@@ -24,6 +24,7 @@ PAGES = {
         "docs/tasks-in-other-formats",
         "docs/rfc-008",
         "docs/agentdojo",
+        "docs/bfcl-and-tau2",
     ],
     "Training": [
         "docs/search-r1-and-retool",

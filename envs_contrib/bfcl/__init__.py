@@ -4,7 +4,7 @@
     pip install mpmath
     agentrl eval BFCLBase-v0 --openai-url http://127.0.0.1:30000/v1 --openai-model MODEL --n 200
 
-`docs/bfcl.md` is the guide.
+`docs/bfcl-and-tau2.md` is the guide.
 """
 
 from agentrl import register

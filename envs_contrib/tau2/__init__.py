@@ -5,7 +5,7 @@
     agentrl eval Tau2Airline-v0 --openai-url http://127.0.0.1:30000/v1 --openai-model MODEL --n 20 \\
         --opponents '{"user": "http://127.0.0.1:30001/v1"}'
 
-`docs/tau2.md` is the guide.
+`docs/bfcl-and-tau2.md` is the guide.
 """
 
 from agentrl import register

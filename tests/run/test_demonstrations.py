@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agentrl import Message, Script, Step, Task, ToolEnv, call, say
+from agentrl import JointStep, Message, MultiAgentEnv, Script, Step, Task, ToolEnv, call, say
 from agentrl.errors import WorldBrokenError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
@@ -126,3 +126,33 @@ async def test_demonstrations_wait_for_their_tools_together() -> None:
         Waiting, renderer(), Echo().tasks("train"), 2, seed=0, progress=lambda _: None
     )
     assert len(samples) == 2
+
+
+class Served(MultiAgentEnv):
+    """A user asks for a word, and the assistant says it."""
+
+    possible_agents = ("assistant", "user")
+    scripted_agents = ("user",)
+
+    def tasks(self, split: str) -> list[Task]:
+        return Echo().tasks(split)
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[dict[str, tuple[Message, ...]], dict[str, str]]:
+        self.acting = ("user",)
+        return {"user": task.prompt}, {}
+
+    async def step(self, actions: dict[str, Message]) -> JointStep:
+        if "assistant" in actions:
+            return JointStep.finished({"assistant": 1.0})
+        self.acting = ("assistant",)
+        return JointStep.going({"assistant": (Message("user", actions["user"].text),)})
+
+    def expert(self, task: Task, agent: str, prompt: str) -> Script:
+        yield say(task.id if agent == "assistant" else f"Say {task.id}")
+
+
+async def test_a_warm_start_imitates_no_agent_that_is_a_part_of_the_world() -> None:
+    samples = await demonstrate(
+        Served, renderer(), Served().tasks("train"), 3, seed=0, progress=lambda _: None
+    )
+    assert [sample.rollout_id.agent for sample in samples] == ["assistant"] * 3
