@@ -156,6 +156,20 @@ def peers_command(as_json: bool, only: str, python: str) -> None:
     _print(bench_peers(Path(python), only=words_of(only), on_event=_TELL), as_json)
 
 
+@cli.command("gateways")
+@_JSON
+@_interpreter("agentlightning", "of agent-lightning 0.3", None)
+def gateways_command(as_json: bool, python: str | None) -> None:
+    """Recording gateways before a chat endpoint that costs nothing: CPU time of a request, beside a peer's.
+
+    The peer is agent-lightning's proxy, in an environment of its own.
+    """
+    from benchmarks.peers.gateways import bench_gateways
+
+    path = None if python is None else Path(python).absolute()
+    _print(bench_gateways(path, on_event=_TELL), as_json)
+
+
 @cli.command("trainer")
 @_JSON
 @_only("Sections to run, e.g. packed,bare")

@@ -86,7 +86,7 @@ def bench_gateway(load: GatewayLoad | None = None) -> dict[str, JSON]:
 
 
 async def _bench(load: GatewayLoad) -> dict[str, JSON]:
-    async with _client_process() as clients:
+    async with client_process() as clients:
         sections = await _measured(load, clients)
     figures = {
         name: {side: figures_of(runs) for side, runs in sides.items()} for name, sides in sections.items()
@@ -101,7 +101,7 @@ async def _bench(load: GatewayLoad) -> dict[str, JSON]:
     }
 
 
-async def _measured(load: GatewayLoad, clients: _Clients) -> dict[str, dict[str, Sequence[float]]]:
+async def _measured(load: GatewayLoad, clients: Clients) -> dict[str, dict[str, Sequence[float]]]:
     sections: dict[str, dict[str, Sequence[float]]] = {
         "cpu_ms": {},
         "requests_per_wall_s": {},
@@ -174,7 +174,7 @@ class _Episodes:
     """Episodes of a player's turns, `size` at once, `rounds` times."""
 
     def __init__(
-        self, clients: _Clients, size: int, *, rounds: int = 1, calls: int = 3, payload: int = 40
+        self, clients: Clients, size: int, *, rounds: int = 1, calls: int = 3, payload: int = 40
     ) -> None:
         self._clients, self._size, self._rounds, self._payload = clients, size, rounds, payload
         self._player = player = Player(calls=calls, payload=payload)
@@ -292,7 +292,7 @@ async def _first_words(number: int, apart_s: float, load: GatewayLoad, stream: _
 class _GatewayStream:
     """A stream of an episode."""
 
-    def __init__(self, clients: _Clients) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     async def __call__(self, policy: Paced, session: str) -> float:
@@ -309,7 +309,7 @@ class _GatewayStream:
 class _BareStream:
     """A stream of a server that does nothing else."""
 
-    def __init__(self, clients: _Clients) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     async def __call__(self, policy: Paced, session: str) -> float:
@@ -330,7 +330,7 @@ class _BareStream:
             return await self._clients.run(f"http://127.0.0.1:{port}/v1", "key", None)
 
 
-class _Clients:
+class Clients:
     """The process of the clients."""
 
     def __init__(self, process: Process) -> None:
@@ -358,11 +358,12 @@ class _Clients:
 
 
 @asynccontextmanager
-async def _client_process() -> AsyncIterator[_Clients]:
+async def client_process() -> AsyncIterator[Clients]:
+    """The clients during the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.gateway_client", stdin=PIPE, stdout=PIPE
     )
-    clients = _Clients(process)
+    clients = Clients(process)
     listening = asyncio.create_task(clients.listen())
     try:
         yield clients

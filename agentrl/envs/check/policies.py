@@ -99,11 +99,15 @@ def _first_call_again(env: Env, task: Task, rng: random.Random) -> Script:
 
 
 def misled(tasks: Sequence[Task]) -> Policy:
-    """The right form, the wrong content: the expert of the next task, whose answer is another one."""
+    """The right form, the wrong content: the expert of the next task that asks for something else.
+
+    The expert of one with the same prompt may do the right thing in this world, too.
+    """
 
     def following(place: int) -> Task:
-        rest = [*tasks[place + 1 :], *tasks[:place]]
-        return next((task for task in rest if task.answer != tasks[place].answer), rest[0])
+        rest, own = [*tasks[place + 1 :], *tasks[:place]], tasks[place]
+        others = [task for task in rest if task.answer != own.answer]
+        return next((task for task in others if task.prompt != own.prompt), [*others, rest[0]][0])
 
     others = {task.id: following(place) for place, task in enumerate(tasks)}
 
