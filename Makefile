@@ -47,6 +47,9 @@ CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 NPM_CLIENTS := .npm-clients
 NPM_INSTALLED := $(NPM_CLIENTS)/.installed
+# It pins uvicorn, by way of the one litellm that its proxy knows.
+AGENTLIGHTNING_VENV := .venv-agentlightning
+AGENTLIGHTNING_INSTALLED := $(AGENTLIGHTNING_VENV)/.installed
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
 # The last verifiers with environments (`load_environment`), and NeMo Gym, which needs Python 3.12: both play exported ones.
@@ -100,7 +103,7 @@ reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds
 docs: $(INSTALLED_DEV) ## Make the site of the documentation in site/, which opens from the disk (20 s)
 	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs -d site/.doctrees . site
 
-bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
+bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) $(AGENTLIGHTNING_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks players --json
 	$(BIN)/python -m benchmarks python --json
@@ -112,6 +115,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) $(TRL_INSTALLED) ## Me
 	$(BIN)/python -m benchmarks gateway --json
 	$(BIN)/python -m benchmarks openenv --json
 	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python
+	$(BIN)/python -m benchmarks gateways --json --agentlightning-python $(AGENTLIGHTNING_VENV)/bin/python
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks async --json
 	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
@@ -122,7 +126,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) $(VERIFIERS_03_VENV) $(NEMO_GYM_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) $(SGLANG_VENV) $(AGENTLIGHTNING_VENV) $(VERIFIERS_VENV) $(VERIFIERS_03_VENV) $(NEMO_GYM_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -159,6 +163,11 @@ $(NPM_INSTALLED): tests/envs/gateway/npm/package.json
 $(CLIENTS_INSTALLED): clients.txt
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/python -m pip install $(PIP_FLAGS) -r $< $(PIP_ARGS)
+	touch $@
+
+$(AGENTLIGHTNING_INSTALLED):
+	$(PYTHON) -m venv $(AGENTLIGHTNING_VENV)
+	$(AGENTLIGHTNING_VENV)/bin/python -m pip install $(PIP_FLAGS) "agentlightning==0.3.0" "litellm[proxy]==1.80.10" $(PIP_ARGS)
 	touch $@
 
 $(TRL_INSTALLED): constraints.txt

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from agentrl.errors import UserError
 from agentrl.processes import guard
 from agentrl.run.stages import process_tree, tree_cpu_time
 from agentrl.types import JSON
-from benchmarks.compare import Duration
 
 ROOT = Path(__file__).resolve().parents[2]
 _STARTED_S = 300.0
@@ -108,19 +107,18 @@ class Side:
             UserError: the process ended, or an episode was not played as it should be.
         """
         with _sampled_peak(self._process.pid) as peak:
-            playing = asyncio.ensure_future(self.ask("play"))
-            spent = await self.measured(playing)
-            reply = playing.result()
+            cpu_s, began = self.cpu_s, time.perf_counter()
+            reply = await self.ask("play")
+            wall_s, cpu_s = time.perf_counter() - began, self.cpu_s - cpu_s
         expected = {"episodes": episodes, "solved": episodes, "turns": episodes * turns, "error": None}
         if {"error": None, **reply} != expected:
             raise UserError(f"{self.name} played {reply} in place of {expected}; {self._log_tail()}")
-        return Round(episodes, spent.wall_s, spent.cpu_s, peak.num_bytes)
+        return Round(episodes, wall_s, cpu_s, peak.num_bytes)
 
-    async def measured(self, work: Awaitable[object]) -> Duration:
-        """What some work takes: CPU time of all its processes."""
-        cpu_s, began = tree_cpu_time(self._process.pid), time.perf_counter()
-        await work
-        return Duration(time.perf_counter() - began, tree_cpu_time(self._process.pid) - cpu_s)
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all its processes so far (seconds)."""
+        return tree_cpu_time(self._process.pid)
 
     async def ask(self, request: str) -> dict[str, JSON]:
         """Send a line, and wait for what is printed then; see `next_line`."""
