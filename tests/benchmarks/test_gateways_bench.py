@@ -37,5 +37,5 @@ def test_an_interpreter_without_agent_lightning_is_refused(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '{\"python\": \"3\"}'\n")
     python.chmod(0o755)
-    with pytest.raises(UserError, match="lacks agentlightning.*--agentlightning-python"):
+    with pytest.raises(UserError, match=r"lacks agentlightning.*--agentlightning-python"):
         bench_gateways(python, load=SMALL, on_event=quiet)
