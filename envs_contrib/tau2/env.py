@@ -44,8 +44,8 @@ class Tau2(MultiAgentEnv):
     pays the assistant 1.0 where the database is at the end as the task's right actions leave it, and all that
     has to be told was said, else 0.0.
 
-    The user is played by a script, which tells all that the user knows at once and agrees to everything, or,
-    with `opponents = {user = "http://..."}`, by a model, which is given the benchmark's guidelines.
+    The user is played by a script, which tells all that the user knows at once and agrees to everything; or
+    by a model, where `opponents` names one for `user`, which is given the benchmark's guidelines.
 
     domain: airline or retail.
 

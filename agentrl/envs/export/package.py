@@ -122,7 +122,7 @@ def _values(
         "agent": "simple_agent" if example.tool_schemas else "gymnasium_agent",
         "oracle_tolerance": round(max(1.0 - example.expert_score, 0.0), 3),
         "floor_margin": round((example.expert_score - example.chance_score) / 2, 3),
-        "episode_timeout_s": example.limits.episode_timeout_s or _EPISODE_S,
+        "seconds": example.limits.episode_timeout_s or _EPISODE_S,
         "tools": json.dumps([tool.name for tool in example.tool_schemas]),
         "num_tasks": json.dumps({name: len(tasks_of(example, name)) for name in example.splits}),
         "lost": lost_in(example, format),
