@@ -37,7 +37,13 @@ def exiting(kind):
     return LeavesInStep() if kind == "step" else Leaves()
 
 
-@pytest.mark.parametrize("kind", ["async reset", "async step", "async close", "step"])
+async def test_exit_in_close_is_counted_and_logged(caplog):
+    episode = await played(exiting("async close"), "one")
+    assert (episode.failure, episode.counts) == (None, {"failed_closes": 1})
+    assert "exit() was called, SystemExit: 3; raise an exception" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["async reset", "async step", "step"])
 async def test_exit_in_an_environment_is_its_failure(kind):
     episode = await played(exiting(kind), "one")
     assert episode.failure.name == f"{kind.split()[-1]}_error"
