@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +20,7 @@ from agentrl.assembly.sections import OF_SFT
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.errors import UserError
 from agentrl.runtime.extras import TRAINING, require
+from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import JSON, Sample
 
 # The trainer scores the whole batch before the first of two steps, neither of which is made.
@@ -48,8 +48,8 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
     """
     require("comparing engine and trainer", *TRAINING)
     given = {**_USUAL, **flag_values(flags, OpenRunConfig), **_FIXED}
-    with tempfile.TemporaryDirectory(prefix="agentrl-numerics-") as folder:
-        settings = plain_settings({**given, **TrainSettings(output_dir=folder, name="numerics")})
+    with temporary_folder("numerics") as folder:
+        settings = plain_settings({**given, **TrainSettings(output_dir=str(folder), name="numerics")})
         checked_run(run, settings, OpenRunConfig)
         report = asyncio.run(_measured(run, settings))
     if as_json:

@@ -280,6 +280,7 @@ MADE_ELSEWHERE = {
     # Without a name.
     "processes/forking.py": {"TemporaryFile"},
     "runtime/ownership.py": {"TemporaryFile"},
+    "tools/shell/inside.py": {"TemporaryFile"},
     "data/rows/packed.py": {"TemporaryFile"},
 }
 
