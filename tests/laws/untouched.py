@@ -29,6 +29,8 @@ def __getattr__(name):
         touch(f"{{__name__}}.{{name}}")
     raise AttributeError(name)
 """
+ELSEWHERE = {"agentrl.envs.export.on_nemo_gym", "agentrl.envs.export.on_verifiers"}
+"""Modules that are imported under the interpreters of other libraries."""
 USED = "\n\ndef top_k(scores, k):\n    touch('jax.lax.top_k')\n    return scores, scores\n"
 
 
@@ -70,7 +72,7 @@ def everything() -> None:
 
     names = [module.name for module in pkgutil.walk_packages(agentrl.__path__, "agentrl.")]
     for name in names:
-        if not name.endswith(".__main__"):
+        if not name.endswith(".__main__") and name not in ELSEWHERE:
             import_module(name)
     from agentrl.tools.search import Bm25Index
 
