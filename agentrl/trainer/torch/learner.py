@@ -214,11 +214,12 @@ class Learner:
         for part, listed in zip(self._optimizer.parts, self._parameters, strict=True):
             is_muon = isinstance(part, torch.optim.Muon)
             kinds = (MOMENTUM,) if is_muon else MOMENTS
-            steps = {} if is_muon else {"step": torch.tensor(float(done.stepped))}
-            state = {
-                number: {**steps, **{kind: saved.moment(name, kind) for kind in kinds}}
-                for number, name in enumerate(listed if done.stepped else ())
-            }
+            state: dict[int, dict[str, Tensor]] = {}
+            for number, name in enumerate(listed if done.stepped else ()):
+                state[number] = {kind: saved.moment(name, kind) for kind in kinds}
+                if not is_muon:
+                    # One of its own: the optimizer keeps this very tensor, and counts in it.
+                    state[number]["step"] = torch.tensor(float(done.stepped))
             optimizers.append({**part.state_dict(), "state": state})
         self.resume(
             {
