@@ -12,7 +12,7 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("async", "embedded", "envs", "gateway", "generator", "gpu", "openenv"),
+    *("async", "embedded", "envs", "gateway", "gateways", "generator", "gpu", "openenv"),
     *("peers", "players", "python", "quickstart", "tasks", "trainer", "update"),
 }
 

@@ -35,7 +35,7 @@ def test_every_side_is_measured_and_every_request_recorded():
 
 def test_an_interpreter_without_agent_lightning_is_refused(tmp_path):
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho '{\"python\": \"3\"}'\n")
+    python.write_text('#!/bin/sh\necho \'{"python": "3"}\'\n')
     python.chmod(0o755)
     with pytest.raises(UserError, match=r"lacks agentlightning.*--agentlightning-python"):
         bench_gateways(python, load=SMALL, on_event=quiet)

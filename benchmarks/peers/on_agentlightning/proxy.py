@@ -15,7 +15,7 @@ from agentlightning import InMemoryLightningStore, LLMProxy
 REQUEST = "raw_gen_ai_request"
 
 
-async def main(upstream, port):
+async def main(upstream: str, port: int) -> None:
     """Serve until the standard input ends."""
     # The proxy prints a banner, among others.
     replies, sys.stdout = sys.stdout, sys.stderr
@@ -31,7 +31,7 @@ async def main(upstream, port):
     await proxy.stop()
 
 
-async def answer(store, number, url):
+async def answer(store: InMemoryLightningStore, number: str, url: str) -> dict[str, object]:
     """The addresses of so many rollouts; without a number, how many requests are recorded."""
     if number:
         begun = [await store.start_rollout(input={}) for _ in range(int(number))]

@@ -178,15 +178,16 @@ def shares_of(pids: set[int]) -> int:
     return total
 
 
-async def test_processes_take_no_more_memory_together_than_the_limit_and_one_interpreter():
+async def test_processes_take_little_more_memory_together_than_the_limit():
     before, peak = descendants(), 0
     report = asyncio.ensure_future(result(INTERPRETERS, memory_mb=64, processes=32, cpu_s=30.0, wall_s=30.0))
     while not report.done():
         peak = max(peak, shares_of(descendants() - before))
         await asyncio.sleep(0.01)
     assert report.result().outcome == "memory"
-    # What is not of the code: its interpreter, the supervisor and the process that they were forked from.
-    assert peak < (64 + 3 * 12) << 20
+    # What is not of the code: its interpreter, the supervisor and the process that they were forked from; and
+    # what starts on every core until the supervisor looks again. All of it would take 360 MB.
+    assert peak < (64 + (3 + 4) * 12) << 20
 
 
 async def test_memory_that_forked_processes_share_counts_once():
