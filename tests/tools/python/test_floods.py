@@ -185,9 +185,9 @@ async def test_processes_take_little_more_memory_together_than_the_limit():
         peak = max(peak, shares_of(descendants() - before))
         await asyncio.sleep(0.01)
     assert report.result().outcome == "memory"
-    # What is not of the code: its interpreter, the supervisor and the process that they were forked from; and
-    # what starts on every core until the supervisor looks again. All of it would take 360 MB.
-    assert peak < (64 + (3 + 4) * 12) << 20
+    # 36 MB are not of the code: its interpreter, the supervisor and what they were forked from. More starts on
+    # every core until the supervisor has its turn, on a busy machine; all of it would take 360 MB.
+    assert peak < 200 << 20
 
 
 async def test_memory_that_forked_processes_share_counts_once():
