@@ -185,7 +185,7 @@ async def test_processes_take_little_more_memory_together_than_the_limit():
         peak = max(peak, shares_of(descendants() - before))
         await asyncio.sleep(0.01)
     assert report.result().outcome == "memory"
-    # 36 MB are not of the code: its interpreter, the supervisor and what they were forked from. More starts on
+    # 36 MB are not of the code: its interpreter, the supervisor, what they were forked from. More starts on
     # every core until the supervisor has its turn, on a busy machine; all of it would take 360 MB.
     assert peak < 200 << 20
 
