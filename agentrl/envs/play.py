@@ -43,6 +43,8 @@ from agentrl.types import (
 from agentrl.types.seams import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
 
 _NAME = re.compile(r"[A-Za-z]\w*")
+_MOST_LOGGED = 20
+_logged: set[tuple[str, str]] = set()
 
 
 @dataclass(slots=True)
@@ -227,7 +229,7 @@ class Game:
         finally:
             for broken in await self.close():
                 self.record.counts["failed_closes"] += 1
-                logging.getLogger(__name__).warning("%s: `close` fails: %s", self.world.id, broken.detail)
+                _log(self.world.id, broken)
         seconds = time.perf_counter() - started
         return self.episode(Ending.FAILED if failure else ending, failure, seconds)
 
@@ -401,6 +403,13 @@ async def _closed(close: Callable[[], Awaitable[None]], broken: list[Failure]) -
             await close()
     except StageError as error:
         broken.append(_failure(error))
+
+
+def _log(id: str, broken: Failure) -> None:
+    """Each failure to close once: a run has thousands of episodes."""
+    if (id, broken.detail) not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add((id, broken.detail))
+        logging.getLogger(__name__).warning("%s: `close` fails: %s", id, broken.detail)
 
 
 def _failure(error: StageError) -> Failure:

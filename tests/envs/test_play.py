@@ -302,8 +302,9 @@ async def test_a_cancellation_is_not_swallowed_by_a_close_that_raises(broken):
 
 @pytest.mark.parametrize("broken", ["world", "agent"])
 async def test_what_was_played_stands_where_a_close_raises_and_the_other_is_closed_all_the_same(
-    broken, caplog
+    broken, caplog, monkeypatch
 ):
+    monkeypatch.setattr(sys.modules["agentrl.envs.play"], "_logged", set())
     env, agent = Talk(steps=[Step.finished(reward=1.0)]), Speaker()
     if broken == "world":
         env.on = {"close": raising(RuntimeError("still open"))}
