@@ -39,6 +39,7 @@ _KEY = "AAAAAAAAAAAAAAAAAAAAAA=="
 _LINE_BYTES = 1 << 24
 _MASK = b"\0\0\0\0"
 _SHORT, _LONG = 126, 127
+_TEXT = 0x81
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +188,17 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kin
     """The reply to a message, which is one frame."""
     text = json.dumps({"type": kind, "data": data}).encode()
     assert len(text) < _SHORT, "its length is one byte"
-    writer.write(bytes([0x81, 0x80 | len(text)]) + _MASK + text)
-    _, length = await reader.readexactly(2)
-    if length == _SHORT:
-        (length,) = struct.unpack(">H", await reader.readexactly(2))
-    elif length == _LONG:
-        (length,) = struct.unpack(">Q", await reader.readexactly(8))
-    reply: JSON = json.loads(await reader.readexactly(length))
+    writer.write(bytes([_TEXT, 0x80 | len(text)]) + _MASK + text)
+    kind = 0
+    while kind != _TEXT:
+        # Of a server that is slower than its pings, others come between.
+        kind, length = await reader.readexactly(2)
+        if length == _SHORT:
+            (length,) = struct.unpack(">H", await reader.readexactly(2))
+        elif length == _LONG:
+            (length,) = struct.unpack(">Q", await reader.readexactly(8))
+        content = await reader.readexactly(length)
+    reply: JSON = json.loads(content)
     return reply
 
 

@@ -315,28 +315,18 @@ class _Sockets:
         """
         own = asyncio.current_task()
         assert own is not None, "a WebSocket is served in a task"
-
-        def look(arrived: asyncio.Task[MutableMapping[str, object]]) -> None:
-            if _is_gone(arrived):
-                own.cancel()
-
         arriving = session.arriving = asyncio.create_task(websocket.receive())
         try:
             while (message := await arriving)["type"] != _GONE:
                 # The next thing that arrives may be that the client is gone.
                 arriving = session.arriving = asyncio.create_task(websocket.receive())
-                arriving.add_done_callback(look)
-                reply = await _answered(message, answer, wrong)
-                arriving.remove_done_callback(look)
+                reply = await _unless_gone(arriving, _answered(message, answer, wrong))
                 session.used_s = time.monotonic()
                 if reply is None:
                     return _NORMAL
                 if reply:
                     await websocket.send_text(json.dumps(reply))
         except asyncio.CancelledError:
-            if _is_gone(arriving) and own.cancelling() == 1:
-                own.uncancel()
-                return None
             if not arriving.cancelled() or own.cancelling():
                 raise
             return _GOING_AWAY
@@ -428,6 +418,35 @@ def paced_socket() -> type[asyncio.Protocol]:
                 self.transport.resume_reading()
 
     return Paced
+
+
+async def _unless_gone(
+    arriving: asyncio.Task[MutableMapping[str, object]], answering: Awaitable[Body | None]
+) -> Body | None:
+    """An answer. arriving: what comes next from the client; that it is gone ends the work for the answer.
+
+    Raises:
+        WebSocketDisconnect: the client went before the answer was there.
+    """
+    own, is_done = asyncio.current_task(), False
+    assert own is not None, "a WebSocket is served in a task"
+
+    def look(arrived: asyncio.Task[MutableMapping[str, object]]) -> None:
+        # asyncio may have this call in its queue when the answer is there: the task then does other work.
+        if not is_done and _is_gone(arrived):
+            own.cancel()
+
+    arriving.add_done_callback(look)
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if _is_gone(arriving) and own.cancelling() == 1:
+            own.uncancel()
+            raise WebSocketDisconnect from None
+        raise
+    finally:
+        is_done = True
+        arriving.remove_done_callback(look)
 
 
 def _is_gone(arrived: asyncio.Task[MutableMapping[str, object]]) -> bool:

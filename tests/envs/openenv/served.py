@@ -65,6 +65,13 @@ class Adding(ToolEnv):
         return float(answer.strip() == task.answer)
 
 
+async def until(is_so):
+    """Wait for what a server does a moment later."""
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def serving(make=Adding, *, most=64, idle_s=600.0, key=None):
     """The sessions and the address of a served environment."""

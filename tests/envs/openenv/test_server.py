@@ -17,7 +17,7 @@ from agentrl.tools.intake import check_parameters
 from agentrl.tools.mcp import McpTools
 from agentrl.types.seams import ToolSchema
 from envs_contrib.calculator import Calculator
-from tests.envs.openenv.served import Adding, serving, session
+from tests.envs.openenv.served import Adding, serving, session, until
 
 KEY = "a-key-of-these-tests"
 
@@ -29,13 +29,6 @@ def _nothing_of_another_test():
     Adding.hanging = asyncio.Event()
     yield
     assert not Adding.open_
-
-
-async def until(is_so):
-    """Wait for what a server does a moment later."""
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 async def post(url, body, **headers):

@@ -9,8 +9,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
+from agentrl.envs.openenv.server import application_of
+from agentrl.envs.openenv.sessions import ServedSessions, ServedWorld
 from agentrl.http import serving as http
-from tests.envs.openenv.served import serving, session
+from agentrl.http.serving import RequestChecks
+from tests.envs.openenv.served import Adding, serving, session, until
 
 KEY = "AAAAAAAAAAAAAAAAAAAAAA=="
 
@@ -120,3 +123,48 @@ async def test_messages_that_are_sent_ahead_are_answered_in_order():
             await one.socket.send(json.dumps({"type": "step", "data": call}))
         assert (await one.read())["data"]["observation"]["text"] == "What is 0 + 1?"
         assert [(await one.read())["data"]["observation"]["result"] for _ in range(3)] == ["0", "1", "2"]
+
+
+class Released(Adding):
+    """Its step waits until it is released."""
+
+    released = asyncio.Event()
+
+    async def step(self, action):
+        await Released.released.wait()
+        return await super().step(action)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_client_may_go_at_the_moment_of_its_answer(is_first, turns):
+    """Whatever comes first, and however many turns of the event loop lie between: nothing is raised."""
+    app = application_of(sessions := ServedSessions(ServedWorld(Released), 4, 600.0), RequestChecks())
+    arriving, is_gone, answers = asyncio.Queue(), asyncio.Event(), []
+    arriving.put_nowait({"type": "websocket.connect"})
+
+    async def send(message):
+        if is_gone.is_set():
+            raise OSError("as uvicorn does")
+        answers.append(message)
+
+    async def turn():
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    def go():
+        is_gone.set()
+        arriving.put_nowait({"type": "websocket.disconnect", "code": 1006})
+
+    Released.released.clear()
+    scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"localhost")], "query_string": b""}
+    serving = asyncio.create_task(app(scope, arriving.get, send))
+    for text in ('{"type": "reset", "data": {"seed": 0}}', '{"type": "step", "data": {"message": "1"}}'):
+        arriving.put_nowait({"type": "websocket.receive", "text": text})
+    await until(lambda: len(answers) == 2)
+    for act in (go, Released.released.set) if is_first else (Released.released.set, go):
+        act()
+        await turn()
+    await asyncio.wait_for(serving, 10)
+    assert not len(sessions)
+    assert not Adding.open_
