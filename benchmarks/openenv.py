@@ -189,10 +189,10 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kin
     text = json.dumps({"type": kind, "data": data}).encode()
     assert len(text) < _SHORT, "its length is one byte"
     writer.write(bytes([_TEXT, 0x80 | len(text)]) + _MASK + text)
-    kind = 0
-    while kind != _TEXT:
+    first = 0
+    while first != _TEXT:
         # Of a server that is slower than its pings, others come between.
-        kind, length = await reader.readexactly(2)
+        first, length = await reader.readexactly(2)
         if length == _SHORT:
             (length,) = struct.unpack(">H", await reader.readexactly(2))
         elif length == _LONG:
