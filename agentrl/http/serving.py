@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import re
 import resource
 import signal
 import socket
@@ -24,10 +25,10 @@ from urllib.parse import urlsplit
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.errors import UserError
@@ -50,6 +51,8 @@ _MAX_ARRIVING_BYTES = 256 << 20
 _LOG_RECORDS = 20
 _LOG_INTERVAL_S = 60.0
 _LOGGERS = ("asyncio", "uvicorn.error")
+_HEAD_END, _UPGRADE = b"\r\n\r\n", b"\r\nupgrade: websocket\r\n"
+_FIELD_NAME = re.compile(rb"(?m)^[^:\r\n]+:")
 _SAFE_METHODS = ("GET", "HEAD")
 _OWN_PAGES = ("same-origin", "none")
 _MAX_EXCERPT_CHARS = 80
@@ -274,9 +277,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def serve(
-    app: Starlette, listener: socket.socket, *, websocket: type[asyncio.Protocol] | None = None
-) -> None:
+def serve(app: ASGIApp, listener: socket.socket, *, websocket: type[asyncio.Protocol] | None = None) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; requests in flight then have 5 s to finish.
 
     A SIGHUP that is ignored, as under `nohup`, stays so. websocket: see `server_of`.
@@ -295,7 +296,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def server_of(
-    app: Starlette, *, has_lifespan: bool = True, websocket: type[asyncio.Protocol] | None = None
+    app: ASGIApp, *, has_lifespan: bool = True, websocket: type[asyncio.Protocol] | None = None
 ) -> uvicorn.Server:
     """A server that ends when `should_exit` is set; the caller handles signals.
 
@@ -312,6 +313,8 @@ def server_of(
             ws_per_message_deflate=False,
             log_level="warning",
             access_log=False,
+            # A client on this machine could say that it has any address.
+            proxy_headers=False,
             lifespan="on" if has_lifespan else "off",
             backlog=_ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=_LAST_REQUESTS_S,
@@ -352,6 +355,7 @@ class _Connection(H11Protocol):
     connection was made. Of too many connections, the one that has waited longest for a head is closed.
     """
 
+    _is_new = True
     _head_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
 
@@ -364,6 +368,10 @@ class _Connection(H11Protocol):
             _longest_waiting(self.connections).transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        is_new, self._is_new = self._is_new, False
+        if is_new and _is_handshake(data) and self.ws_protocol_class is not None:
+            self._become_websocket(data, self.ws_protocol_class)
+            return
         super().data_received(data)
         # Without a pending request, these are a part of the next head, or of the body of a refused request.
         if self.cycle is None or self.cycle.response_complete:
@@ -376,6 +384,16 @@ class _Connection(H11Protocol):
         super().handle_websocket_upgrade(event)
         # Its head has arrived: from now on the socket is the WebSocket's.
         self._end_deadlines()
+
+    def _become_websocket(self, head: bytes, make: Callable[..., asyncio.Protocol]) -> None:
+        """As uvicorn does, but the head is parsed once: by the WebSocket, which keeps the case of names."""
+        self._end_deadlines()
+        self.connections.discard(self)
+        websocket = make(config=self.config, server_state=self.server_state, app_state=self.app_state)
+        websocket.connection_made(self.transport)
+        line, end, fields = head.partition(b"\r\n")
+        websocket.data_received(line + end + _FIELD_NAME.sub(lambda name: name[0].lower(), fields))
+        self.transport.set_protocol(websocket)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -400,6 +418,11 @@ class _Connection(H11Protocol):
         is_own = self.transport.get_protocol() is self
         if self._head_deadline is None and is_own:
             self._head_deadline = self.loop.call_later(_HEAD_TIMEOUT_S, self.transport.abort)
+
+
+def _is_handshake(data: bytes) -> bool:
+    """Whether this is the whole head of a request for a WebSocket, and nothing else."""
+    return data.find(_HEAD_END) == len(data) - len(_HEAD_END) and _UPGRADE in data.lower()
 
 
 def _reads_and_writes(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:

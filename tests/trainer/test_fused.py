@@ -31,7 +31,8 @@ CASES = {
         tokens._gradient,
         lambda n: (numbers(n, 11).detach(), ids(n, 11), 1 + numbers(n, 6).detach() ** 2),
     ),
-    "norm": (feed_forward._rms_norm, lambda n: (numbers(n, 1, 8), numbers(8), 1e-6)),
+    "norm": (feed_forward._rms_norm, lambda n: (numbers(n, 1, 8), numbers(8), 1e-6, False)),
+    "norm, from zero": (feed_forward._rms_norm, lambda n: (numbers(n, 1, 8), numbers(8), 1e-6, True)),
     "heads": (
         layers._heads_of,
         lambda n: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from agentrl.envs.openenv.config import ServeEnv
 from agentrl.envs.openenv.server import env_application, serve_env
@@ -16,7 +16,7 @@ _HOST = "SPACE_HOST"
 """The environment variable in which a Space of Hugging Face has its name."""
 
 
-def application(env_id: str, kwargs: Mapping[str, JSON]) -> Starlette:
+def application(env_id: str, kwargs: Mapping[str, JSON]) -> ASGIApp:
     """The application, for any ASGI server, as `agentrl serve-env` serves it.
 
     Raises:

@@ -18,20 +18,21 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from inspect import getdoc
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentrl.engine.served.config import control_key
 from agentrl.envs.multi_agent import one_agent_of
 from agentrl.envs.openenv.config import ENV_KEY, ServeEnv
+from agentrl.envs.openenv.paced import paced_socket
 from agentrl.envs.openenv.replies import FullError
 from agentrl.envs.openenv.rpc import Rpc, RpcCode, error_reply
 from agentrl.envs.openenv.sessions import (
@@ -65,13 +66,9 @@ from agentrl.runtime.extras import require
 from agentrl.tools import release_shared
 from agentrl.types import JSON, Task
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
-
 _NORMAL, _GOING_AWAY = 1000, 1001
 _GONE = "websocket.disconnect"
 _MOST_TASKS = 1000
-_PART_BYTES = 1 << 13
 _SESSION_HEADER = "mcp-session-id"
 _Socket = Callable[[WebSocket], Awaitable[None]]
 _Answer = Callable[[Mapping[str, JSON]], Awaitable[Body | None]]
@@ -94,7 +91,7 @@ def serve_env(id: str, kwargs: Mapping[str, object], own: ServeEnv, *, ready: Ca
             serve(app, listener, websocket=paced_socket())
 
 
-def env_application(id: str, kwargs: Mapping[str, object], own: ServeEnv) -> Starlette:
+def env_application(id: str, kwargs: Mapping[str, object], own: ServeEnv) -> ASGIApp:
     """The application of `serve_env`; see there for the arguments and errors."""
     require("serving an environment", "websockets")
     checks = RequestChecks(host_names(own.host, own.allowed_hosts), control_key(ENV_KEY))
@@ -102,7 +99,7 @@ def env_application(id: str, kwargs: Mapping[str, object], own: ServeEnv) -> Sta
     return application_of(ServedSessions(world, own.max_sessions, own.idle_s), checks)
 
 
-def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette:
+def application_of(sessions: ServedSessions, checks: RequestChecks) -> ASGIApp:
     """The application. checks: of every request and session; its control key, if it has one, is needed."""
     server, sockets = _Endpoints(sessions, checks), _Sockets(sessions, checks)
 
@@ -112,7 +109,8 @@ def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette
     def post(path: str, endpoint: Endpoint) -> Route:
         return Route(path, checks.checked(endpoint, control=server.has_key), methods=["POST"])
 
-    return Starlette(
+    by_path = {"/ws": sockets.guarded(sockets.session), "/mcp": sockets.guarded(sockets.mcp_session)}
+    requests = Starlette(
         routes=[
             Route("/health", checks.checked(server.health), methods=["GET"]),
             get("/metadata", server.metadata),
@@ -124,12 +122,19 @@ def application_of(sessions: ServedSessions, checks: RequestChecks) -> Starlette
             post("/{env_name:path}/task_range", server.task_range),
             post("/mcp", server.mcp),
             Route("/mcp", checks.checked(server.mcp_end, control=server.has_key), methods=["DELETE"]),
-            WebSocketRoute("/ws", sockets.guarded(sockets.session)),
-            WebSocketRoute("/mcp", sockets.guarded(sockets.mcp_session)),
         ],
         exception_handlers={HTTPException: _error_reply},
         lifespan=server.lifespan,
     )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes and middleware would take a twentieth of the time of a short session.
+        if scope["type"] == "websocket" and (socket := by_path.get(scope["path"])):
+            await socket(WebSocket(scope, receive, send))
+        else:
+            await requests(scope, receive, send)
+
+    return application
 
 
 class _Endpoints:
@@ -371,53 +376,6 @@ class _Sockets:
         if session.is_attached:
             raise AgentRLError(f"Session {id} already has an attached WebSocket")
         return session
-
-
-@lru_cache(maxsize=1)
-def paced_socket() -> type[asyncio.Protocol]:
-    """A WebSocket that takes what arrives in parts, between which other tasks get their turns.
-
-    Pings are answered where they arrive: 256 KiB of them, which asyncio hands over at once, would hold the
-    event loop for a second. While a client does not read the answers, nothing of it is read.
-    """
-    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
-    class Paced(WebSocketsSansIOProtocol):
-        """See `asyncio.Protocol`."""
-
-        _rest = b""
-
-        def data_received(self, data: bytes) -> None:
-            is_waiting, self._rest = bool(self._rest), self._rest + data
-            if is_waiting:
-                self.transport.pause_reading()
-            else:
-                self._go_on()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._rest:
-                self._go_on()
-
-        async def send(self, message: ASGISendEvent) -> None:
-            await super().send(message)
-            # A handshake that is refused is answered, which uvicorn takes for an error of the application.
-            self.handshake_complete = self.handshake_complete or self.initial_response is not None
-
-        def _go_on(self) -> None:
-            if not self.writable.is_set() or self.transport.is_closing():
-                # `resume_writing` goes on.
-                self.transport.pause_reading()
-                return
-            part, self._rest = self._rest[:_PART_BYTES], self._rest[_PART_BYTES:]
-            super().data_received(part)
-            if self._rest:
-                self.transport.pause_reading()
-                self.loop.call_soon(self._go_on)
-            elif not self.read_paused:
-                self.transport.resume_reading()
-
-    return Paced
 
 
 async def _unless_gone(

@@ -156,7 +156,7 @@ async def test_a_client_may_go_at_the_moment_of_its_answer(is_first, turns):
         is_gone.set()
         arriving.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
-    Released.released.clear()
+    Released.released = asyncio.Event()
     scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"localhost")], "query_string": b""}
     serving = asyncio.create_task(app(scope, arriving.get, send))
     for text in ('{"type": "reset", "data": {"seed": 0}}', '{"type": "step", "data": {"message": "1"}}'):
@@ -168,3 +168,16 @@ async def test_a_client_may_go_at_the_moment_of_its_answer(is_first, turns):
     await asyncio.wait_for(serving, 10)
     assert not len(sessions)
     assert not Adding.open_
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_what_is_no_handshake_is_answered_and_closed(in_parts):
+    """A line is longer than a WebSocket takes, and shorter than HTTP does; or the key is none."""
+    async with serving() as (_, url):
+        for wrong, status in ((f"X: {'a' * 10_000}", b" 431 "), ("Sec-WebSocket-Key: none", b" 400 ")):
+            reader, writer = await connected(url)
+            head = upgrade(url).replace(f"Sec-WebSocket-Key: {KEY}".encode(), wrong.encode())
+            for part in (head[:40], head[40:]) if in_parts else (head,):
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            assert status in await asyncio.wait_for(reader.read(), 10)

@@ -70,13 +70,13 @@ RECOMPUTED = {
 }
 
 
-def noise_of_four(kind: str) -> float:
-    """What four ranks may differ by.
+def noise_of(kind: str) -> float:
+    """What ranks may differ by.
 
-    In fp32 transformers itself differs from float64 by up to 8.7e-6 in the logprobs of Mixtral, and by 5.6e-6
-    in a gradient of DeepSeek-V2.
+    In fp32 transformers itself differs from float64 by up to 1.6e-5 in the logprobs of Gemma 3, by 8.7e-6 in
+    those of Mixtral, and in a gradient by 5.6e-6 (DeepSeek-V2) and 1.3e-5 (gpt-oss, replayed).
     """
-    return 3e-5 if kind in MIXTURES else 1e-5
+    return 3e-5 if kind in MIXTURES or kind == "gemma3_text" else 1e-5
 
 
 def check(
@@ -193,7 +193,7 @@ def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair
 @pytest.mark.parametrize("name", CASES)
 def test_four_ranks_are_transformers_under_every_two_of_options_and_families(four, name):
     kind = CASES[name]["kind"]
-    check(four, kind, tolerance=noise_of_four(kind), **sizes_of(CASES[name]))
+    check(four, kind, tolerance=noise_of(kind), **sizes_of(CASES[name]))
 
 
 @pytest.mark.parametrize(
