@@ -273,3 +273,14 @@ async def test_a_list_is_encoded_as_one_array_while_others_run():
     assert await json_list([]) == b"[]"
     assert len(turns) >= 2
     task.cancel()
+
+
+async def test_a_client_has_the_address_that_it_sends_from():
+    """Addresses take turns: a client with many of them would be served before the others."""
+
+    async def who(request: Request) -> Response:
+        return JSONResponse(request.client.host)
+
+    app = Starlette(routes=[Route("/", who)])
+    async with listening(app) as url, httpx2.AsyncClient(trust_env=False) as client:
+        assert (await client.get(url, headers={"X-Forwarded-For": "10.1.2.3"})).json() == "127.0.0.1"
