@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from pydantic import TypeAdapter
 
 from agentrl.errors import ConfigError
+from agentrl.records import lines
 from agentrl.types import JSON, Group, Task
 
 TOO_LONG = "prompt_too_long"
@@ -174,7 +175,7 @@ class AdaptiveSource(DataSource):
         """What was drawn and is pending, and what the next draws depend on."""
         kept = {n: task for n in pending if isinstance(task := self._drawn.get(n), Task)}
         self._drawn = {n: task for n, task in self._drawn.items() if n in kept}
-        drawn = {str(n): _TASK.dump_python(task, mode="json") for n, task in kept.items()}
+        drawn = {str(n): lines.as_json(_TASK, task) for n, task in kept.items()}
         return {"next": self._next, "drawn": drawn, "own": self.save()}
 
     def restore(self, state: JSON) -> None:

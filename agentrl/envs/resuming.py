@@ -29,6 +29,7 @@ from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_sta
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import Flow, Game, PlaysItself, session_id_of
 from agentrl.errors import AgentRLError, StageError, UserError
+from agentrl.records import lines
 from agentrl.runtime.stage import stage
 from agentrl.types import (
     JSON,
@@ -162,8 +163,7 @@ class EpisodeInProgress:
 
     def to_json(self) -> JSON:
         """The episode as JSON."""
-        value: JSON = _adapter().dump_python(self, mode="json")
-        return value
+        return lines.as_json(_adapter(), self)
 
     @classmethod
     def of_json(cls, value: JSON) -> EpisodeInProgress:

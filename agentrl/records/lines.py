@@ -10,20 +10,22 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from agentrl.errors import RecordError
 from agentrl.runtime.ownership import open_file
 from agentrl.types import JSON
 
+T = TypeVar("T")
 _NON_FINITE: Final = "$float"
 _MARK: Final = b'"$float"'
 _NON_JSON = re.compile(rb"(?:^|[:,\[])-?(?:NaN|Infinity)")
@@ -64,6 +66,14 @@ def from_line(line: bytes) -> JSON:
         return _parsed(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def as_json(adapter: TypeAdapter[T], value: T) -> JSON:
+    """A value as JSON, as it comes back from a line.
+
+    Pydantic's own mode for JSON turns keys that are no Unicode, which models write, into other keys.
+    """
+    return from_line(to_line(adapter.dump_python(value, warnings="none")))
 
 
 def has_marks(line: bytes) -> bool:
@@ -169,6 +179,8 @@ def _pieces(value: object) -> Iterator[bytes]:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 

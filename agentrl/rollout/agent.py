@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from agentrl.algorithms.distillation import privileged_prompt
 from agentrl.envs.resuming import ResumableAgent, SavedTurns, TurnStoppedError
 from agentrl.errors import ConfigError
+from agentrl.records import lines
 from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.runtime.activity import requesting
 from agentrl.runtime.clocks import SharedDeadline
@@ -242,8 +243,7 @@ class TokenAgent:
         """The tools of its last turn, where others are on offer now, and a turn that was stopped."""
         before = tuple(self._conversation.tools)
         state = _State(None if before == tuple(tools) else before, self._turn)
-        saved: JSON = _states().dump_python(state, mode="json")
-        return saved
+        return lines.as_json(_states(), state)
 
     def load_state(
         self, state: JSON, trajectories: Sequence[SavedTurns], tools: Sequence[ToolSchema]

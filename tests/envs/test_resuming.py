@@ -10,16 +10,19 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Step, Task, ToolEnv, make, play, say
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs.boundary import STATE_CHARS, as_multi_agent, call_save_state
-from agentrl.envs.resuming import PLAYED_AGAIN, EpisodeInProgress, StoppableEpisodes
+from agentrl.envs.resuming import PLAYED_AGAIN, EpisodeInProgress, SavedPlay, SavedTurns, StoppableEpisodes
 from agentrl.errors import StageError, UserError
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
-from agentrl.types import Episode, Finish
+from agentrl.types import Episode, Finish, ToolCall
 from agentrl.types.seams import Act, Stops
 from tests.laws.test_on_policy import Bytes, model_of
+from tests.records.episodes import episodes
+from tests.records.test_episode_json import assert_same
 from tests.worlds import FOREVER_S, Parrot
 
 LIMITS = Limits(max_turns=4, max_tokens=150)
@@ -283,3 +286,19 @@ async def test_scripts_play_again_from_the_beginning():
 )
 def test_shipped_environments_of_plain_state_save_it(env_id):
     assert make(env_id).save_state() is not None
+
+
+@given(episodes())
+@settings(deadline=None)
+def test_what_was_played_comes_back_as_it_was_whatever_a_model_wrote(episode):
+    turns = tuple(SavedTurns(each.agent, None, each.turns) for each in episode.trajectories)
+    call = ToolCall("add", {"\ud800": 1})
+    message = Message("assistant", tool_calls=(call,))
+    acts = {"agent": Act(message, None)}
+    played = SavedPlay({}, {}, turns, (), {}, {}, acts, {}, None, 0.0)
+    saved = EpisodeInProgress("e", "Sums-v0", replace(episode.task, metadata={"\udfff": "x"}), 1, 2, played)
+    again = EpisodeInProgress.of_json(json.loads(json.dumps(saved.to_json())))
+    assert_same(again.task, saved.task)
+    assert again.played.acts["agent"].message == message
+    for ours, expected in zip(again.played.trajectories, turns, strict=True):
+        assert_same(ours.turns, expected.turns)

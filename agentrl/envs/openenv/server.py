@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from inspect import getdoc
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,10 +33,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from agentrl.engine.served.config import control_key
 from agentrl.envs.multi_agent import one_agent_of
 from agentrl.envs.openenv.config import ENV_KEY, ServeEnv
-from agentrl.envs.openenv.paced import paced_socket
 from agentrl.envs.openenv.replies import FullError
 from agentrl.envs.openenv.rpc import Rpc, RpcCode, error_reply
 from agentrl.envs.openenv.sessions import (
+    GONE,
     OBSERVATION,
     STATE,
     Body,
@@ -45,6 +46,7 @@ from agentrl.envs.openenv.sessions import (
     ServedWorld,
     action_schema,
     read_action,
+    unless_gone,
 )
 from agentrl.envs.registry import find
 from agentrl.errors import AgentRLError, EnvCodeError
@@ -66,9 +68,12 @@ from agentrl.runtime.extras import require
 from agentrl.tools import release_shared
 from agentrl.types import JSON, Task
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
 _NORMAL, _GOING_AWAY = 1000, 1001
-_GONE = "websocket.disconnect"
 _MOST_TASKS = 1000
+_PART_BYTES = 1 << 13
 _SESSION_HEADER = "mcp-session-id"
 _Socket = Callable[[WebSocket], Awaitable[None]]
 _Answer = Callable[[Mapping[str, JSON]], Awaitable[Body | None]]
@@ -322,10 +327,10 @@ class _Sockets:
         assert own is not None, "a WebSocket is served in a task"
         arriving = session.arriving = asyncio.create_task(websocket.receive())
         try:
-            while (message := await arriving)["type"] != _GONE:
+            while (message := await arriving)["type"] != GONE:
                 # The next thing that arrives may be that the client is gone.
                 arriving = session.arriving = asyncio.create_task(websocket.receive())
-                reply = await _unless_gone(arriving, _answered(message, answer, wrong))
+                reply = await unless_gone(arriving, _answered(message, answer, wrong))
                 session.used_s = time.monotonic()
                 if reply is None:
                     return _NORMAL
@@ -378,38 +383,56 @@ class _Sockets:
         return session
 
 
-async def _unless_gone(
-    arriving: asyncio.Task[MutableMapping[str, object]], answering: Awaitable[Body | None]
-) -> Body | None:
-    """An answer. arriving: what comes next from the client; that it is gone ends the work for the answer.
+@lru_cache(maxsize=1)
+def paced_socket() -> type[asyncio.Protocol]:
+    """A WebSocket that takes what arrives in parts, between which other tasks get their turns.
 
-    Raises:
-        WebSocketDisconnect: the client went before the answer was there.
+    Pings are answered where they arrive: 256 KiB of them, which asyncio hands over at once, would hold the
+    event loop for a second. While a client does not read the answers, nothing of it is read.
     """
-    own, is_done = asyncio.current_task(), False
-    assert own is not None, "a WebSocket is served in a task"
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-    def look(arrived: asyncio.Task[MutableMapping[str, object]]) -> None:
-        # asyncio may have this call in its queue when the answer is there: the task then does other work.
-        if not is_done and _is_gone(arrived):
-            own.cancel()
+    class Paced(WebSocketsSansIOProtocol):
+        """See `asyncio.Protocol`."""
 
-    arriving.add_done_callback(look)
-    try:
-        return await answering
-    except asyncio.CancelledError:
-        if _is_gone(arriving) and own.cancelling() == 1:
-            own.uncancel()
-            raise WebSocketDisconnect from None
-        raise
-    finally:
-        is_done = True
-        arriving.remove_done_callback(look)
+        _rest = b""
 
+        def data_received(self, data: bytes) -> None:
+            is_waiting, self._rest = bool(self._rest), self._rest + data
+            if is_waiting:
+                self.transport.pause_reading()
+            else:
+                self._go_on()
 
-def _is_gone(arrived: asyncio.Task[MutableMapping[str, object]]) -> bool:
-    """Whether what has arrived is that the client is gone."""
-    return arrived.done() and not arrived.cancelled() and arrived.result()["type"] == _GONE
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._rest:
+                self._go_on()
+
+        async def send(self, message: ASGISendEvent) -> None:
+            await super().send(message)
+            # A handshake that is refused is answered, which uvicorn takes for an error of the application.
+            self.handshake_complete = self.handshake_complete or self.initial_response is not None
+
+        def _go_on(self) -> None:
+            if not self.writable.is_set() or self.transport.is_closing():
+                # `resume_writing` goes on.
+                self.transport.pause_reading()
+                return
+            part, self._rest = self._rest[:_PART_BYTES], self._rest[_PART_BYTES:]
+            super().data_received(part)
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:
+                # uvicorn neither answers nor closes what websockets takes for no handshake.
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.transport.close()
+                return
+            if self._rest:
+                self.transport.pause_reading()
+                self.loop.call_soon(self._go_on)
+            elif not self.read_paused:
+                self.transport.resume_reading()
+
+    return Paced
 
 
 async def _answered(

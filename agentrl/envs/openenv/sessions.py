@@ -11,9 +11,11 @@ import json
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
+
+from starlette.websockets import WebSocketDisconnect
 
 from agentrl.engine.chat.agent import openai_content
 from agentrl.envs.base import Env, tasks_of
@@ -25,6 +27,8 @@ from agentrl.types import JSON, History, Message, Observation, Step, Task, ToolC
 from agentrl.types.seams import ToolSchema
 
 Body = dict[str, JSON]
+GONE = "websocket.disconnect"
+"""The type of what arrives when the client of a WebSocket is gone."""
 MESSAGE, LIST_TOOLS = "message", "list_tools"
 OBSERVATION: Mapping[str, JSON] = {
     "title": "Observation",
@@ -386,3 +390,37 @@ def _reply(observation: Observation, reward: float | None, *, done: bool, metada
 
 def _text(observation: Observation) -> str:
     return "\n".join(message.text for message in observation)
+
+
+async def unless_gone(
+    arriving: asyncio.Task[MutableMapping[str, object]], answering: Awaitable[Body | None]
+) -> Body | None:
+    """An answer. arriving: what comes next from the client; that it is gone ends the work for the answer.
+
+    Raises:
+        WebSocketDisconnect: the client went before the answer was there.
+    """
+    own, is_done = asyncio.current_task(), False
+    assert own is not None, "a WebSocket is served in a task"
+
+    def look(arrived: asyncio.Task[MutableMapping[str, object]]) -> None:
+        # asyncio may have this call in its queue when the answer is there: the task then does other work.
+        if not is_done and _is_gone(arrived):
+            own.cancel()
+
+    arriving.add_done_callback(look)
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if _is_gone(arriving) and own.cancelling() == 1:
+            own.uncancel()
+            raise WebSocketDisconnect from None
+        raise
+    finally:
+        is_done = True
+        arriving.remove_done_callback(look)
+
+
+def _is_gone(arrived: asyncio.Task[MutableMapping[str, object]]) -> bool:
+    """Whether what has arrived is that the client is gone."""
+    return arrived.done() and not arrived.cancelled() and arrived.result()["type"] == GONE

@@ -55,7 +55,7 @@ def producer() -> dict[str, JSON]:
 
 def message_json(message: Message) -> dict[str, JSON]:
     """A message as the journal writes it."""
-    dumped: dict[str, JSON] = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
+    dumped: dict[str, JSON] = _MESSAGE.dump_python(message, exclude_defaults=True)
     return dumped
 
 

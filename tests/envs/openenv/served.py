@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from websockets.asyncio.client import connect
 
 from agentrl import Limits, Task, ToolEnv, tool
-from agentrl.envs.openenv.paced import paced_socket
-from agentrl.envs.openenv.server import application_of
+from agentrl.envs.openenv.server import application_of, paced_socket
 from agentrl.envs.openenv.sessions import ServedSessions, ServedWorld
 from agentrl.http.serving import RequestChecks
 from agentrl.tools import inline

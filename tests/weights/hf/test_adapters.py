@@ -62,8 +62,9 @@ def logits(model):
 def test_adapters_of_peft_are_read_as_peft_reads_them(base, tmp_path, config):
     folder = adapted(base, tmp_path / "a", **config)
     expected = by_peft(base, folder)
-    # A warning of peft about GPT-2, whose matrices are transposed.
-    torch.testing.assert_close(logits(open_directory(folder, torch.float32)), logits(expected))
+    # peft adds products where ours has one matrix: in fp32 these differ by some 2e-5.
+    found = logits(open_directory(folder, torch.float32))
+    torch.testing.assert_close(found, logits(expected), rtol=1e-4, atol=1e-4)
     merged = dict(expected.merge_and_unload().named_parameters())
     assert any(not torch.equal(merged[name], p) for name, p in plain(base).named_parameters())
     for name, parameter in open_directory(folder, torch.float32).named_parameters():
