@@ -25,6 +25,7 @@ from agentrl.assembly.places import with_devices
 from agentrl.assembly.speed import Work, tokens_per_s
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import ON_GPUS
+from agentrl.trainer.megatron.config import rest_of_layers
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.types import JSON
 from agentrl.weights.hf.folders import has_config
@@ -199,6 +200,7 @@ def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator
                 tensor_model_parallel_size=tensor,
                 pipeline_model_parallel_size=pipeline,
                 sequence_parallel=tensor > 1,
+                **_of_stages(len(shape.experts_by_layer), pipeline),
                 **experts,
             )
             try:
@@ -208,6 +210,12 @@ def _layouts(config: RunConfig, policy: PreTrainedConfig, gpus: int) -> Iterator
                 continue
             yield _settings(**places, **layout)
             yield _settings(**places, **layout, recompute_granularity="full")
+
+
+def _of_stages(layers: int, ranks: int) -> dict[str, JSON]:
+    """Fewer layers on the last pipeline rank where not all can have equally many."""
+    last = rest_of_layers(layers, ranks)
+    return _settings(decoder_last_pipeline_num_layers=last) if layers % ranks and last > 0 else {}
 
 
 def _of_experts(number: int, ranks: int, tensor: int) -> Iterator[dict[str, JSON]]:

@@ -298,6 +298,7 @@ class TrainSettings(_Settings, total=False):
     weight_decay: float
     adam_beta1: float
     adam_beta2: float
+    adam_eps: float
     clip_grad: float
     max_tokens_per_gpu: int
     bf16: bool
@@ -320,6 +321,8 @@ class TrainSettings(_Settings, total=False):
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     num_virtual_stages_per_pipeline_rank: int
+    decoder_first_pipeline_num_layers: int | None
+    decoder_last_pipeline_num_layers: int | None
     context_parallel_size: int
     expert_model_parallel_size: int
     expert_tensor_parallel_size: int | None

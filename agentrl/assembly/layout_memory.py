@@ -162,23 +162,20 @@ def _stages(
     shape: Shape, layout: MegatronConfig, shards: Sequence[_Shard], rank: int
 ) -> Iterator[list[_Shard]]:
     """The parameters of each of a pipeline rank's stages."""
-    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    last = pipeline * virtual - 1
-    layers = len(shape.experts_by_layer) // (last + 1)
-    for stage in range(rank, last + 1, pipeline):
-        yield [shard for shard in shards if _is_on(shard.placed, stage, last, layers, tied=shape.tied)]
+    stages = layout.stages(len(shape.experts_by_layer))
+    for stage in range(rank, len(stages), layout.pipeline_model_parallel_size):
+        yield [shard for shard in shards if _is_on(shard.placed, stage, stages, tied=shape.tied)]
 
 
-def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
-    """Whether a stage has a parameter. layers: of each stage."""
-    if placed.depth is not None:
-        return stage == last
-    if placed.layer is not None:
-        return placed.layer // layers == stage
+def _is_on(placed: Placed, stage: int, stages: Sequence[range], *, tied: bool) -> bool:
+    """Whether a stage has a parameter. stages: their layers."""
+    is_last = stage == len(stages) - 1
+    if placed.layer is not None and placed.depth is None:
+        return placed.layer in stages[stage]
     if _is_embedding(placed):
         # For a tied head the last stage keeps a copy.
-        return stage == 0 or (tied and stage == last)
-    return stage == last
+        return stage == 0 or (tied and is_last)
+    return is_last
 
 
 def _is_embedding(placed: Placed) -> bool:

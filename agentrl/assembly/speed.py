@@ -18,6 +18,7 @@ compares with, which are within 30%. It serves to compare layouts: nothing of it
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from transformers import PreTrainedConfig
@@ -88,13 +89,19 @@ def trainer_speed(
     """offloads: the optimizer is in the CPU's memory."""
     shape = shape_of(policy)
     pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    layers = sum(
-        _layer_s(shape, layout, work, hardware, number) for number in range(len(shape.experts_by_layer))
-    )
+    number = len(shape.experts_by_layer)
+    by_rank = [
+        sum(
+            _layer_s(shape, layout, work, hardware, layer) for layer in chain(*layout.stages_of(rank, number))
+        )
+        for rank in range(pipeline)
+    ]
     own = work.tokens / layout.context_parallel_size
     head = 2 * own * shape.vocab * shape.hidden / layout.tensor_model_parallel_size
     waits = 1 + (pipeline - 1) / (max(work.rows, 1) * virtual)
-    forward = waits * (layers + head / (_DENSE * hardware.peak)) / pipeline
+    by_rank[-1] += head / (_DENSE * hardware.peak)
+    # Ranks wait for the slowest one.
+    forward = waits * max(by_rank)
     passes = 4 if layout.recompute_granularity == "full" else 3
     step = _step_s(policy, layout, hardware, offloads=offloads)
     return TrainerSpeed(forward, passes * forward, step)

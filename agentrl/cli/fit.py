@@ -166,6 +166,8 @@ def _name(way: Way) -> str:
     if trainer.trainer == "megatron":
         again, sizes = layout.recompute_granularity is not None, layout
         name = f"TP {sizes.tensor_model_parallel_size}, PP {sizes.pipeline_model_parallel_size}"
+        if sizes.decoder_last_pipeline_num_layers is not None:
+            name += f" (last {sizes.decoder_last_pipeline_num_layers})"
         if sizes.expert_ranks > 1:
             name += f", EP {sizes.expert_model_parallel_size}"
             name += f" x {sizes.expert_tensor_ranks}" * (sizes.expert_tensor_ranks > 1)

@@ -114,6 +114,8 @@ class TrainerConfig(Section):
     """Decay of AdamW's mean of gradients."""
     adam_beta2: Beta = 0.95
     """Decay of AdamW's mean of squared gradients."""
+    adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the root of AdamW's mean of squared gradients before it divides."""
     clip_grad: Annotated[float, Field(gt=0.0)] = 1.0
     """Largest norm of the whole gradient; a longer one is scaled down to it."""
     max_tokens_per_gpu: Annotated[int, Field(ge=1), Changes.SPEED] = 1024

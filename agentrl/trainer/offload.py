@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
+from torch.optim.adam import adam
 
 from agentrl.runtime.collector import freed_bytes
 
@@ -156,6 +156,16 @@ class _Rates(NamedTuple):
     beta2: float
     eps: float
     weight_decay: float
+    is_decoupled: bool
+
+
+class AdamSettings(TypedDict, total=False):
+    """Those of an optimizer that all groups without their own share."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
 
 
 class CpuAdamW(torch.optim.AdamW):
@@ -164,7 +174,7 @@ class CpuAdamW(torch.optim.AdamW):
     A parameter's gradient is copied there, one at a time, and its new values back to the device. The state
     is as AdamW's.
 
-    groups: as for AdamW; what they lack are `lr` and `betas`. written: by a parameter that stands for its
+    groups: as for AdamW; what they lack is in `shared`. written: by a parameter that stands for its
     copy here alone, and loses its memory: what is written in its place.
     """
 
@@ -172,19 +182,10 @@ class CpuAdamW(torch.optim.AdamW):
         self,
         groups: Sequence[dict[str, object]],
         written: Mapping[Tensor, Tensor] | None = None,
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
+        **shared: Unpack[AdamSettings],
     ) -> None:
         # Both places compute by one kernel, and a saved state says which.
-        super().__init__(
-            [{**group, "params": []} for group in groups],
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            fused=True,
-        )
+        super().__init__([{**group, "params": []} for group in groups], fused=True, **shared)
         # Those of ranks that share an optimizer are views of what they share, which torch itself refuses.
         for own, group in zip(self.param_groups, groups, strict=True):
             own["params"] = group["params"]
@@ -217,7 +218,8 @@ class CpuAdamW(torch.optim.AdamW):
                 loss = closure()
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            rates = _Rates(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+            is_decoupled = group["decoupled_weight_decay"]
+            rates = _Rates(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step(parameter, own_part(parameter.grad), rates)
@@ -260,7 +262,7 @@ class CpuAdamW(torch.optim.AdamW):
         target = own_part(self._written.get(parameter, parameter))
         buffer = self._buffer_of(copy, target.device)
         buffer.copy_(gradient)
-        adamw(
+        adam(
             *([copy], [buffer], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
             lr=rates.lr,
             beta1=rates.beta1,
@@ -270,6 +272,7 @@ class CpuAdamW(torch.optim.AdamW):
             amsgrad=False,
             maximize=False,
             fused=True,
+            decoupled_weight_decay=rates.is_decoupled,
         )
         target.copy_(buffer.copy_(copy))
 

@@ -220,6 +220,14 @@ INACTIVE = {
         name: (2, {"actor_num_gpus_per_node": 2})
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     },
+    # Two layers cannot be shared out so.
+    **{
+        f"decoder_{end}_pipeline_num_layers": (
+            3,
+            {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+        )
+        for end in ("first", "last")
+    },
     "num_virtual_stages_per_pipeline_rank": (
         2,
         {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},

@@ -94,6 +94,20 @@ def test_layouts_of_megatron_are_those_that_the_model_can_have(model):
     assert len(ways) == 2 * len(sizes)
 
 
+def test_the_last_pipeline_rank_has_what_is_left_of_layers_that_no_pipeline_divides(tmp_path, capsys):
+    Qwen3Config(**{**SMALL, "num_hidden_layers": 5}).save_pretrained(tmp_path)
+    ways = fit(tmp_path, Cards(8, 3 * GIB), {"trainer": "megatron"}, 512).ways
+    shares = {
+        tuple(map(len, layout.stages(5)))
+        for layout in (way.config.layout for way in ways)
+        if layout.tensor_model_parallel_size == 1
+    }
+    # Four ranks would leave -1 layers to the last, and eight are more than there are.
+    assert shares == {(5,), (3, 2)}
+    main(["fit", str(tmp_path), "--gpus", "8", "--memory", "3", "--context", "512", "--trainer", "megatron"])
+    assert "PP 2 (last 2)" in capsys.readouterr().out
+
+
 def test_layouts_of_experts_are_tried_and_the_fastest_that_fits_is_named(tmp_path, capsys):
     moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
     Qwen3MoeConfig(**SMALL, **moe, architectures=["Qwen3MoeForCausalLM"]).save_pretrained(tmp_path)

@@ -14,13 +14,15 @@ def layout_of(gpus, **sizes):
     return MegatronConfig(actor_num_nodes=gpus // 8, actor_num_gpus_per_node=8, **{**common, **sizes})
 
 
+# Its 61 layers are in 32 stages of one or two there; the ranks with 16 layers decide, as if all had 16.
+SHARED_OUT = {**DEEPSEEK_V3, "num_hidden_layers": 64}
 PP4 = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 8}
 # NVIDIA-NeMo/Automodel, docs/performance-summary.md and examples/benchmark/configs (October 2025): DGX H100,
 # bfloat16, sequences of 4,096, DeepEP, layers recomputed, experts balanced by force. Tokens/s of a GPU.
 PUBLISHED = {
     "Qwen3-30B-A3B on 8": (QWEN3_30B_A3B, 8, {"expert_model_parallel_size": 8}, 16, 16384, 12_040),
-    "DeepSeek-V3 on 256": (DEEPSEEK_V3, 256, {**PP4, "expert_model_parallel_size": 64}, 8, 4096, 1_002),
-    "DeepSeek-V3 on 1,024": (DEEPSEEK_V3, 1024, {**PP4, "expert_model_parallel_size": 64}, 32, 4096, 865),
+    "DeepSeek-V3 on 256": (SHARED_OUT, 256, {**PP4, "expert_model_parallel_size": 64}, 8, 4096, 1_002),
+    "DeepSeek-V3 on 1,024": (SHARED_OUT, 1024, {**PP4, "expert_model_parallel_size": 64}, 32, 4096, 865),
 }
 
 

@@ -175,6 +175,7 @@ CHANGES = {
     "weight_decay": Change(0.5),
     "adam_beta1": Change(0.5),
     "adam_beta2": Change(0.5),
+    "adam_eps": Change(1e-2),
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(64),
     "bf16": Change(True),

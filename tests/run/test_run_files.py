@@ -400,9 +400,9 @@ OF_ONE = {
     "math-qwen3-30b-a3b": "--tensor-model-parallel-size 4 --context-parallel-size 1 "
     "--max-tokens-per-gpu 20480 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
     "--optimizer-cpu-offload --colocate --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 8",
-    # Without its pipeline, and so without 32 as the number of ranks that share the experts.
     "math-deepseek-r1": "--rollout-batch-size 128 --num-steps-per-rollout 4 --over-sampling-batch-size 256 "
     "--rollout-max-response-len 32768 --tensor-model-parallel-size 8 --context-parallel-size 4 "
+    "--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 13 --expert-model-parallel-size 32 "
     "--expert-tensor-parallel-size 1 --optimizer-cpu-offload --colocate --actor-num-nodes 16 "
     "--actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 64",
 }

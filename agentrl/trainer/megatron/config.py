@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise, starmap
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from agentrl.config import Changes, ImportPath
+from agentrl.errors import ConfigError
 from agentrl.trainer.config import RanksConfig, Size
 from agentrl.types import JSON
 
@@ -23,6 +25,12 @@ class MegatronConfig(RanksConfig):
     """Ranks that share the layers, one stage each (count)."""
     num_virtual_stages_per_pipeline_rank: Annotated[Size, Changes.SPEED] = 1
     """Stages of each pipeline rank; more than 1 makes the pipeline's bubble smaller (count)."""
+    decoder_first_pipeline_num_layers: Annotated[Size | None, Changes.SPEED] = None
+    """Layers of the first pipeline rank, which has the embedding, too (count); left out, as many as
+    others."""
+    decoder_last_pipeline_num_layers: Annotated[Size | None, Changes.SPEED] = None
+    """Layers of the last pipeline rank, which has the head and the loss, too (count); left out, as many as
+    others."""
     context_parallel_size: Annotated[Size, Changes.SPEED] = 1
     """Ranks that share every sequence (count)."""
     expert_model_parallel_size: Annotated[Size, Changes.SPEED] = 1
@@ -37,8 +45,9 @@ class MegatronConfig(RanksConfig):
     """Keep the networks that are not in use in the memory of the CPU."""
     recompute_granularity: Annotated[Literal["full", "selective"] | None, Changes.SPEED] = None
     """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
-    megatron_config: Annotated[dict[str, JSON], Changes.SPEED] = Field(default_factory=dict)
-    """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
+    megatron_config: Annotated[dict[str, JSON], Changes.LEARNING] = Field(default_factory=dict)
+    """Fields of Megatron's TransformerConfig, DistributedDataParallelConfig and OptimizerConfig, added to
+    what the checkpoint and the other settings say (a table; as a flag: JSON)."""
     custom_megatron_init_path: ImportPath | None = None
     """Function that each rank calls with its layout before it makes a network (package.module:name)."""
     custom_model_provider_path: ImportPath | None = None
@@ -104,6 +113,46 @@ class MegatronConfig(RanksConfig):
         """Rows that go through a pipeline of virtual stages at a time."""
         return self.pipeline_model_parallel_size if self.num_virtual_stages_per_pipeline_rank > 1 else 1
 
+    def stages(self, num_layers: int) -> tuple[range, ...]:
+        """The numbers of the layers of each stage, in the order in which rows go through them.
+
+        Stage s is of pipeline rank s % pipeline_model_parallel_size.
+
+        Raises:
+            ConfigError: the layers cannot be shared out so.
+        """
+        ranks, virtual = self.pipeline_model_parallel_size, self.num_virtual_stages_per_pipeline_rank
+        chosen = {0: self.decoder_first_pipeline_num_layers, ranks - 1: self.decoder_last_pipeline_num_layers}
+        by_rank = {rank: number for rank, number in chosen.items() if number is not None}
+        rest, others = num_layers - sum(by_rank.values()), ranks - len(by_rank)
+        if rest % others if others else rest:
+            raise self._uneven(num_layers)
+        numbers = [by_rank.get(rank, rest // max(others, 1)) for rank in range(ranks)]
+        if any(number < virtual or number % virtual for number in numbers):
+            raise self._uneven(num_layers)
+        ends = accumulate((number // virtual for number in numbers * virtual), initial=0)
+        return tuple(starmap(range, pairwise(ends)))
+
+    def stages_of(self, rank: int, num_layers: int) -> tuple[range, ...]:
+        """The same of a pipeline rank alone, from 0."""
+        return self.stages(num_layers)[rank :: self.pipeline_model_parallel_size]
+
+    def _uneven(self, num_layers: int) -> ConfigError:
+        ranks = self.pipeline_model_parallel_size
+        own = self.decoder_first_pipeline_num_layers or self.decoder_last_pipeline_num_layers
+        last = rest_of_layers(num_layers, ranks)
+        if own or self.num_virtual_stages_per_pipeline_rank > 1 or last < 1:
+            return ConfigError(
+                f"the model's {num_layers} layers are not shared out evenly over "
+                f"pipeline_model_parallel_size = {ranks} with num_virtual_stages_per_pipeline_rank = "
+                f"{self.num_virtual_stages_per_pipeline_rank}; change one of these, "
+                "decoder_first_pipeline_num_layers or decoder_last_pipeline_num_layers."
+            )
+        return ConfigError(
+            f"pipeline_model_parallel_size = {ranks} does not divide the model's {num_layers} layers; lower "
+            f"it, or set decoder_last_pipeline_num_layers = {last}."
+        )
+
     def check_ranks(self) -> None:
         """Check that its settings fit each other. A run of the torch trainer may keep any of them.
 
@@ -125,8 +174,21 @@ class MegatronConfig(RanksConfig):
             raise ValueError(
                 "sequence_parallel needs tensor_model_parallel_size of at least 2; raise it, or leave it out."
             )
-        if self.num_virtual_stages_per_pipeline_rank > 1 and self.pipeline_model_parallel_size == 1:
-            raise ValueError(
-                "num_virtual_stages_per_pipeline_rank needs pipeline_model_parallel_size of at least 2; "
-                "raise it, or leave it out."
-            )
+        of_stages = {
+            "num_virtual_stages_per_pipeline_rank": self.num_virtual_stages_per_pipeline_rank > 1,
+            "decoder_first_pipeline_num_layers": self.decoder_first_pipeline_num_layers is not None,
+            "decoder_last_pipeline_num_layers": self.decoder_last_pipeline_num_layers is not None,
+        }
+        if self.pipeline_model_parallel_size == 1:
+            for name in (name for name, is_set in of_stages.items() if is_set):
+                raise ValueError(
+                    f"{name} needs pipeline_model_parallel_size of at least 2; raise it, or leave it out."
+                )
+
+
+def rest_of_layers(num_layers: int, ranks: int) -> int:
+    """Layers of the last of some pipeline ranks, which has the head, where all others have equally many.
+
+    Below 1 where there are too few layers for that.
+    """
+    return num_layers - (ranks - 1) * -(-num_layers // ranks)

@@ -232,5 +232,5 @@ def _stage_of(placed: Placed, network: Network) -> int:
     ranks = network.layout.pipeline_model_parallel_size
     if placed.layer is None or placed.depth is not None:
         return 0 if placed.rule.megatron.startswith("embedding.") else ranks - 1
-    stages = ranks * network.layout.num_virtual_stages_per_pipeline_rank
-    return placed.layer // (int(network.shape.sizes["num_layers"]) // stages) % ranks
+    stages = network.layout.stages(int(network.shape.sizes["num_layers"]))
+    return next(stage for stage, layers in enumerate(stages) if placed.layer in layers) % ranks

@@ -17,6 +17,7 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.loss_inputs import StepInputs
+from agentrl.trainer.megatron.arguments import Target, chosen
 from agentrl.trainer.megatron.model.ahead import AheadLoss
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
@@ -63,19 +64,21 @@ class MegatronOptimizer:
                 weight_decay=config.weight_decay,
                 adam_beta1=config.adam_beta1,
                 adam_beta2=config.adam_beta2,
+                adam_eps=config.adam_eps,
                 clip_grad=config.clip_grad,
                 bf16=config.bf16,
                 params_dtype=network.config.params_dtype,
                 use_distributed_optimizer=network.layout.shares_the_optimizer,
+                **chosen(network.layout, Target.OPTIMIZER),
             ),
             list(stages),
             use_gloo_process_groups=False,
         )
-        if config.optimizer_cpu_offload:
-            move_to_cpu(self._inner, network.pieces())
         for group in self._inner.param_groups:
             # Megatron has no setting for it. The fused kernel takes a third of the time of the separate ones.
             group["fused"] = True
+        if config.optimizer_cpu_offload:
+            move_to_cpu(self._inner, network.pieces())
 
     def step(self, leaves_out: Callable[[float], bool]) -> tuple[dict[str, float], bool]:
         """Apply the gradients; a gradient that is not finite is discarded, and the schedule advances.
@@ -88,7 +91,8 @@ class MegatronOptimizer:
         steps, skipped = self._done
         lr = learning_rate(self._config, steps, self._total_steps)
         for group in self._inner.param_groups:
-            group["lr"] = lr
+            # Embedding and head may have a peak of their own.
+            group["lr"] = lr * group["max_lr"] / self._config.lr
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         self._inner.prepare_grads()
         # What learns from a loss of its own is clipped by itself: no step of the policy depends on it.

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
+from agentrl.trainer.megatron.arguments import Target, chosen
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.ahead import AheadLoss
 from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction, ahead_sum, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, RowShard, padded, shard_of
-from agentrl.trainer.megatron.model.shape import OPEN_DDP
 from agentrl.trainer.routing import (
     NO_LOSSES,
     PassRouting,
@@ -61,8 +61,7 @@ class Passes:
         layout = self.network.layout
         # While the last row goes back through the first layers, gradients of the last ones are summed.
         several = layout.data_parallel_size * layout.context_parallel_size > 1
-        chosen = {name: value for name, value in layout.megatron_config.items() if name in OPEN_DDP}
-        fields = {"overlap_grad_reduce": several, **chosen}
+        fields = {"overlap_grad_reduce": several, **chosen(layout, Target.REPLICAS)}
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=layout.shares_the_optimizer, **fields
         )

@@ -78,11 +78,9 @@ def _tokens(layout: MegatronConfig, tokens: int) -> tuple[float, int]:
 
 def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
     """The experts of each layer of a pipeline rank; 0 = it has a feed-forward block."""
-    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
-    of_stage = len(shape.experts_by_layer) // (pipeline * virtual)
-    for stage in range(rank, pipeline * virtual, pipeline):
-        yield from shape.experts_by_layer[stage * of_stage : (stage + 1) * of_stage]
-    if rank == pipeline - 1:
+    for layers in layout.stages_of(rank, len(shape.experts_by_layer)):
+        yield from shape.experts_by_layer[layers.start : layers.stop]
+    if rank == layout.pipeline_model_parallel_size - 1:
         # Those that predict further ahead.
         yield from [shape.num_experts] * shape.ahead
 

@@ -24,7 +24,7 @@ from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM, TORCH_FILE, Unsharded, saved_elsewhere
 from agentrl.trainer.loss_inputs import StepInputs
-from agentrl.trainer.offload import CpuAdamW, CpuShard, NetworkMemory, own_part
+from agentrl.trainer.offload import AdamSettings, CpuAdamW, CpuShard, NetworkMemory, own_part
 from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient, learning_rate
 from agentrl.trainer.routing import NO_LOSSES, Float64Array, RouterLosses
 from agentrl.trainer.saved import StateWriter, done_of
@@ -96,10 +96,15 @@ def _adamw(parameters: Mapping[str, nn.Parameter], config: TrainerConfig) -> tor
     others = [parameter for name, parameter in parameters.items() if not _is_matrix(name, parameter)]
     groups: list[dict[str, object]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    betas = (config.adam_beta1, config.adam_beta2)
+    own = AdamSettings(
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )
     if config.optimizer_cpu_offload:
-        return CpuAdamW(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay, fused=True)
+        return CpuAdamW(groups, **own)
+    return torch.optim.AdamW(groups, fused=True, **own)
 
 
 def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:

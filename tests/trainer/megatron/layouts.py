@@ -20,6 +20,7 @@ OPTIONS: dict[str, tuple[Hashable, ...]] = {
     REPLICAS: (1, 2),
     "sequence_parallel": (False, True),
     "num_virtual_stages_per_pipeline_rank": (1, 2),
+    "decoder_last_pipeline_num_layers": (None, 1),
     "expert_model_parallel_size": (1, 2),
     "expert_tensor_parallel_size": (1, 2),
 }
@@ -28,6 +29,7 @@ SHORT = {
     REPLICAS: "DP2",
     "sequence_parallel": "SP",
     "num_virtual_stages_per_pipeline_rank": "virtual",
+    "decoder_last_pipeline_num_layers": "uneven",
     "expert_model_parallel_size": "EP2",
     "expert_tensor_parallel_size": "ETP2",
 }
@@ -38,11 +40,13 @@ def is_layout(case: Case) -> bool:
     ranks = prod(case[name] for name in (*SPLITS, REPLICAS))
     tensor, pipeline = case["tensor_model_parallel_size"], case["pipeline_model_parallel_size"]
     sequence, virtual = case["sequence_parallel"], case["num_virtual_stages_per_pipeline_rank"]
+    is_uneven = case["decoder_last_pipeline_num_layers"] is not None
     experts = case["expert_model_parallel_size"] * case["expert_tensor_parallel_size"]
     if case.get("kind") in MIXTURES:
         fits = RANKS // pipeline % experts == 0 and (tensor == 1 or sequence)
     else:
         fits = experts == 1
+    fits = fits and (not is_uneven or (pipeline > 1 and virtual == 1))
     return fits and ranks == RANKS and (tensor > 1 or not sequence) and (pipeline > 1 or virtual == 1)
 
 

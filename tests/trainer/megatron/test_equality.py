@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from transformers import Qwen3Config
 from agentrl.assembly.layout_memory import rank_memory
 from agentrl.assembly.memory import Networks
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.shape import OPEN, OPEN_DDP
 from tests.trainer.megatron.allocating import allocated, row
 from tests.trainer.megatron.equality import Part, oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
@@ -29,6 +26,7 @@ PAIRS = {
     "TP2+SP": {**TP, "sequence_parallel": True},
     "PP2": PP,
     "PP2, virtual": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
+    "PP2, uneven": {**PP, "decoder_last_pipeline_num_layers": 1},
     "CP2": CP,
 }
 EP = {"expert_model_parallel_size": 2}
@@ -46,24 +44,6 @@ EXPERTS = {
 CASES = covering_layouts(kind=tuple(CONFIGS))
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
-CHOSEN = {
-    "fp32_residual_connection": ({}, {"fp32_residual_connection": True}),
-    "clone_scatter_output_in_embedding": (
-        {**TP, "sequence_parallel": True},
-        {"clone_scatter_output_in_embedding": False},
-    ),
-    "recompute_method": (FULL, {"recompute_method": "block"}),
-    "recompute_num_layers": (FULL, {"recompute_num_layers": 2}),
-    "recompute_modules": (SELECTIVE, {"recompute_modules": ["core_attn", "mlp"]}),
-    "deallocate_pipeline_outputs": (PP, {"deallocate_pipeline_outputs": True}),
-    "batch_p2p_sync": (PP, {"batch_p2p_sync": False}),
-    "overlap_grad_reduce": ({}, {"overlap_grad_reduce": False}),
-    "bucket_size": ({}, {"bucket_size": 1000}),
-    "microbatch_group_size_per_vp_stage": (
-        {**PP, "num_virtual_stages_per_pipeline_rank": 2},
-        {"microbatch_group_size_per_vp_stage": 4},
-    ),
-}
 RECOMPUTED = {
     "full": {**TP, **FULL},
     "selective": {**TP, **SELECTIVE},
@@ -79,8 +59,10 @@ def noise_of(kind: str) -> float:
     return 3e-5 if kind in MIXTURES or kind == "gemma3_text" else 1e-5
 
 
-def check(ranks: Ranks, kind: str, *, engines: str | None = None, **sizes) -> list[Part]:
-    tolerance = noise_of(kind)
+def check(
+    ranks: Ranks, kind: str, *, engines: str | None = None, tolerance: float | None = None, **sizes
+) -> list[Part]:
+    tolerance = noise_of(kind) if tolerance is None else tolerance
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
     parts = ranks.run(part_of, layout, kind, False, engines)
@@ -140,52 +122,6 @@ def test_what_is_computed_again_is_the_same(pair, name):
     check(pair, "qwen3", **RECOMPUTED[name])
 
 
-@contextmanager
-def noting_reads(config):
-    """The fields of a class of Megatron's that are read once an object of it was made."""
-    read, look, check = set(), config.__getattribute__, config.__post_init__
-
-    def noted(made, name):
-        read.add(name)
-        return look(made, name)
-
-    def checked(made):
-        check(made)
-        read.clear()
-
-    config.__getattribute__, config.__post_init__ = noted, checked
-    try:
-        yield read
-    finally:
-        config.__getattribute__, config.__post_init__ = look, check
-
-
-def reads_and_part_of(layout, rank, kind):
-    """What `part_of` gives, and the fields of Megatron's configs that were read once they were made."""
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    with (
-        noting_reads(TransformerConfig) as of_the_model,
-        noting_reads(DistributedDataParallelConfig) as of_replicas,
-    ):
-        return part_of(layout, rank, kind), of_the_model | of_replicas
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [*OPEN, *OPEN_DDP])
-def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair, name):
-    sizes, fields = CHOSEN[name]
-    layout = MegatronConfig(
-        actor_num_gpus_per_node=2, use_distributed_optimizer=False, megatron_config=fields, **sizes
-    )
-    parts, read = zip(*pair.run(reads_and_part_of, layout, "qwen3"), strict=True)
-    assert name in set.union(*read)
-    result, expected = put_together("qwen3", layout, list(parts)), oracle("qwen3")
-    for parameter, gradient in expected.gradients.items():
-        assert (result.gradients[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), parameter
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_four_ranks_are_transformers_under_every_two_of_options_and_families(four, name):
@@ -219,6 +155,7 @@ ALLOCATED = {
     "DP2, unsharded, bf16": ("qwen3, tied", True, {"use_distributed_optimizer": False}),
     "PP2, tied": ("qwen2", False, PP),
     "PP2, virtual": ("qwen3", True, {**PP, "num_virtual_stages_per_pipeline_rank": 2}),
+    "PP2, uneven": ("qwen3, tied", False, {**PP, "decoder_first_pipeline_num_layers": 1}),
     "EP2": ("qwen3_moe", False, EP),
     "TP2, experts on both, bf16": ("qwen3_moe", True, {**TP, **SP, "expert_tensor_parallel_size": 1}),
 }

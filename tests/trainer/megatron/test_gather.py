@@ -20,6 +20,7 @@ from tests.trainer.megatron.models import checkpoint_of, model_of
 PAIRS = {
     "TP2": {"tensor_model_parallel_size": 2},
     "PP2": {"pipeline_model_parallel_size": 2},
+    "PP2, uneven": {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1},
     "DP2": {},
     "EP2": {"expert_model_parallel_size": 2},
     "ETP2": {"expert_tensor_parallel_size": 2},

@@ -36,6 +36,7 @@ QUICK = {
     "TP2+SP": "icepop",
     "PP2": "tis",
     "PP2, virtual": "none",
+    "PP2, uneven": "gate",
     "CP2": "mis",
 }
 

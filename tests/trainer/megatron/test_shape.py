@@ -16,7 +16,7 @@ from transformers import (
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.shape import check_layout, overridden, shape_of
+from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from tests.trainer.megatron.models import MOE, SIZES
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}
@@ -52,39 +52,6 @@ def test_what_megatron_would_do_otherwise_is_refused(config, message):
 def test_each_layer_has_the_window_that_transformers_gives_it(config, windows):
     shape = shape_of(config)
     assert [layer.window for layer in shape.attention_by_layer] == windows
-
-
-def test_a_field_may_be_added_and_not_contradicted():
-    shape = shape_of(Qwen3Config(**SIZES))
-    assert overridden(shape, {"batch_p2p_sync": False, "num_layers": 4}) == {
-        **shape.sizes,
-        "batch_p2p_sync": False,
-    }
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_layers": 3}, "says num_layers = 3, the checkpoint has 4; leave it out"),
-        ({"tensor_model_parallel_size": 2}, r"holds tensor_model_parallel_size; set it under \[megatron\]"),
-        # It would learn a third of each gradient.
-        ({"calculate_per_token_loss": False}, "holds calculate_per_token_loss, which is not for a run to"),
-        ({"num_layers_in_first_pipeline_stage": 1}, "holds num_layers_in_first_pipeline_stage, which is"),
-        (
-            {"attention_softmax_in_fp32": True},
-            r".*: it does nothing here, or .* These are: fp32_residual_connection, ",
-        ),
-        ({"foo": 1}, "holds foo, which is not"),
-        ({"batch_p2p_sync": 1}, "says batch_p2p_sync = 1; it must be of type bool"),
-        (
-            {"recompute_num_layers": 2},
-            "sets recompute_num_layers, but nothing is recomputed; set recompute_granularity, too",
-        ),
-    ],
-)
-def test_a_field_that_contradicts_or_does_nothing_is_refused(fields, message):
-    with pytest.raises(ConfigError, match=f"megatron_config {message}"):
-        check_layout(shape_of(Qwen3Config(**SIZES)), MegatronConfig(megatron_config=fields))
 
 
 EXPERTS = Qwen3MoeConfig(**SIZES, **MOE, num_experts=6)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from agentrl.losses import OutputHead
+from agentrl.trainer.megatron.arguments import FIXED, Target, chosen
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.hooks import make_model
@@ -24,7 +25,7 @@ from agentrl.trainer.megatron.model.ahead import AheadLayers, first_stages
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.feed_forward import RMSNorm
 from agentrl.trainer.megatron.model.layers import layer_spec, number_experts
-from agentrl.trainer.megatron.model.shape import Shape, overridden
+from agentrl.trainer.megatron.model.shape import Shape
 from agentrl.trainer.megatron.model.vocabulary import head_shard
 
 Read = Callable[[str], Tensor]
@@ -160,9 +161,8 @@ class Network:
     def _stage(self, number: int | None) -> GPTModel:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number)
-        ranks = self.layout.pipeline_model_parallel_size * self.layout.num_virtual_stages_per_pipeline_rank
-        begin = get_transformer_layer_offset(self.config, vp_stage=number)
-        numbers = range(begin, begin + len(self.shape.experts_by_layer) // ranks)
+        rank = parallel_state.get_pipeline_model_parallel_rank()
+        numbers = self.layout.stages_of(rank, len(self.shape.experts_by_layer))[number or 0]
         spec = TransformerBlockSubmodules(
             layer_specs=[layer_spec(self.shape, number) for number in numbers],
             layer_norm=RMSNorm,
@@ -213,34 +213,21 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
     dtype = torch.bfloat16 if bf16 else torch.float32
     virtual = layout.num_virtual_stages_per_pipeline_rank
     fields: dict[str, object] = {
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
+        **FIXED,
         "activation_func": silu,
-        "add_bias_linear": False,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "bias_dropout_fusion": False,
-        "bias_activation_fusion": False,
-        "masked_softmax_fusion": False,
-        "apply_rope_fusion": False,
-        "gradient_accumulation_fusion": False,
-        # Weights are loaded, never initialized at random.
-        "use_cpu_initialization": True,
-        "perform_initialization": False,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": bf16,
-        # The loss is a sum of weights x terms: Megatron must not average it.
-        "calculate_per_token_loss": True,
         # In a pipeline of two ranks the next and the previous rank are the same one: sent in one batch,
         # activations and gradients would be mixed up, and so would their shapes.
         "variable_seq_lengths": virtual == 1,
         "overlap_p2p_comm": virtual > 1,
         "batch_p2p_comm": virtual == 1,
-        "moe_token_dispatcher_type": "alltoall",
         "tensor_model_parallel_size": layout.tensor_model_parallel_size,
         "pipeline_model_parallel_size": layout.pipeline_model_parallel_size,
         "virtual_pipeline_model_parallel_size": None if virtual == 1 else virtual,
+        "num_layers_in_first_pipeline_stage": layout.decoder_first_pipeline_num_layers,
+        "num_layers_in_last_pipeline_stage": layout.decoder_last_pipeline_num_layers,
         "context_parallel_size": layout.context_parallel_size,
         "expert_model_parallel_size": layout.expert_model_parallel_size,
         "expert_tensor_parallel_size": layout.expert_tensor_ranks,
@@ -249,7 +236,7 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
     }
     if layout.recompute_granularity == "full":
         fields |= {"recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(**{**fields, **overridden(shape, layout.megatron_config)})
+    return TransformerConfig(**{**fields, **shape.sizes, **chosen(layout, Target.MODEL)})
 
 
 def _global(name: str, first_layer: int) -> str:

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
+from agentrl.trainer.megatron.arguments import check_arguments
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
@@ -18,22 +19,6 @@ from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
 from agentrl.weights.hf.source import EXPERTS
 from agentrl.weights.hf.tensors import tensor_shapes
-
-OPEN: Mapping[str, type] = {
-    "fp32_residual_connection": bool,
-    "clone_scatter_output_in_embedding": bool,
-    "recompute_method": str,
-    "recompute_num_layers": int,
-    "recompute_modules": list,
-    "deallocate_pipeline_outputs": bool,
-    "batch_p2p_sync": bool,
-    "microbatch_group_size_per_vp_stage": int,
-}
-"""Fields of Megatron's TransformerConfig that a user may set: the layers here read them, and they change
-neither logprobs nor gradients."""
-
-OPEN_DDP: Mapping[str, type] = {"overlap_grad_reduce": bool, "bucket_size": int}
-"""The same of its DistributedDataParallelConfig, for the sums of gradients over the replicas."""
 
 
 class Latent(NamedTuple):
@@ -278,7 +263,7 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
     Raises:
         ConfigError: naming the size and the setting.
     """
-    overridden(shape, layout.megatron_config)
+    check_arguments(layout.megatron_config, shape.sizes)
     recompute = [name for name in layout.megatron_config if name.startswith("recompute_")]
     if recompute and layout.recompute_granularity is None:
         raise ConfigError(
@@ -286,14 +271,8 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         )
     _check_experts(shape, layout)
     tensor = layout.tensor_model_parallel_size
-    stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
+    layout.stages(int(shape.sizes["num_layers"]))
     for size, ranks, what, setting in (
-        (
-            "num_layers",
-            stages,
-            "layers",
-            "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank",
-        ),
         ("num_attention_heads", tensor, "attention heads", "tensor_model_parallel_size"),
         ("num_query_groups", tensor, "heads of keys and values", "tensor_model_parallel_size"),
         ("ffn_hidden_size", tensor, "channels of the feed-forward blocks", "tensor_model_parallel_size"),
@@ -364,39 +343,6 @@ def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
         raise ConfigError(
             f"expert_tensor_parallel_size = {sharing} does not divide the model's {width} channels of an "
             "expert; set it to 1."
-        )
-
-
-def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The checkpoint's sizes with a user's fields added.
-
-    Raises:
-        ConfigError: a field contradicts the checkpoint, is a setting of [megatron], or has no effect here.
-    """
-    for name, value in fields.items():
-        if name in MegatronConfig.model_fields:
-            raise ConfigError(f"megatron_config holds {name}; set it under [megatron] itself.")
-        if name not in shape.sizes:
-            _check_open(name, value)
-        elif (size := shape.sizes[name]) != value:
-            raise ConfigError(
-                f"megatron_config says {name} = {value!r}, the checkpoint has {size!r}; leave it out, or "
-                "name another checkpoint."
-            )
-    return {**shape.sizes, **{name: value for name, value in fields.items() if name not in OPEN_DDP}}
-
-
-def _check_open(name: str, value: JSON) -> None:
-    known = {**OPEN, **OPEN_DDP}
-    if name not in known:
-        raise ConfigError(
-            f"megatron_config holds {name}, which is not for a run to choose: it does nothing here, or would "
-            f"change what is learned; leave it out. These are: {', '.join(known)}."
-        )
-    # In Python, True is an int.
-    if type(value) is not known[name]:
-        raise ConfigError(
-            f"megatron_config says {name} = {value!r}; it must be of type {known[name].__name__}."
         )
 
 
