@@ -55,6 +55,9 @@ class CreditSection(Section):
     which has a critic, rae and reinforce_plus_plus."""
     custom_advantage_function_path: ImportPath | None = None
     """An estimator of your own in its place (package.module:name)."""
+    rollout_data_postprocess_path: ImportPath | None = None
+    """Function from scored samples to samples with fewer tokens in the loss, or more extras, before their
+    advantages (package.module:name). The trainer computes the proximal logprobs then."""
     custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
     custom_pg_loss_reducer_function_path: ImportPath | None = None
@@ -72,6 +75,16 @@ class CreditSection(Section):
                 "one out."
             )
         return self
+
+    @property
+    def post_processes(self) -> bool:
+        """Whether a function of the user's sees the samples when they have been scored."""
+        return self.rollout_data_postprocess_path is not None
+
+    @property
+    def has_functions_of_scores(self) -> bool:
+        """Whether a function of the user's sees what models say of a batch before its first step."""
+        return self.post_processes or self.custom_advantage_function_path is not None
 
     @property
     def critic(self) -> PpoConfig | None:
@@ -151,9 +164,9 @@ class AlgorithmConfig(KlSection, CreditSection):
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
     computes these, in the optimizer step itself where a batch takes only one and nothing needs them before.
-    Left out, on, unless a correction or a gate compares the two, otb or top_entropy needs them, or
-    max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of the loss itself
-    corrects for older weights."""
+    Left out, on, unless a correction, a gate, otb, top_entropy or rollout_data_postprocess_path needs them,
+    or max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of the loss
+    itself corrects for older weights."""
     correction: CorrectionChoice = NoCorrectionConfig()
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that
@@ -180,7 +193,7 @@ class AlgorithmConfig(KlSection, CreditSection):
         if self.use_rollout_logprobs is not None:
             return not self.use_rollout_logprobs
         is_older = is_async and not self.advantage_estimator.takes_ratio_to_engine
-        return self.compares_with_engine or self.needs_statistics or is_older
+        return self.compares_with_engine or self.needs_statistics or self.post_processes or is_older
 
     @property
     def compares(self) -> bool:
@@ -210,7 +223,7 @@ class AlgorithmConfig(KlSection, CreditSection):
         Corrections do not, unless they are of the whole batch: the step computes their factors.
         Where tokens are masked, or the policy does not learn yet, the step has not the logprobs of them all.
         """
-        in_advantages = self.kl_coef or self.use_opd or self.custom_advantage_function_path is not None
+        in_advantages = self.kl_coef or self.use_opd or self.has_functions_of_scores
         waits = self.critic is not None and self.critic.num_critic_only_steps
         is_partial = self.mask_offpolicy_in_partial_rollout or waits or self.correction.of_batch
         return bool(in_advantages or self.needs_statistics or self.compares_tokens or is_partial)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
-from agentrl.algorithms.conversion import Conversion, converted
+from agentrl.algorithms.conversion import Conversion, DataPostProcess, converted, post_processed_data
 from agentrl.algorithms.corrections import CorrectionFunction, as_corrected
 from agentrl.algorithms.filters import (
     BufferFilter,
@@ -223,10 +223,27 @@ def check_conversion(function: Conversion) -> None:
             caught.
     """
     groups, samples, _ = _parts(spread=1.0)
-    first, second = (converted(function, groups, samples) for _ in range(2))
+    _check_alike(*(converted(function, groups, samples) for _ in range(2)))
+
+
+def _check_alike(first: Sequence[Sample], second: Sequence[Sample]) -> None:
     for one, other in zip(first, second, strict=True):
         if not np.array_equal(one.loss_mask, other.loss_mask) or one.extras.keys() != other.extras.keys():
             raise ValueError("a second call decided otherwise; draw no random numbers")
+
+
+def check_data_post_process(function: DataPostProcess) -> None:
+    """Check that a post-processing of data satisfies its contract: use it in the tests of your own.
+
+    It is called with samples, some without a trainable token, and with logprobs of the trainer that are up to
+    a nat from the engine's. What it must return is as for a conversion.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The function's own errors are not
+            caught.
+    """
+    _, samples, scores = _parts(spread=1.0)
+    _check_alike(*(post_processed_data(function, samples, scores) for _ in range(2)))
 
 
 def small_groups() -> tuple[Group, ...]:

@@ -1,4 +1,4 @@
-"""Samples of a batch, changed by a function between the token laws and the credit."""
+"""Samples of a batch, changed by a function before the credit, or once models have scored them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from agentrl.types import Group, Sample
+from agentrl.types import Group, Sample, Scores
 
 Conversion: TypeAlias = Callable[[Sequence[Group], Sequence[Sample]], Sequence[Sample]]
 """From the groups of a batch and their samples to samples that have less under the loss mask, or more extras.
@@ -15,6 +15,9 @@ Conversion: TypeAlias = Callable[[Sequence[Group], Sequence[Sample]], Sequence[S
 As many samples in the same order, with the same tokens. `sample.rollout_id.episode` is the id of the episode,
 whose `task.metadata` are those of the row.
 """
+
+DataPostProcess: TypeAlias = Callable[[Sequence[Sample], Scores], Sequence[Sample]]
+"""The same from all samples of a batch, and what models say of their tokens."""
 
 _RECORDED = ("token_ids", "author", "logprobs", "versions", "turns", "temperatures")
 
@@ -26,11 +29,24 @@ def converted(function: Conversion, groups: Sequence[Group], samples: Sequence[S
         ValueError: it returned another number of samples, changed what was recorded, put a token under the
             loss mask that was not, or dropped an extra.
     """
-    returned = function(groups, samples)
+    return _kept(function(groups, samples), samples)
+
+
+def post_processed_data(function: DataPostProcess, samples: Sequence[Sample], scores: Scores) -> list[Sample]:
+    """The samples that a post-processing of data returns.
+
+    Raises:
+        ValueError: as `converted`.
+    """
+    return _kept(function(samples, scores), samples)
+
+
+def _kept(returned: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
+    """What a function returned for samples, which it may change in the two ways alone."""
     is_samples = isinstance(returned, Sequence) and all(isinstance(sample, Sample) for sample in returned)
     if not is_samples or len(returned) != len(samples):
         what = f"{len(returned)} samples" if is_samples else repr(returned)[:80]
-        raise ValueError(f"a conversion returns {len(samples)} samples, one for each, not {what}")
+        raise ValueError(f"it returns {len(samples)} samples, one for each, not {what}")
     for before, after in zip(samples, returned, strict=True):
         _check_kept(before, after)
     return list(returned)
@@ -45,9 +61,7 @@ def _check_kept(before: Sample, after: Sample) -> None:
         raise ValueError(f"the samples are in another order: {after.rollout_id} is in place of {id}")
     arrays = ((name, getattr(before, name), getattr(after, name)) for name in _RECORDED)
     if changed := [name for name, one, other in arrays if not np.array_equal(one, other)]:
-        raise ValueError(
-            f"the {changed[0]} of a sample of {id} have changed; a conversion changes loss_mask and extras"
-        )
+        raise ValueError(f"the {changed[0]} of a sample of {id} have changed; only loss_mask and extras may")
     if np.any(after.loss_mask & ~before.loss_mask):
         raise ValueError(f"a token of {id} came under the loss mask that was not under it")
     if dropped := before.extras.keys() - after.extras.keys():

@@ -10,6 +10,7 @@ from functools import partial
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
+from agentrl.algorithms.conversion import DataPostProcess
 from agentrl.algorithms.correction_config import CustomConfig, OpsmConfig
 from agentrl.algorithms.corrections import Correction, CustomCorrection
 from agentrl.algorithms.entropy import KlCovConfig
@@ -62,7 +63,7 @@ class Algorithm:
     `RolloutBatch`. statistics: whether the trainer computes those of its distributions, see `Trainer.score`.
     teacher: scores the tokens, too; None = there is none.
     controls: what changes from one iteration to the next. bootstraps: whether the critic's values after the
-    last tokens of truncated episodes are needed.
+    last tokens of truncated episodes are needed. post_process: of samples that were scored; None = nothing.
     """
 
     estimator: AdvantageEstimator
@@ -79,6 +80,7 @@ class Algorithm:
     correction: Correction | None = None
     uncorrected: AdvantageEstimator | None = None
     teacher: Teacher | None = None
+    post_process: DataPostProcess | None = None
 
 
 def build_algorithm(
@@ -112,6 +114,7 @@ def build_algorithm(
         correction=estimator.correction,
         uncorrected=replace(estimator, correction=None) if in_step else None,
         teacher=build_teacher(config, max(max_length, max_tokens)),
+        post_process=hooks.ROLLOUT_DATA_POSTPROCESS_PATH.maybe(config.rollout_data_postprocess_path),
     )
 
 
@@ -231,8 +234,8 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
 
     With whitening, a critic, a teacher, several rewards, those of turns, turns that are compared by their
     states, shaping or a penalty in the reward, advantages differ from 0 at equal rewards. Where tokens are
-    compared with all others of the batch, those of such a group count, too. In a hierarchy the rewards are
-    those of its roles.
+    compared with all others of the batch, those of such a group count, too; so they do where a function sees
+    all scores, to decide what counts. In a hierarchy the rewards are those of its roles.
     """
     estimator = config.advantage_estimator
     only_compares = (
@@ -241,6 +244,7 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
         and config.custom_advantage_function_path is None
         and not (estimator.normalizes or config.kl_coef or config.use_opd or config.shaping.is_set)
         and not config.compares_tokens
+        and not config.post_processes
     )
     if not (only_compares and policy_term_only(config)):
         return _never

@@ -14,13 +14,14 @@ from agentrl.algorithms.contract import (
     check_buffer_filter,
     check_conversion,
     check_correction,
+    check_data_post_process,
     check_estimator,
     check_group_filter,
     check_post_process,
     check_reducer,
     check_rollout_filter,
 )
-from agentrl.algorithms.conversion import Conversion
+from agentrl.algorithms.conversion import Conversion, DataPostProcess
 from agentrl.algorithms.corrections import CorrectionFunction
 from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_context
 from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
@@ -166,6 +167,14 @@ CUSTOM_TIS_FUNCTION_PATH: Hook[CorrectionFunction] = Hook(
     changes="a factor of each advantage; 0 takes a token out",
     example="[rooted](algorithms.md#one-of-your-own)",
     check=check_correction,
+)
+ROLLOUT_DATA_POSTPROCESS_PATH: Hook[DataPostProcess] = Hook(
+    "post-processing of data",
+    "(Sequence[Sample], Scores) -> Sequence[Sample]",
+    runs="when the samples of a batch have been scored, before their advantages",
+    changes="single tokens are taken out of the loss; extras for the loss",
+    example="[likely](#samples)",
+    check=check_data_post_process,
 )
 CUSTOM_PG_LOSS_REDUCER_FUNCTION_PATH: Hook[WeightFunction] = Hook(
     "loss reducer",

@@ -223,6 +223,7 @@ class TrainSettings(_Settings, total=False):
     critic_data: Data | None
     critic_data_epochs: int
     custom_advantage_function_path: Function | None
+    rollout_data_postprocess_path: Function | None
     custom_loss_function_path: Function | None
     custom_pg_loss_reducer_function_path: Function | None
     shaping_scale: float

@@ -49,7 +49,7 @@ class BatchFunctions:
         function = self.removed
         if function is None:
             return {}
-        return await _called("rollout sample filter", lambda: removed_rollouts(function, groups))
+        return await called("rollout sample filter", lambda: removed_rollouts(function, groups))
 
     async def converted(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the samples that the conversion makes of its own.
@@ -62,7 +62,7 @@ class BatchFunctions:
             return batch
         samples = [sample for group in batch.groups for sample in batch.samples[group.id]]
         return batch.with_samples(
-            await _called("conversion of samples", lambda: converted(function, batch.groups, samples))
+            await called("conversion of samples", lambda: converted(function, batch.groups, samples))
         )
 
     async def scored(self, groups: Sequence[Group]) -> Sequence[Group]:
@@ -74,7 +74,7 @@ class BatchFunctions:
         function = self.post_process
         if function is None:
             return groups
-        return await _called("reward post-processing", lambda: post_processed(function, groups))
+        return await called("reward post-processing", lambda: post_processed(function, groups))
 
     async def metrics(
         self, step: int, groups: Sequence[Group], known: Mapping[str, float]
@@ -87,7 +87,7 @@ class BatchFunctions:
         function = self.log
         if function is None:
             return {}
-        return await _called("rollout log function", lambda: own_metrics(function(step, groups), known))
+        return await called("rollout log function", lambda: own_metrics(function(step, groups), known))
 
     async def published(self, report: PublishReport) -> None:
         """The engine serves new weights.
@@ -150,11 +150,17 @@ def check_after_publishing(function: AfterPublishing) -> None:
         raise ValueError(f"it is called with a PublishReport ({error})") from None
 
 
-async def _called(noun: str, call: Callable[[], T]) -> T:
-    async def called() -> T:
+async def called(noun: str, call: Callable[[], T]) -> T:
+    """What a function of the user's returned.
+
+    Raises:
+        UserError: it failed; the sentence names it.
+    """
+
+    async def begun() -> T:
         return call()
 
-    return await _awaited(noun, called())
+    return await _awaited(noun, begun())
 
 
 async def _awaited(noun: str, call: Awaitable[T]) -> T:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
+from agentrl.algorithms.conversion import post_processed_data
 from agentrl.algorithms.corrections import FactorsInStep
 from agentrl.algorithms.off_policy import mismatch_by_depth, mismatch_by_staleness, mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
@@ -22,6 +23,7 @@ from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import UserError
+from agentrl.rollout.batch_functions import called
 from agentrl.types import FloatArray, ProximalInStep, RolloutId, Sample, Scores
 from agentrl.types.seams import StepReport, Teacher, Trainer
 from agentrl.weights.hf.source import ModelSource
@@ -65,7 +67,7 @@ class Crediting:
         """The credit before the first optimizer step.
 
         Raises:
-            UserError: the estimator refuses the batch.
+            UserError: the estimator refuses the batch, or a function of the user's failed.
             TeacherError: a server of the teacher has failed.
         """
         if not batch.tokens.samples:
@@ -75,7 +77,7 @@ class Crediting:
         if estimator is None:
             teacher, samples = self.algorithm.teacher, batch.tokens.samples
             scores, teaching = await taught(teacher, samples, self.trainer, scoring, self.clock)
-            credited = self._complete(batch, scores)
+            credited = self._complete(await self._post_processed(batch, scores), scores)
             return credited._replace(metrics=credited.metrics | teaching)
         scores = await scoring
         correction = self.algorithm.correction
@@ -104,6 +106,20 @@ class Crediting:
             for index, logprobs in zip(step.indices, report.logprobs, strict=True):
                 proximal[index] = logprobs
         return self._complete(batch, replace(credited.scores, proximal=tuple(proximal)))
+
+    async def _post_processed(self, batch: RolloutBatch, scores: Scores) -> RolloutBatch:
+        """The batch with the samples that a function of the user makes of those that were scored.
+
+        Raises:
+            UserError: the function failed.
+        """
+        function, samples = self.algorithm.post_process, batch.tokens.samples
+        if function is None:
+            return batch
+        # No group is idle then: all samples have scores.
+        return batch.with_samples(
+            await called("post-processing of data", lambda: post_processed_data(function, samples, scores))
+        )
 
     def _estimator_in_step(self, batch: RolloutBatch) -> AdvantageEstimator | None:
         """The estimator without its correction, where the one step of the batch computes that."""

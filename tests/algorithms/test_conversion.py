@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.algorithms.contract import check_conversion, small_groups
-from agentrl.algorithms.conversion import converted
+from agentrl.algorithms.contract import check_conversion, check_data_post_process, small_groups
+from agentrl.algorithms.conversion import converted, post_processed_data
 from agentrl.algorithms.samples import samples_of
-from agentrl.types import Extra, RolloutId
+from agentrl.types import Extra, RolloutId, Scores
 
 GROUPS = small_groups()
 SAMPLES = [sample for group in GROUPS for episode in group.episodes for sample in samples_of(episode)]
@@ -80,3 +80,24 @@ def test_one_that_draws_at_random_is_refused():
 
     with pytest.raises(ValueError, match="a second call decided otherwise"):
         check_conversion(random)
+
+
+def test_a_post_processing_sees_the_scores_and_is_held_to_the_same():
+    scores = Scores(tuple(sample.logprobs - 1.0 for sample in SAMPLES))
+
+    def below(samples, scores):
+        pairs = zip(samples, scores.proximal, strict=True)
+        return [replace(s, loss_mask=s.loss_mask & (p < s.logprobs.mean() - 1.0)) for s, p in pairs]
+
+    returned = post_processed_data(below, SAMPLES, scores)
+    assert 0 < sum(int(s.loss_mask.sum()) for s in returned) < sum(int(s.loss_mask.sum()) for s in SAMPLES)
+    check_data_post_process(below)
+    with pytest.raises(ValueError, match="in another order"):
+        check_data_post_process(lambda samples, scores: samples[::-1])
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="a second call decided otherwise"):
+        check_data_post_process(
+            lambda samples, scores: [
+                replace(s, loss_mask=s.loss_mask & (rng.random(len(s)) < 0.5)) for s in samples
+            ]
+        )

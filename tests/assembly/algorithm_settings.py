@@ -149,6 +149,7 @@ ALGORITHM = {
         {},
         ({"loss_weighting": "sample"}, "takes the place of loss_weighting = sample; leave one out"),
     ),
+    "rollout_data_postprocess_path": Setting("tests.flow.own_functions:likely"),
     "custom_tis_function_path": Setting(
         "tests.run.test_proximal_in_step:halved",
         {"correction": "custom", "custom_tis_function_path": "tests.run.test_proximal_in_step:doubled"},

@@ -42,6 +42,13 @@ def every_second_token(groups, samples):
     return [replace(s, loss_mask=s.loss_mask & (np.arange(len(s)) % 2 == 0)) for s in samples]
 
 
+def likely(samples, scores):
+    """Tokens that the trainer takes for one of several likely ones are taken out of the loss."""
+    return [
+        replace(s, loss_mask=s.loss_mask & (p > -1.0)) for s, p in zip(samples, scores.proximal, strict=True)
+    ]
+
+
 def number_of_turns(step, groups):
     """A metric of its own, over all groups that were played."""
     turns = [len(episode.turns) for group in groups for episode in group.episodes]

@@ -80,6 +80,15 @@ def test_a_conversion_trains_on_less_and_its_replay_on_the_same(tmp_path):
     assert weights_of(again) == weights_of(folder)
 
 
+def test_data_are_post_processed_by_the_trainers_logprobs_and_its_replay_the_same(tmp_path):
+    process = {"rollout_data_postprocess_path": f"{HERE}:likely", "use_rollout_logprobs": False}
+    plain = train("Talkative", tmp_path, "plain", **RESUMED, use_rollout_logprobs=False).folder
+    folder = train("Talkative", tmp_path, "x", **RESUMED, **process).folder
+    assert weights_of(folder) != weights_of(plain)
+    again = replay_of(folder, "Talkative", tmp_path, "again", {**RESUMED, **process})
+    assert weights_of(again) == weights_of(folder)
+
+
 def test_metrics_of_a_function_are_logged_and_one_that_fails_ends_no_run(tmp_path):
     log = {"custom_rollout_log_function_path": f"{HERE}:number_of_turns"}
     folder = train("Talkative", tmp_path, "x", **RESUMED, **log).folder

@@ -27,6 +27,7 @@ from agentrl.weights.hf.source import Operations
 from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
 
 MAX_LENGTH = 20
+LIKELY = -1.6
 GROUPS = [
     episodes_of("a", [1.0, 0.0, 0.5], seed=10),
     episodes_of("b", [1.0, 1.0], seed=11),
@@ -127,8 +128,8 @@ def weight(kind, played, n):
     tokens = sum(len(pairs) for *_, pairs in played)
     return {
         "token": 1 / tokens,
-        "sample": 1 / (len(played) * n),
-        "rollout": 1 / (len(played) * n),
+        "sample": 1 / (len(played) * max(n, 1)),
+        "rollout": 1 / (len(played) * max(n, 1)),
         "constant": 1 / (len(played) * MAX_LENGTH),
     }[kind]
 
@@ -320,6 +321,49 @@ async def test_a_token_that_a_conversion_takes_out_counts_nowhere_and_the_journa
     assert length > 1
     expected_row = [credit[n // 2] if n % 2 == 0 else 0.0 for n in range(length)]
     np.testing.assert_allclose(entry.advantages["agent"], expected_row, rtol=1e-5)
+
+
+def likely(samples, scores):
+    """The tokens that the policy finds likely stay in the loss; the engine's logprobs are others."""
+    return [
+        replace(s, loss_mask=s.loss_mask & (p > LIKELY))
+        for s, p in zip(samples, scores.proximal, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["token", "constant"])
+@pytest.mark.parametrize("num_steps", [1, 2])
+async def test_a_token_that_is_taken_out_by_its_scores_counts_nowhere(kind, num_steps):
+    path = "tests.run.test_whole_step:likely"
+    config = AlgorithmConfig(
+        advantage_estimator="grpo", loss_weighting=kind, rollout_data_postprocess_path=path
+    )
+    loop = run_of(config, num_steps)
+    iteration = await loop.iterate(0)
+    table, everyone = POLICY.copy(), []
+    for member, credit in zip(episodes(GROUPS), advantages("grpo", GROUPS, 1.0, 1.0, False), strict=True):
+        left = [n for n, pair in enumerate(member[3]) if log_softmax(POLICY, *pair) > LIKELY]
+        pairs = [member[3][n] for n in left]
+        everyone.append(((*member[:3], pairs), [credit[n] for n in left]))
+    sizes = [len(pairs) for (*_, pairs), _ in everyone]
+    assert 0 < sum(sizes) < sum(len(pairs) for *_, pairs in episodes(GROUPS))
+    for step, actual in zip(STEPS[num_steps], loop.trainer.gradients, strict=True):
+        members = [(member, credit) for member, credit in everyone if member[0] in step]
+        expected = of_step(members, table, POLICY, kind, (0.2, 0.28))
+        assert np.linalg.norm(actual - expected) <= 2e-6 * np.linalg.norm(expected)
+        table = table - STEP_SIZE * expected
+    entries = {e.episode.id: e for e in iteration_entries(iteration)}
+    recorded, length = entries["a.0"].advantages["agent"], len(next(episodes(GROUPS))[3])
+    assert np.count_nonzero(np.broadcast_to(recorded, length)) == sizes[0]
+
+
+async def test_a_post_processing_that_fails_names_itself():
+    loop = run_of(AlgorithmConfig(), 1)
+    algorithm = replace(
+        loop.algorithm, post_process=lambda samples, scores: samples[1:], is_idle=lambda group: False
+    )
+    with pytest.raises(UserError, match=r"the post-processing of data failed .*one for each, not"):
+        await replace(loop, algorithm=algorithm).iterate(0)
 
 
 async def test_a_function_of_a_batch_that_fails_names_itself():
