@@ -129,7 +129,7 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 def train(
     run: str | PathLike[str] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     quiet: bool = False,
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -147,7 +147,8 @@ def train(
 
     Args:
         run: the run file, or the folder of a run that is resumed.
-        resume: whether the run of a run file is resumed, where its folder holds one.
+        resume: whether the run of a run file is resumed, where its folder holds one. A number: a run goes
+            on after that step, from a checkpoint that it has kept; what came later is put aside.
         quiet: whether nothing is printed.
         settings: by their leaf names. `env` is an id, or the class of an environment. Where a setting names a
             function, pass the name or the function; where it names files of rows, paths or the rows, such as
@@ -163,7 +164,7 @@ def train(
 
     path, plain = run_path(run, "train"), plain_settings(settings)
     # What is wrong or missing is reported at once, not after the seconds that importing torch takes.
-    checked_run(path, plain, resume=resume)
+    checked_run(path, plain, resume=resume is not False)
     require("training", *TRAINING)
     from agentrl.run import train as trained
 
@@ -173,7 +174,7 @@ def train(
 async def train_async(
     run: str | PathLike[str] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     quiet: bool = False,
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -194,7 +195,7 @@ async def train_async(
 async def open_run(
     run: str | PathLike[str] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     quiet: bool = False,
     **settings: Unpack[TrainSettings],
 ) -> AsyncIterator[OpenRun]:
@@ -212,7 +213,8 @@ async def open_run(
 
     Args:
         run: the run file, or the folder of a run that is resumed, whether it began here or by `train`.
-        resume: whether the run of a run file is resumed, where its folder holds one.
+        resume: whether the run of a run file is resumed, where its folder holds one. A number: a run goes
+            on after that step, from a checkpoint that it has kept; what came later is put aside.
         quiet: whether nothing is printed.
         settings: by their leaf names, as for `train`.
 
@@ -225,7 +227,7 @@ async def open_run(
     from agentrl.assembly.needed import checked_run
 
     path, plain = run_path(run, "train"), plain_settings(settings)
-    checked_run(path, plain, OpenRunConfig, resume=resume)
+    checked_run(path, plain, OpenRunConfig, resume=resume is not False)
     require("training", *TRAINING)
     from agentrl.run.open_run import open_run as opened
 
@@ -236,7 +238,7 @@ async def open_run(
 def sft(
     run: str | PathLike[str] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     quiet: bool = False,
     **settings: Unpack[SftSettings],
 ) -> SftResult:
@@ -251,7 +253,8 @@ def sft(
 
     Args:
         run: the run file, or the folder of a run that is resumed.
-        resume: whether the run of a run file is resumed, where its folder holds one.
+        resume: whether the run of a run file is resumed, where its folder holds one. A number: a run goes
+            on after that step, from a checkpoint that it has kept; what came later is put aside.
         quiet: whether nothing is printed.
         settings: by their leaf names, as for `train`.
 
@@ -264,7 +267,7 @@ def sft(
     from agentrl.assembly.needed import checked_run
 
     path, plain = run_path(run, "sft"), plain_settings(settings)
-    checked_run(path, plain, SftConfig, resume=resume)
+    checked_run(path, plain, SftConfig, resume=resume is not False)
     require("fine-tuning", *TRAINING)
     from agentrl.run.sft import sft as fine_tuned
 
@@ -274,7 +277,7 @@ def sft(
 async def sft_async(
     run: str | PathLike[str] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     quiet: bool = False,
     **settings: Unpack[SftSettings],
 ) -> SftResult:

@@ -12,6 +12,7 @@ from agentrl.assembly.keywords import SftSettings
 from agentrl.assembly.load import load_run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.cli.sections import SettingsCommand
+from agentrl.cli.train import resumed_from, step_option
 from agentrl.config import leaves, spellings
 from agentrl.runtime.extras import TRAINING, require
 
@@ -28,8 +29,11 @@ _WITHOUT = {name for name in leaves(RunConfig) if name not in SFT_SETTINGS} | {
     is_flag=True,
     help="Resume the run of RUN from its last checkpoint; begin it if it has not begun.",
 )
+@step_option
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
-def sft_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool | None) -> None:
+def sft_command(
+    run: str | None, resume: bool, step: int | None, quiet: bool, **flags: str | bool | None
+) -> None:
     """Fine-tune a model on conversations, or on the episodes of a run, with the settings of RUN (TOML).
 
     RUN may be the run file of `agentrl train`, which then starts from the result: --hf-checkpoint
@@ -43,6 +47,7 @@ def sft_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool 
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
     load_run(run, settings, SftConfig)
     require("fine-tuning", *TRAINING)
-    result = agentrl.sft(run, resume=resume, quiet=quiet, **cast(SftSettings, settings))
+    resumed = resumed_from(resume, step)
+    result = agentrl.sft(run, resume=resumed, quiet=quiet, **cast(SftSettings, settings))
     if quiet:
         click.echo(str(result.folder))

@@ -34,7 +34,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LONGEST_TEXT = 1200
 
 
-def show_dry_run(run: str | None, settings: Mapping[str, JSON], *, resume: bool, as_json: bool) -> None:
+def show_dry_run(run: str | None, settings: Mapping[str, JSON], *, resume: bool | int, as_json: bool) -> None:
     """Validate a run and print the report.
 
     Raises:
@@ -104,6 +104,13 @@ def _size_text(size: int) -> str:
 
 _PLAYS_ONLY = "debug_rollout_only"
 
+step_option = click.option(
+    "--ckpt-step",
+    "step",
+    type=click.IntRange(min=0),
+    help="Resume from the checkpoint of this step, not from the last one; what came later is put aside.",
+)
+
 
 @config_flags(RunConfig, without=OF_SFT)
 @click.command("train", cls=EngineFlags, context_settings={"show_default": False})
@@ -113,6 +120,7 @@ _PLAYS_ONLY = "debug_rollout_only"
     is_flag=True,
     help="Resume the run of RUN from its last checkpoint; begin it if it has not begun.",
 )
+@step_option
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 @click.option(
     "--dry-run",
@@ -121,7 +129,13 @@ _PLAYS_ONLY = "debug_rollout_only"
 )
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object, for machines.")
 def train_command(
-    run: str | None, resume: bool, quiet: bool, dry_run: bool, as_json: bool, **flags: str | bool | None
+    run: str | None,
+    resume: bool,
+    step: int | None,
+    quiet: bool,
+    dry_run: bool,
+    as_json: bool,
+    **flags: str | bool | None,
 ) -> None:
     """Train an agent with the settings of RUN, a TOML file; every setting is also a flag, and flags win.
 
@@ -147,14 +161,21 @@ def train_command(
         # An invalid setting is reported at once, not after the seconds that importing torch takes.
         load_run(run, settings)
         require("a dry run", *TRAINING)
-        show_dry_run(run, settings, resume=resume, as_json=as_json)
+        show_dry_run(run, settings, resume=resumed_from(resume, step), as_json=as_json)
         return
-    result = _trained(run, settings, resume=resume, quiet=quiet)
+    result = _trained(run, settings, resume=resumed_from(resume, step), quiet=quiet)
     if quiet:
         click.echo(str(result.folder))
 
 
-def _trained(run: str | None, settings: Mapping[str, JSON], *, resume: bool, quiet: bool) -> TrainResult:
+def resumed_from(resume: bool, step: int | None) -> bool | int:
+    """What `agentrl.train` is told of --resume and --ckpt-step."""
+    return resume if step is None else step
+
+
+def _trained(
+    run: str | None, settings: Mapping[str, JSON], *, resume: bool | int, quiet: bool
+) -> TrainResult:
     # Flags have the names of the keywords, and are checked where these are.
     return agentrl.train(run, resume=resume, quiet=quiet, **cast(TrainSettings, settings))
 
@@ -167,10 +188,16 @@ def _trained(run: str | None, settings: Mapping[str, JSON], *, resume: bool, qui
     is_flag=True,
     help="Resume the rollout of RUN after its last checkpoint; begin it if it has not begun.",
 )
+@step_option
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
 def rollout_command(
-    run: str | None, resume: bool, quiet: bool, as_json: bool, **flags: str | bool | None
+    run: str | None,
+    resume: bool,
+    step: int | None,
+    quiet: bool,
+    as_json: bool,
+    **flags: str | bool | None,
 ) -> None:
     """Play num_rollout batches with the settings of RUN, a TOML file, and train on nothing.
 
@@ -185,7 +212,7 @@ def rollout_command(
     settings: dict[str, JSON] = {**flag_values(flags, RunConfig), _PLAYS_ONLY: True}
     load_run(run, settings)
     require("playing with a model", *TRAINING)
-    result = _trained(run, settings, resume=resume, quiet=quiet or as_json)
+    result = _trained(run, settings, resume=resumed_from(resume, step), quiet=quiet or as_json)
     if as_json:
         click.echo(json.dumps(_played(result.folder)))
     elif quiet:

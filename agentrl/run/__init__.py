@@ -47,7 +47,7 @@ UNSERVED = "http://127.0.0.1:9"
 
 
 def train(
-    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+    run: str | Path | None = None, *, resume: bool | int = False, quiet: bool = False, **settings: JSON
 ) -> TrainResult:
     """The implementation of `agentrl.train`, which checks first that all dependencies are installed.
 

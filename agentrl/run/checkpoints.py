@@ -200,11 +200,8 @@ class Checkpoints:
             OSError: the disk does not take them.
         """
         await self.written()
-        if (folder := self._of_step(step)).exists():
+        if (folder := _of_step(self.folder, step)).exists():
             SavedGroups.of(ended, stopped).write(folder / GROUPS)
-
-    def _of_step(self, step: int) -> Path:
-        return self.folder / f"step_{step:06d}"
 
     async def written(self) -> None:
         """Wait until the last checkpoint is on disk.
@@ -223,7 +220,7 @@ class Checkpoints:
         Raises:
             ConfigError: it is of another version of agentrl.
         """
-        for path in reversed(self._paths()):
+        for path in reversed(_paths(self.folder)):
             problem = _damage(path)
             if problem is None:
                 return Checkpoint(path, _read_state(path / STATE))
@@ -239,7 +236,7 @@ class Checkpoints:
             ConfigError: a checkpoint is of another version of agentrl.
         """
         reasons = dict.fromkeys(self._partial(), "a checkpoint that was not completed")
-        newest, paths = self.newest(), self._paths()
+        newest, paths = self.newest(), _paths(self.folder)
         if newest is None:
             return reasons
         index = paths.index(newest.path)
@@ -254,12 +251,12 @@ class Checkpoints:
         (coming / CHECKSUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
         for path in (*_files(coming), *filter(Path.is_dir, coming.rglob("*")), coming):
             _sync(path)
-        target = self._of_step(state.step)
+        target = _of_step(self.folder, state.step)
         # Only a damaged one has the same step: a run resumes from the newest that is whole.
         shutil.rmtree(target, ignore_errors=True)
         os.replace(coming, target)
         _sync(self.folder)
-        for path in self._superseded(self._paths(), state):
+        for path in self._superseded(_paths(self.folder), state):
             shutil.rmtree(path, ignore_errors=True)
 
     def _superseded(self, paths: Sequence[Path], state: RunState) -> list[Path]:
@@ -280,7 +277,7 @@ class Checkpoints:
 
         scores: `RunState.scores`.
         """
-        path = self._best(self._paths(), scores)
+        path = self._best(_paths(self.folder), scores)
         return None if path is None or _damage(path) else Checkpoint(path, _read_state(path / STATE))
 
     def _best(self, paths: Sequence[Path], scores: Mapping[int, float]) -> Path | None:
@@ -303,18 +300,59 @@ class Checkpoints:
         """Checkpoints that are being written, or were when the run was killed."""
         return sorted(self.folder.glob(".step_*.coming"))
 
-    def _paths(self) -> list[Path]:
-        """The folders of checkpoints, oldest first."""
-        found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name)]
-        return sorted(found, key=_step_of)
-
     def _report(self, state: RunState, error: OSError) -> None:
-        earlier = self._paths()
+        earlier = _paths(self.folder)
         kept = f"{earlier[-1].name} is still there" if earlier else "there is none before it"
         self.on_event(
             f"Warning: the checkpoint of step {state.step} could not be written "
             f"({error.strerror or error}); {kept}, and the run goes on. Free space in {self.folder}."
         )
+
+
+def check_has(folder: Path, step: int) -> None:
+    """Check that there is a checkpoint of a step in a folder, whole or not.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    steps = [_step_of(path) for path in _paths(folder)]
+    if step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(
+            f"{folder} has no checkpoint of step {step}; it has those of: {there} "
+            "(save_total_limit says how many are kept)."
+        )
+
+
+def back_to(folder: Path, step: int, aside: Path) -> Checkpoint:
+    """The checkpoint of a step; those after it are moved to `aside`, the newest first.
+
+    Killed in between, the run goes on from the newest that is left.
+
+    Raises:
+        ConfigError: there is none, or it is damaged, or of another version of agentrl.
+    """
+    check_has(folder, step)
+    path = _of_step(folder, step)
+    if (problem := _damage(path)) is not None:
+        raise ConfigError(f"{path} is damaged ({problem}); resume from another one.")
+    checkpoint = Checkpoint(path, _read_state(path / STATE))
+    for later in reversed([each for each in _paths(folder) if _step_of(each) > step]):
+        target = aside / folder.name / later.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(later, target)
+    return checkpoint
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The folders of checkpoints, oldest first."""
+    found = [path for path in folder.glob("step_*") if _STEP.fullmatch(path.name)]
+    return sorted(found, key=_step_of)
+
+
+def _of_step(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}"
 
 
 def _step_of(path: Path) -> int:

@@ -98,7 +98,7 @@ class DryRun:
         return {**facts, "missing": list(self.missing), "notes": list(self.notes)}
 
 
-def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool = False) -> DryRun:
+def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool | int = False) -> DryRun:
     """Validate the run that `agentrl train` would begin or resume; the arguments are those of `start_of`.
 
     Raises:
@@ -107,7 +107,7 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     """
     config = load_run(run, settings)
     folder = RunFolder.of(config)
-    if (run is not None and Path(run).is_dir()) or (resume and folder.holds_run):
+    if (run is not None and Path(run).is_dir()) or (resume is not False and folder.holds_run):
         # It writes nothing where a run resumes.
         config = start_of(run, settings, resume=resume).config
     else:

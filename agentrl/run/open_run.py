@@ -286,7 +286,7 @@ class OpenRun:
 
 @asynccontextmanager
 async def open_run(
-    run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool, quiet: bool
+    run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool | int, quiet: bool
 ) -> AsyncIterator[OpenRun]:
     """The implementation of `agentrl.open_run`.
 

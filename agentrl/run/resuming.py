@@ -20,6 +20,7 @@ from agentrl.assembly.places import with_devices
 from agentrl.config import Changes, Section, changes_of, effective_values, sections_of, write_toml
 from agentrl.errors import ConfigError, EngineError, RemoteError, TrainerError
 from agentrl.records.history import (
+    ROLLED_BACK,
     Ending,
     attempts,
     begin_attempt,
@@ -30,7 +31,7 @@ from agentrl.records.history import (
     roll_back,
 )
 from agentrl.records.status import announced
-from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
+from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, back_to, check_has
 from agentrl.run.folder import RunFolder
 from agentrl.run.leaving import MachineLeavingError
 from agentrl.run.summary import stopped
@@ -45,12 +46,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run that is about to begin, or to resume. changes: settings that are not what they were."""
+    """A run that is about to begin, or to resume. changes: settings that are not what they were. step: of the
+    checkpoint that it resumes from; None = the newest."""
 
     config: RunConfig
     folder: RunFolder
     resumes: bool
     changes: Mapping[str, str]
+    step: int | None = None
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -69,7 +72,7 @@ def start_of(
     run: str | Path | None,
     settings: Mapping[str, JSON],
     *,
-    resume: bool,
+    resume: bool | int,
     kind: type[RunConfig] = RunConfig,
 ) -> RunStart:
     """What `agentrl train RUN`, or the command of another kind of run, begins or resumes; nothing is written.
@@ -78,20 +81,22 @@ def start_of(
 
     Args:
         run: a run file, or the folder of a run, which is resumed.
+        resume: a number is the step of the checkpoint that the run goes on from.
 
     Raises:
-        ConfigError: a setting must not change when a run resumes; a folder holds no run, or one of another
-            command; or see `checked_run` and `check_machines`.
+        ConfigError: there is no such checkpoint; or a setting must not change when a run resumes; or a folder
+            holds no run, or one of another command; or see `checked_run` and `check_machines`.
         MissingExtraError, ModelLoadError, UnknownEnvError: see `checked_run`.
         RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
     is_folder = run is not None and Path(run).is_dir()
-    config = checked_run(run, settings, kind, resume=resume)
+    step = resume if type(resume) is int else None
+    config = checked_run(run, settings, kind, resume=resume is not False)
     check_machines(config, os.environ)
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     check_unlocked(folder.path)
-    if is_folder or (resume and folder.holds_run):
+    if is_folder or (resume is not False and folder.holds_run):
         command = command_of(folder.path)
         if command != config.command:
             raise ConfigError(
@@ -102,7 +107,11 @@ def start_of(
         # What was decided when it began stays, on whatever machine it resumes.
         decided = {name: getattr(earlier.trainer, name) for name in ON_GPUS}
         config = with_devices(config, decided)
-        return RunStart(config, folder, True, _changes(earlier, config, folder.path))
+        if step is not None:
+            check_has(folder.checkpoints, step)
+        return RunStart(config, folder, True, _changes(earlier, config, folder.path), step)
+    if step is not None:
+        raise ConfigError(f"{folder.path} holds no run that could go on after step {step}; leave that out.")
     folder.check_free(config)
     devices = ON_GPUS if ranks_have_gpus(config) else {}
     return RunStart(with_devices(config, devices), folder, False, {})
@@ -130,7 +139,7 @@ def with_restarts(start: RunStart, console: RunConsole, attempt: Callable[[RunSt
             if number > limit:
                 raise
             console.line(f"{str(error).rstrip('.')}. The run resumes by itself ({number} of {limit}).")
-        start = replace(start, resumes=True, changes={})
+        start = replace(start, resumes=True, changes={}, step=None)
 
 
 def _check_movable(error: MachineLeavingError, start: RunStart, console: RunConsole) -> None:
@@ -181,12 +190,19 @@ def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
 
 
 def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
-    """The newest checkpoint, after which nothing is recorded any more; None = there is none."""
-    folder = start.folder.path
+    """The newest checkpoint, after which nothing is recorded any more; None = there is none.
+
+    Where an earlier one was asked for, those after it are put aside with what was recorded.
+    """
+    folder, attempt = start.folder.path, max(1, len(attempts(start.folder.path)))
     checkpoints = Checkpoints(start.folder.checkpoints, keep=1, on_event=console.line)
-    checkpoint = checkpoints.newest() if start.resumes else None
+    if start.step is not None:
+        aside = folder / ROLLED_BACK / f"attempt_{attempt}"
+        checkpoint: Checkpoint | None = back_to(checkpoints.folder, start.step, aside)
+    else:
+        checkpoint = checkpoints.newest() if start.resumes else None
     kept = {} if checkpoint is None else checkpoint.state.records
-    roll_back(folder, kept, attempt=max(1, len(attempts(folder))))
+    roll_back(folder, kept, attempt=attempt)
     write_toml(start.config, start.folder.config, signed=True)
     if not start.resumes:
         # Of an attempt with other settings.

@@ -34,7 +34,7 @@ __all__ = ["SftResult", "sft"]
 
 
 def sft(
-    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+    run: str | Path | None = None, *, resume: bool | int = False, quiet: bool = False, **settings: JSON
 ) -> SftResult:
     """The implementation of `agentrl.sft`, which checks first that all dependencies are installed."""
     config = load_run(run, settings, SftConfig)

@@ -24,6 +24,7 @@ from agentrl.records.history import attempts
 from agentrl.run.audit import Audit, audit
 from tests.disks import file_size_limit
 from tests.flow.runs import HEARING, TINY, metrics_of, options_of, train
+from tests.flow.test_bad_input import complaint
 from tests.flow.worlds import Struck
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,10 @@ SMALL = {
     "save_interval": 2,
     "use_tensorboard": False,
 }
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def weights_of(folder: Path) -> bytes:
@@ -218,6 +223,37 @@ def test_a_finished_run_goes_on_with_more_iterations(whole, tmp_path):
     # The evaluation after the third was the last one, and is undone.
     same(tmp_path / "x", whole)
     assert attempts(tmp_path / "x")[1].changes == {"num_rollout": "3 -> 5"}
+
+
+def test_a_run_goes_back_to_an_earlier_checkpoint_and_what_came_later_is_put_aside(whole, tmp_path):
+    Struck.at = None
+    train("Struck", tmp_path, "x", **SMALL, save_total_limit=9)
+    folder = tmp_path / "x"
+    steps = [step_of(path) for path in (folder / "checkpoints").iterdir()]
+    before, later = sorted(steps)[1], {step for step in steps if step > sorted(steps)[1]}
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert later
+    assert agentrl.train(folder, resume=before, quiet=True).folder == folder
+    same(folder, whole)
+    assert attempts(folder)[1].resumed_from == before
+    undone = folder / "rolled_back" / "attempt_1"
+    assert {step_of(path) for path in (undone / "checkpoints").iterdir()} == later
+    assert (undone / "metrics.jsonl").read_text().splitlines() == lines[-len(metrics_of(undone)) :]
+    assert {step_of(path) for path in (folder / "checkpoints").iterdir()} == set(steps)
+
+
+def test_a_checkpoint_that_is_not_there_is_one_sentence_and_nothing_changes(whole, tmp_path, capsys):
+    copy = tmp_path / "x"
+    shutil.copytree(whole, copy)
+    listing = sorted(str(path) for path in copy.rglob("*"))
+    assert re.search(
+        r"has no checkpoint of step 77; it has those of: [\d, ]+ \(save_total_limit says how many are kept\)",
+        complaint(capsys, "train", str(copy), "--ckpt-step", "77"),
+    )
+    assert sorted(str(path) for path in copy.rglob("*")) == listing
+    assert "holds no run that could go on after step 3; leave that out." in complaint(
+        capsys, "train", "--env", "Calculator-v0", "--output-dir", str(tmp_path), "--ckpt-step", "3"
+    )
 
 
 def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path, capsys):
