@@ -2,7 +2,8 @@
 
     unshare -Urnm --fork --kill-child python -m MODULE ...
 
-Ray's head is on the near machine, where this process runs. Disk and memory are shared, but for Ray's session.
+Ray's head is on the near machine, where this process runs. They share a disk, but for Ray's session, and no
+memory that has a name.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ ip netns exec far ip route add default via 10.231.0.1
 """
 IN_FAR = ("ip", "netns", "exec", "far")
 """What a command on the far machine begins with."""
-# Ray finds the raylet of this machine by the files of its session.
-_OWN_FILES = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+# Ray finds the raylet of this machine by the files of its session, SGLang its ranks by shared memory.
+_OWN_FILES = (
+    *("unshare", "-m", "sh", "-c"),
+    'mount -t tmpfs none "$0" && mount -t tmpfs none /dev/shm && exec "$@"',
+)
 _STARTED = "Ray runtime started"
 _END_S = 60.0
 _PATIENCE_S = 300.0

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -185,6 +186,46 @@ async def weights(folder: Path, address: str) -> dict[str, object]:
     return {"versions": versions, "rank": rank.host, "server": server.host, "url": url}
 
 
+async def wide(folder: Path, address: str) -> dict[str, object]:
+    """A real server whose two tensor ranks are on both machines gets its weights from a rank of the first."""
+    from agentrl.engine.sglang.launch.ray_servers import RayLauncher
+    from agentrl.processes.config import ClusterConfig
+    from agentrl.processes.placement import RankNeeds, ServerNeeds, layout_of
+    from agentrl.processes.ray.placement import placed
+    from agentrl.processes.ray.session import connected
+    from agentrl.trainer.ranks import RankTrainer
+    from agentrl.trainer.torch.plan import WORKER
+    from tests.engine.serving import save_tiny
+    from tests.engine.test_fleet import expect_versions
+    from tests.processes.ranks import ranks_on
+    from tests.processes.test_servers_on_ray import fleet_in, real
+    from tests.trainer.test_processes import plan_over
+
+    # SGLang asks which core each of its ranks on CPUs has.
+    spread = {"machines": 2, "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}}
+    with connected(ClusterConfig(cluster="ray", ray_address=address), folder, os.environ) as session:
+        needs = RankNeeds(1, 1, 0.5, 0), [ServerNeeds(0.5, 0, machine) for machine in range(2)]
+        placement = placed(session, layout_of(*needs, colocate=False), 300.0)
+        ranks = ranks_on(session, placement, 1, folder / "ranks", preloaded=WORKER)
+        launcher = RayLauncher(session, placement.group, placement.servers, placement.ranks)
+        prompt, versions = [1, 10, 20], []
+        try:
+            model = save_tiny(folder / "trained", seed=1)
+            trainer = await RankTrainer.started(ranks, plan_over(str(model)))
+            settings = real(folder)
+            settings = replace(settings, arguments={**settings.arguments, "tp_size": 2}, **spread)
+            async with fleet_in(launcher, settings) as fleet:
+                (server,) = fleet.processes
+                await trainer.publish(fleet.sink, version=1)
+                done = await fleet.generate(prompt, Sampling(8, temperature=0), session="a")
+                expect_versions(prompt, done)
+                versions += set(done.versions.tolist())
+                parts = [part.allocation.host for part in server.parts]
+        finally:
+            ranks.close()
+    return {"versions": versions, "parts": parts}
+
+
 async def requests(folder: Path, address: str) -> dict[str, object]:
     """A player of the second machine reaches real servers of the first one by itself: the policy's and a
     judge's, at which its world asks in each episode."""
@@ -235,6 +276,7 @@ SCENARIOS = {
     "lost": lost,
     "players_lost": players_lost,
     "weights": weights,
+    "wide": wide,
     "requests": requests,
 }
 

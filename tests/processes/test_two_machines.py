@@ -46,6 +46,11 @@ def test_a_server_of_another_machine_gets_its_weights_from_the_rank(tmp_path):
 
 
 @pytest.mark.full
+def test_a_server_over_both_machines_serves_the_weights_of_a_rank(tmp_path):
+    assert run("wide", tmp_path) == {"versions": [1], "parts": [NEAR, FAR]}
+
+
+@pytest.mark.full
 def test_a_player_of_another_machine_sends_its_requests_to_the_servers_itself(tmp_path):
     assert run("requests", tmp_path) == {
         "iterations": 3,
