@@ -248,6 +248,22 @@ CUSTOM_MEGATRON_BEFORE_TRAIN_STEP_HOOK_PATH: Hook[Callable[..., object]] = Hook(
     example="[in_eval_mode](megatron.md#functions-of-your-own)",
     check=partial(check_takes, arguments=2),
 )
+CUSTOM_MEGATRON_AFTER_TRAIN_STEP_HOOK_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(role, stages) -> object",
+    runs="in each of Megatron's ranks, after a network took an optimizer step",
+    changes="the modules of the network",
+    example="[in_eval_mode](megatron.md#functions-of-your-own)",
+    check=partial(check_takes, arguments=2),
+)
+CUSTOM_MEGATRON_BEFORE_SAVE_HOOK_PATH: Hook[Callable[..., object]] = Hook(
+    "function in Megatron's ranks",
+    "(role, stages) -> object",
+    runs="in each of Megatron's ranks, before the state of a network is saved",
+    changes="the modules of the network",
+    example="[in_eval_mode](megatron.md#functions-of-your-own)",
+    check=partial(check_takes, arguments=2),
+)
 
 
 def hooks() -> dict[str, Hook[object]]:

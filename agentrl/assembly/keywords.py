@@ -336,6 +336,8 @@ class TrainSettings(_Settings, total=False):
     custom_model_provider_path: Function | None
     custom_megatron_before_log_prob_hook_path: Function | None
     custom_megatron_before_train_step_hook_path: Function | None
+    custom_megatron_after_train_step_hook_path: Name | None
+    custom_megatron_before_save_hook_path: Name | None
     eval_interval: int
     eval_prompt_data: Data | None
     eval_split: Name

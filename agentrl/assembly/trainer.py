@@ -329,12 +329,9 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     learning_of(shape, config.trainer)
     check_replay(config.trainer, config.layout)
     layout = config.layout
-    hooks.CUSTOM_MEGATRON_INIT_PATH.maybe(layout.custom_megatron_init_path)
-    hooks.CUSTOM_MODEL_PROVIDER_PATH.maybe(layout.custom_model_provider_path)
-    hooks.CUSTOM_MEGATRON_BEFORE_LOG_PROB_HOOK_PATH.maybe(layout.custom_megatron_before_log_prob_hook_path)
-    hooks.CUSTOM_MEGATRON_BEFORE_TRAIN_STEP_HOOK_PATH.maybe(
-        layout.custom_megatron_before_train_step_hook_path
-    )
+    for name, hook in hooks.hooks().items():
+        if name in MegatronConfig.model_fields:
+            hook.maybe(getattr(layout, name))
 
 
 def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:

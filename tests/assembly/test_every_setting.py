@@ -249,6 +249,8 @@ INACTIVE = {
             "custom_model_provider_path",
             "custom_megatron_before_log_prob_hook_path",
             "custom_megatron_before_train_step_hook_path",
+            "custom_megatron_after_train_step_hook_path",
+            "custom_megatron_before_save_hook_path",
         )
     },
     "ray_address": ("127.0.0.1:1", {}),

@@ -59,6 +59,10 @@ class MegatronConfig(RanksConfig):
     custom_megatron_before_train_step_hook_path: ImportPath | None = None
     """Function that each rank calls with a role and the stages of its network, before that takes an optimizer
     step (package.module:name)."""
+    custom_megatron_after_train_step_hook_path: ImportPath | None = None
+    """The same after the step."""
+    custom_megatron_before_save_hook_path: ImportPath | None = None
+    """The same before the network's state is saved."""
 
     @property
     def model_parallel_size(self) -> int:

@@ -2,7 +2,8 @@
 
 init          the rank's process groups are there, no network yet: it may change Megatron
 provider      makes a stage of a network, in place of Megatron's GPTModel
-before_score  before a network scores samples, and before_step before it learns from a batch
+before_score  before a network scores samples
+before_step   before it learns from a batch, after_step after that, and before_save before its state is saved
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ class Hooks:
     def before_step(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
         """The network of a role learns next."""
         self._call(self._layout.custom_megatron_before_train_step_hook_path, role, stages)
+
+    def after_step(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+        """The network of a role has learned."""
+        self._call(self._layout.custom_megatron_after_train_step_hook_path, role, stages)
+
+    def before_save(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+        """The state of a role's network is saved next."""
+        self._call(self._layout.custom_megatron_before_save_hook_path, role, stages)
 
     def _call(self, path: str | None, *arguments: object) -> None:
         if path is not None:

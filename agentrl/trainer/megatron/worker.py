@@ -117,6 +117,7 @@ class MegatronWorker(Recorder, DeviceStore):
                 with self._memory[role].onloaded():
                     self._hooks.before_step(role, learner.passes.network.stages)
                     done[role] = learner.learn(rows, batch)
+                    self._hooks.after_step(role, learner.passes.network.stages)
         is_left_out = "old" in done and done["old"].is_left_out
         self._step += not (batch.critic_only or is_left_out)
         return done
@@ -181,6 +182,7 @@ class MegatronWorker(Recorder, DeviceStore):
         files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
+                self._hooks.before_save(role, learner.passes.network.stages)
                 files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
         if self._plan.moves_reference:
             with self._memory["ref"].onloaded():

@@ -47,5 +47,13 @@ def steps(role, stages):
     note(f"step {role} {sum(p.numel() for stage in stages for p in stage.parameters()) > 0}")
 
 
+def stepped(role, stages):
+    note(f"stepped {role} {sum(p.numel() for stage in stages for p in stage.parameters()) > 0}")
+
+
+def saves(role, stages):
+    note(f"saves {role} {len(stages)}")
+
+
 def mistaken(role, stages):
     raise KeyError("nothing of that name")

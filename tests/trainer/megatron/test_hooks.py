@@ -33,6 +33,7 @@ async def steps_of(folder, **settings):
         scores = await trainer.score(train_batch.samples, ("old", "ref", "values"))
         scored = replace(train_batch.scores, ref=scores.ref, values=scores.values)
         reports = [await trainer.update(replace(train_batch, scores=scored)) for _ in range(2)]
+        await (await trainer.save_state(str(folder / "state")))
         return [report.metrics for report in reports], scores
 
 
@@ -46,12 +47,15 @@ async def test_each_rank_calls_them_in_their_places_and_a_provider_that_changes_
         custom_megatron_init_path=f"{HERE}:begun",
         custom_model_provider_path=f"{HERE}:noted_model",
         custom_megatron_before_train_step_hook_path=f"{HERE}:steps",
+        custom_megatron_after_train_step_hook_path=f"{HERE}:stepped",
+        custom_megatron_before_save_hook_path=f"{HERE}:saves",
     )
     assert hooked == plain
     for ours, theirs in zip(scores.proximal, before.proximal, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # The critic learns alone in the first step, then both; policy, critic and reference are three networks.
-    expected = ["init 2", *["model of RMSNorm"] * 3, "step values True", "step old True", "step values True"]
+    learned = [f"{what} {role} True" for role in ("values", "old", "values") for what in ("step", "stepped")]
+    expected = ["init 2", *["model of RMSNorm"] * 3, *learned, "saves old 1", "saves values 1"]
     assert notes() == [expected, expected]
 
 
