@@ -50,8 +50,8 @@ class RewardChoice(Section):
 
     reward: NameOrPath | None = None
     """Grader of an answer, for environments that take one (SingleTurn-v0), by name: exact_match, f1, number,
-    choice, gpqa, dapo, math, deepscaler, ifeval, code, remote, judge, by_row (`agentrl graders list`); or
-    package.module:function of a task and an answer; left out, the environment's own."""
+    choice, gpqa, dapo, math, deepscaler, ifeval, code, remote, judge, random, by_row (`agentrl graders
+    list`); or package.module:function of a task and an answer; left out, the environment's own."""
     reward_kwargs: Annotated[dict[str, JSON], by_reference("reward_kwargs")] = Field(default_factory=dict)
     """Settings of the grader in reward, such as the url of remote and judge (a table; as a flag: JSON)."""
     env_reward_weight: Annotated[float | None, Needs("reward")] = None

@@ -13,6 +13,8 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
+import xxhash
+
 from agentrl.envs.graders.answer import (
     ExpertAnswers,
     after_thinking,
@@ -243,6 +245,15 @@ def _full_marks(grade: Callable[[Task, str], float], form: Callable[[Task, str],
     return answer
 
 
+@inline
+def random(task: Task, answer: str) -> float:
+    """0.0 or 1.0 with equal odds, whatever the label says; for the same task and answer always the same.
+
+    What a policy still learns from it is a matter of the estimator and the model (arXiv:2506.10947).
+    """
+    return float(xxhash.xxh3_64_intdigest(f"{task.id}\n{answer}".encode("utf-8", "surrogatepass")) & 1)
+
+
 def _label(task: Task, gold: str) -> str:
     del task
     return gold
@@ -265,6 +276,7 @@ TEXT_GRADERS: Mapping[str, Callable[[Task, str], float]] = {
     "choice": choice,
     "gpqa": gpqa,
     "dapo": dapo,
+    "random": random,
 }
 """Graders without settings, by name."""
 

@@ -39,6 +39,7 @@ OWN_CASES = {
     "code": [("print(int(input()) ** 2)", TESTS, {}, 1), ("9", TESTS, {}, 0)],
     "remote": [("four", None, {}, 4.25)],
     "judge": [("four", None, {}, 0.125)],
+    "random": [("yes", "no", {}, 1), ("six", "six", {}, 0)],
     "by_row": [
         ("The Paris!", "paris", {"rm_type": "exact_match"}, 1),
         ("So it is 72.", "#### 72.0", {"rm_type": "number"}, 1),

@@ -84,12 +84,23 @@ def test_the_best_of_several_answers_counts(name):
     assert worth(name, "7", "7", answers=[]) == 1
 
 
-@pytest.mark.parametrize("name", TEXT_GRADERS)
+@pytest.mark.parametrize("name", sorted(TEXT_GRADERS.keys() - {"random"}))
 @pytest.mark.parametrize("label", [None, "", "  "])
 @pytest.mark.parametrize("answer", ["", "nan", "null", "Answer: "])
 def test_a_task_without_a_label_is_a_failure_and_no_zero(name, label, answer):
     with pytest.raises(GradingError, match="t: the task has no label to grade by"):
         worth(name, answer, label)
+
+
+def test_a_random_reward_is_even_repeats_and_needs_no_label():
+    tasks = [Task.ask(f"t{number}", "?", None) for number in range(50)]
+    rewards = [[TEXT_GRADERS["random"](task, str(n)) for n in range(20)] for task in tasks]
+    assert {reward for row in rewards for reward in row} == {0.0, 1.0}
+    # Five deviations of 1,000 fair coins.
+    assert abs(sum(map(sum, rewards)) - 500) < 80
+    assert len({tuple(row) for row in rewards}) == len(tasks)
+    assert rewards == [[TEXT_GRADERS["random"](task, str(n)) for n in range(20)] for task in tasks]
+    assert worth("random", "yes", "a") == worth("random", "yes", "b") != worth("random", "six", "b")
 
 
 @pytest.mark.parametrize(
@@ -345,5 +356,5 @@ HOSTILE = {
 def test_hostile_answers_are_graded_in_time_linear_in_their_length(name):
     for answer in HOSTILE.values():
         began_s = time.process_time()
-        assert worth(name, answer, "7 B" if name == "number" else "B") in (0, -1)
+        assert worth(name, answer, "7 B" if name == "number" else "B") in (0, 1 if name == "random" else -1)
         assert time.process_time() - began_s < 2
