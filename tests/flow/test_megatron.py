@@ -77,7 +77,7 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
         ),
         (
             {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2},
-            "num_virtual_stages_per_pipeline_rank = 2 does not divide the model's 1 layers; lower it",
+            "the model's 1 layers are not shared out evenly over pipeline_model_parallel_size = 2",
         ),
         ({"megatron_config": {"num_layers": 7}}, "megatron_config says num_layers = 7, the checkpoint has 1"),
         ({"actor_num_gpus_per_node": 3}, "actor_num_gpus_per_node = 3 must be a multiple"),

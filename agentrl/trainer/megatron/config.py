@@ -129,7 +129,8 @@ class MegatronConfig(RanksConfig):
         chosen = {0: self.decoder_first_pipeline_num_layers, ranks - 1: self.decoder_last_pipeline_num_layers}
         by_rank = {rank: number for rank, number in chosen.items() if number is not None}
         rest, others = num_layers - sum(by_rank.values()), ranks - len(by_rank)
-        if rest % others if others else rest:
+        # Of two ranks with virtual stages Megatron divides by none that are left.
+        if rest % others if others else rest or virtual > 1:
             raise self._uneven(num_layers)
         numbers = [by_rank.get(rank, rest // max(others, 1)) for rank in range(ranks)]
         if any(number < virtual or number % virtual for number in numbers):

@@ -53,18 +53,16 @@ class MegatronWorker(Recorder, DeviceStore):
 
     def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
-        self._hooks = Hooks(plan.layout)
+        self._hooks, self._step = Hooks(plan.layout), 0
         self._hooks.init()
-        self._step = 0
         self._writer = StateWriter()
         self._local_ranks: LocalRanks | None = None
         self._loads: BucketLoads | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
-        bonus = needs_entropy_gradient(plan.policy.loss)
         report_phase("loading weights")
-        outputs = partial(logprobs_of, entropy_gradient=bonus)
+        outputs = partial(logprobs_of, entropy_gradient=needs_entropy_gradient(plan.policy.loss))
         self._learn("old", MegatronLearner(_network(plan), outputs, plan.policy))
         if plan.critic is not None:
             self._learn("values", MegatronLearner(_critic(plan), values_of, plan.critic))

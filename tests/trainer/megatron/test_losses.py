@@ -153,6 +153,7 @@ QUICK = {
     "TP2+SP": ("gspo", "token mean"),
     "PP2": ("ppo", "sample mean"),
     "PP2, virtual": ("grpo", "token mean"),
+    "PP2, uneven": ("grpo", "sample mean"),
     "CP2": ("gspo", "rollout mean"),
 }
 
