@@ -23,7 +23,7 @@ from benchmarks.batches import batch_of
 from benchmarks.compare import Side as Step
 from benchmarks.compare import rates
 from benchmarks.models import vocab_size
-from benchmarks.peers.sides import Program, Side
+from benchmarks.peers.sides import ROOT, Program, Side
 from benchmarks.sections import ResultRow
 from benchmarks.trainer.context import OURS, TrainerContext
 from benchmarks.trainer.settings import long_tailed
@@ -35,7 +35,7 @@ _PROGRAM = Path(__file__).with_name("on_trl.py")
 async def bench_step(context: TrainerContext) -> list[ResultRow]:
     """Whole steps, with sampling."""
     bench = context.bench
-    program, settings = _trl(context), _run_settings(context)
+    program, settings = trl_program(context), _run_settings(context)
     async with AsyncExitStack() as stack:
         run = await stack.enter_async_context(agentrl.open_run(None, quiet=True, **settings))
 
@@ -46,7 +46,7 @@ async def bench_step(context: TrainerContext) -> list[ResultRow]:
 
         theirs = await stack.enter_async_context(program.started())
         result = await rates(
-            {OURS: step, "trl": _asking(theirs)},
+            {OURS: step, "trl": asking(theirs)},
             bench.episodes * bench.new,
             "tokens_per_s",
             repeats=bench.repeats,
@@ -61,20 +61,22 @@ async def bench_ragged(context: TrainerContext) -> list[ResultRow]:
     batch = batch_of(lengths, vocab_size(context.model()))
     rows = context.folder / "rows.json"
     rows.write_text(json.dumps(_rows_of(batch)))
-    async with _trl(context, rows=str(rows)).started() as theirs:
-        sides = {OURS: context.updating(batch), "trl": _asking(theirs)}
+    async with trl_program(context, rows=str(rows)).started() as theirs:
+        sides = {OURS: context.updating(batch), "trl": asking(theirs)}
         result = await rates(sides, sum(lengths), "tokens_per_s", repeats=bench.repeats)
     return [context.row("ragged", result, 3.0, lengths=[*lengths])]
 
 
-def _asking(side: Side) -> Step:
+def asking(side: Side) -> Step:
+    """A step of the other side."""
+
     async def step() -> None:
         await side.ask("step")
 
     return step
 
 
-def _trl(context: TrainerContext, **more: JSON) -> Program:
+def trl_program(context: TrainerContext, **more: JSON) -> Program:
     """The other side.
 
     Raises:
@@ -85,9 +87,12 @@ def _trl(context: TrainerContext, **more: JSON) -> Program:
     bench = context.bench
     names = ("threads", "prompts", "siblings", "prompt", "new", "padded")
     settings: dict[str, JSON] = {name: getattr(bench, name) for name in names}
-    settings |= {"model": str(context.saved()), "folder": str(context.folder / "trl"), **more}
+    settings |= {"folder": str(context.folder / "trl"), **more}
+    if "model" not in settings:
+        settings["model"] = str(context.saved())
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(bench.threads)}
-    environment.pop("PYTHONPATH", None)
+    # It imports this package, and nothing of agentrl's.
+    environment["PYTHONPATH"] = str(ROOT)
     log = context.folder / "trl.log"
     return Program("trl", [str(context.trl), str(_PROGRAM)], settings, environment, log)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import random
 
-NUMBER = 8
-"""Boxes, and values."""
+BOXES = ("zero", "one", "two", "three", "four", "five", "six", "seven")
+VALUES = ("amber", "blue", "coral", "denim", "ebony", "fawn", "green", "honey")
 MOST_OPENED = 3
 TRAINED, HELD_OUT = range(100_000), range(1_000_000, 1_000_128)
 """The seeds of the tasks that are trained, and that are held out."""
@@ -21,42 +21,31 @@ _MEDIAN, _SPREAD, _LONGEST = 30.0, 0.9, 400
 _FILLER = ("the", "a", "of", "and", "to", "in", "is", "on")
 
 
-def opens(number: int) -> str:
-    """The token that names a box."""
-    return f"<box{number}>"
-
-
-def value_of(number: int) -> str:
-    """The token that names a value; as an answer, too."""
-    return f"<value{number}>"
-
-
-def call_of(number: int) -> str:
+def call_of(box: str) -> str:
     """The token of a call, which stands between two marks in Qwen3's format."""
-    return f"\n{json.dumps({'name': TOOL, 'arguments': {'number': number}})}\n"
+    return f"\n{json.dumps({'name': TOOL, 'arguments': {'box': box}})}\n"
 
 
 def question(seed: int) -> str:
     """The prompt of a task."""
-    return f"Open {opens(_path(seed)[0])} and follow it to a value."
+    return f"Open {path(seed)[0]} and follow it to a value."
 
 
 def answer(seed: int) -> str:
     """Its answer."""
-    return value_of(random.Random(f"value {seed}").randrange(NUMBER))
+    return random.Random(f"value {seed}").choice(VALUES)
 
 
-def content(seed: int, number: int) -> str:
+def content(seed: int, box: str) -> str:
     """What a box says: the next one, or the value, among other words."""
-    path, rng = _path(seed), random.Random(f"box {seed} {number}")
-    if number == path[-1]:
+    boxes, rng = path(seed), random.Random(f"box {seed} {box}")
+    if box == boxes[-1]:
         says = answer(seed)
-    elif number in path:
-        says = opens(path[path.index(number) + 1])
+    elif box in boxes:
+        says = boxes[boxes.index(box) + 1]
     else:
-        says = opens(rng.randrange(NUMBER))
-    words = [rng.choice(_FILLER) for _ in range(_length(rng))]
-    return " ".join([says, *words])
+        says = rng.choice(BOXES)
+    return " ".join([says, *(rng.choice(_FILLER) for _ in range(_length(rng)))])
 
 
 def is_right(seed: int, said: str) -> float:
@@ -69,19 +58,18 @@ def guess(seed: int, rng: random.Random) -> list[str]:
 
     A sixth of the calls are wrong, and half of the answers.
     """
-    turns = []
-    for number in _path(seed):
-        chosen = number if rng.random() < 5 / 6 else rng.randrange(NUMBER)
-        turns.append(str(chosen))
-        if chosen != number:
+    turns: list[str] = []
+    for box in path(seed):
+        turns.append(box if rng.random() < 5 / 6 else rng.choice(BOXES))
+        if turns[-1] != box:
             break
-    right = rng.random() < 1 / 2
-    return [*turns, answer(seed) if right else value_of(rng.randrange(NUMBER))]
+    return [*turns, answer(seed) if rng.random() < 1 / 2 else rng.choice(VALUES)]
 
 
-def _path(seed: int) -> list[int]:
+def path(seed: int) -> list[str]:
+    """The boxes on the way to the value."""
     rng = random.Random(f"path {seed}")
-    return rng.sample(range(NUMBER), rng.randint(1, MOST_OPENED))
+    return rng.sample(BOXES, rng.randint(1, MOST_OPENED))
 
 
 def _length(rng: random.Random) -> int:

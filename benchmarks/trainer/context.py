@@ -49,12 +49,14 @@ class TrainerContext:
 
         return update
 
-    def row(self, name: str, result: Compared, target: float, **figures: JSON) -> ResultRow:
+    def row(
+        self, name: str, result: Compared, target: float, *, unit: str = "tokens/s", **figures: JSON
+    ) -> ResultRow:
         """The line of a comparison of two sides, ours first."""
         first, second = result.medians
         ratio = result.medians[first] / result.medians[second]
         line = (
-            f"{ratio:.2f}x ({result.medians[first]:,.0f} against {result.medians[second]:,.0f} tokens/s), "
+            f"{ratio:.2f}x ({result.medians[first]:,.0f} against {result.medians[second]:,.0f} {unit}), "
             f"target {target}x"
         )
         self.on_event(f"{name}: {line}")

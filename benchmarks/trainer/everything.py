@@ -17,6 +17,7 @@ from benchmarks.trainer.context import TrainerContext
 from benchmarks.trainer.memory import bench_memory
 from benchmarks.trainer.rows import bench_bare, bench_packed
 from benchmarks.trainer.settings import TrainerBench
+from benchmarks.trainer.tool_calls import bench_success, bench_tools
 
 SECTIONS: Mapping[str, Callable[[TrainerContext], Awaitable[list[ResultRow]]]] = {
     "memory": bench_memory,
@@ -24,8 +25,10 @@ SECTIONS: Mapping[str, Callable[[TrainerContext], Awaitable[list[ResultRow]]]] =
     "bare": bench_bare,
     "step": bench_step,
     "ragged": bench_ragged,
+    "tools": bench_tools,
+    "success": bench_success,
 }
-_OF_TRL = ("step", "ragged")
+_OF_TRL = ("step", "ragged", "tools", "success")
 
 
 def bench_trainer(

@@ -1,8 +1,9 @@
 """A side of the benchmark that runs under another interpreter, with TRL: its GRPO trainer, step by step.
 
-Its last argument is JSON: model, threads, prompts, siblings, prompt, new, padded; and rows, a file of token
-ids and masks that are trained in place of sampling. It prints an object when it is ready, and for each line
-that it reads the seconds and the tokens of one step.
+Its last argument is JSON: model, folder, threads, prompts, siblings, prompt, new, padded; and rows, a file of
+token ids and masks that are trained in place of sampling; or boxes, with turn and most (tokens of a turn and
+of an episode) and lr, for a task of tool calls. It prints an object when it is ready. For each line that it
+reads it takes a step, and prints its seconds; for `save FOLDER` it saves the model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NotRequired, TypedDict
 from zlib import crc32
 
 import torch
@@ -19,6 +22,8 @@ from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -27,8 +32,25 @@ from transformers import (
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from benchmarks.trainer import boxes
+
 _Json = dict[str, object]
 _STEPS = 10_000
+
+
+class _Settings(TypedDict):
+    """Those that one of the loads has."""
+
+    prompts: int
+    prompt: int
+    new: int
+    rows: NotRequired[str]
+    boxes: NotRequired[bool]
+    tasks: int
+    most: int
+    turn: int
+    lr: float
+    seed: NotRequired[int]
 
 
 class _Asked(TrainerCallback):
@@ -37,9 +59,21 @@ class _Asked(TrainerCallback):
     def __init__(self) -> None:
         self._began = 0.0
 
-    def on_step_begin(self, *_: object, **__: object) -> None:
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **parts: PreTrainedModel | PreTrainedTokenizerBase,
+    ) -> None:
         """Wait for a line; without one, end."""
-        if not sys.stdin.readline():
+        del args, state, control
+        while (line := sys.stdin.readline()).startswith("save "):
+            folder = line.removeprefix("save ").strip()
+            parts["model"].save_pretrained(folder)
+            parts["processing_class"].save_pretrained(folder)
+            print(json.dumps({"saved": folder}), flush=True)
+        if not line:
             sys.exit(0)
         self._began = time.perf_counter()
 
@@ -72,6 +106,27 @@ def _drawn(completions: list[str], **_: object) -> list[float | None]:
     return [float(crc32(text.encode()) % 5) for text in completions]
 
 
+class _Boxes:
+    """TRL makes one for each episode, and offers its methods as tools."""
+
+    def reset(self, seed: int, **_: object) -> None:
+        """An episode begins."""
+        self._seed = seed
+
+    def open_box(self, box: str) -> str:
+        """Open a box.
+
+        Args:
+            box: the box
+        """
+        return boxes.content(self._seed, box)
+
+
+def _right(completions: list[list[dict[str, str]]], seed: list[int], **_: object) -> list[float | None]:
+    said = (completion[-1].get("content") or "" for completion in completions)
+    return [boxes.is_right(number, text) for number, text in zip(seed, said, strict=True)]
+
+
 def main() -> None:
     """Train until nobody asks for a step."""
     settings = json.loads(sys.argv[-1])
@@ -80,21 +135,13 @@ def main() -> None:
         settings["model"], dtype=torch.float32, trust_remote_code=False
     )
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left", trust_remote_code=False)
-    tokenizer.pad_token, tokenizer.eos_token = "t0", "t1"
-    samples = settings["prompts"] * settings["siblings"]
-    words = [
-        " ".join(f"t{2 + (7 * number + place) % 1000}" for place in range(settings["prompt"]))
-        for number in range(settings["prompts"])
-    ]
-    config = GRPOConfig(
+    config = partial(
+        GRPOConfig,
         output_dir=settings["folder"],
         per_device_train_batch_size=settings["padded"],
-        gradient_accumulation_steps=samples // settings["padded"],
+        gradient_accumulation_steps=settings["prompts"] * settings["siblings"] // settings["padded"],
         num_generations=settings["siblings"],
-        max_completion_length=settings["new"],
-        generation_kwargs={"min_new_tokens": settings["new"]},
         beta=0.0,
-        learning_rate=1e-5,
         lr_scheduler_type="constant",
         max_steps=_STEPS,
         use_cpu=True,
@@ -106,17 +153,55 @@ def main() -> None:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    trainer = GRPOTrainer(
-        model=model,
+    trainer = partial(GRPOTrainer, model=model, processing_class=tokenizer, callbacks=[_Asked()])
+    if "boxes" in settings:
+        made = _of_boxes(settings, config, trainer)
+    else:
+        tokenizer.pad_token, tokenizer.eos_token = "t0", "t1"
+        made = _of_one_turn(settings, config, trainer)
+    print(json.dumps({"step": 0}), flush=True)
+    made.train()
+
+
+def _of_one_turn(
+    settings: _Settings, config: Callable[..., GRPOConfig], trainer: Callable[..., GRPOTrainer]
+) -> GRPOTrainer:
+    words = [
+        " ".join(f"t{2 + (7 * number + place) % 1000}" for place in range(settings["prompt"]))
+        for number in range(settings["prompts"])
+    ]
+    return trainer(
         reward_funcs=_drawn,
-        args=config,
+        args=config(
+            max_completion_length=settings["new"],
+            generation_kwargs={"min_new_tokens": settings["new"]},
+            learning_rate=1e-5,
+        ),
         train_dataset=Dataset.from_dict({"prompt": words * (_STEPS // len(words))}),
-        processing_class=tokenizer,
-        callbacks=[_Asked()],
         rollout_func=_rows_of(Path(settings["rows"])) if "rows" in settings else None,
     )
-    print(json.dumps({"step": 0}), flush=True)
-    trainer.train()
+
+
+def _of_boxes(
+    settings: _Settings, config: Callable[..., GRPOConfig], trainer: Callable[..., GRPOTrainer]
+) -> GRPOTrainer:
+    rows = [
+        {"prompt": [{"role": "user", "content": boxes.question(seed)}], "seed": seed}
+        for seed in boxes.TRAINED[: settings["tasks"]]
+    ]
+    return trainer(
+        reward_funcs=_right,
+        args=config(
+            # That of all turns and results; a turn is as long as on the other side.
+            max_completion_length=settings["most"],
+            generation_kwargs={"max_new_tokens": settings["turn"]},
+            max_tool_calling_iterations=5,
+            learning_rate=settings["lr"],
+            seed=settings.get("seed", 42),
+        ),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=_Boxes,
+    )
 
 
 if __name__ == "__main__":
