@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
-from agentrl.types import Group, Sample, Scores
+from agentrl.types import Extra, Group, Sample, Scores
 
 Conversion: TypeAlias = Callable[[Sequence[Group], Sequence[Sample]], Sequence[Sample]]
 """From the groups of a batch and their samples to samples that have less under the loss mask, or more extras.
@@ -68,3 +69,24 @@ def _check_kept(before: Sample, after: Sample) -> None:
         raise ValueError(f"the extra {min(dropped)!r} of {id} is gone; keep it")
     if after.privileged_ids is not before.privileged_ids:
         raise ValueError(f"the privileged_ids of {id} have changed; keep them")
+
+
+def train_metadata(groups: Sequence[Group], samples: Sequence[Sample]) -> list[Sample]:
+    """A conversion that gives each token the numbers in `train_metadata` of its row's metadata, as extras.
+
+    A custom loss reads them by their names (slime's `train_metadata`).
+
+    Raises:
+        ValueError: a row has something else there.
+    """
+    rows = {e.id: e.task.metadata.get("train_metadata", {}) for group in groups for e in group.episodes}
+    made: list[Sample] = []
+    for sample in samples:
+        numbers = rows[sample.rollout_id.episode]
+        if not isinstance(numbers, dict) or not all(isinstance(n, int | float) for n in numbers.values()):
+            raise ValueError(
+                f"the row of {sample.rollout_id} has other things than numbers by name in `train_metadata`"
+            )
+        own = {name: Extra.dense(np.full(len(sample), n, np.float32)) for name, n in numbers.items()}
+        made.append(replace(sample, extras={**sample.extras, **own}))
+    return made

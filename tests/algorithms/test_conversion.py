@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms.contract import check_conversion, check_data_post_process, small_groups
-from agentrl.algorithms.conversion import converted, post_processed_data
+from agentrl.algorithms.conversion import converted, post_processed_data, train_metadata
 from agentrl.algorithms.samples import samples_of
 from agentrl.types import Extra, RolloutId, Scores
 
@@ -101,3 +101,21 @@ def test_a_post_processing_sees_the_scores_and_is_held_to_the_same():
                 replace(s, loss_mask=s.loss_mask & (rng.random(len(s)) < 0.5)) for s in samples
             ]
         )
+
+
+def test_numbers_of_a_row_become_extras_of_its_tokens():
+    def with_metadata(number, **metadata):
+        group = GROUPS[number]
+        episodes = (replace(e, task=replace(e.task, metadata=metadata)) for e in group.episodes)
+        return replace(group, episodes=tuple(episodes))
+
+    groups = [with_metadata(n, train_metadata={"level": n, "weight": 0.5}) for n in range(len(GROUPS))]
+    levels = {e.id: n for n, group in enumerate(groups) for e in group.episodes}
+    for before, after in zip(SAMPLES, converted(train_metadata, groups, SAMPLES), strict=True):
+        level = levels[before.rollout_id.episode]
+        assert after.extras["level"].values.tolist() == [level] * len(before)
+        assert after.extras["weight"].values.tolist() == [0.5] * len(before)
+    check_conversion(train_metadata)
+    for wrong in ({"train_metadata": {"level": "high"}}, {"train_metadata": 3}):
+        with pytest.raises(ValueError, match="has other things than numbers by name in `train_metadata`"):
+            train_metadata([with_metadata(0, **wrong), *groups[1:]], SAMPLES)
