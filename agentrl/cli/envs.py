@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from rich.text import Text
 
 from agentrl.cli.commands import Command, CommandGroup
 from agentrl.cli.flags import read_json_object
+from agentrl.cli.new_env import new_command
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
@@ -37,9 +37,6 @@ from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
 from agentrl.envs.export import FORMATS, export_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
-from agentrl.envs.scaffold import KINDS, scaffold
-from agentrl.errors import ConfigError
-from agentrl.runtime.files import write_text
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
 from agentrl.view.scores import time_text
@@ -98,7 +95,11 @@ def check_command(
             report = check(progress=shown)
         _show(report, Console())
     if report_file is not None:
-        _write(report, report_file, quiet=as_json)
+        report.write(report_file)
+    if report_file is not None and not as_json:
+        whole, badge = (report_file.with_suffix(suffix) for suffix in (".agentrl.json", ".svg"))
+        click.echo(f"{report_file} has the report in OpenEnv's schema, {whole} the whole one. For a README:")
+        click.echo(report.badge_line(badge.name))
     if not report.ok:
         sys.exit(FAILED)
 
@@ -135,24 +136,6 @@ def _show(report: CheckReport, console: Console) -> None:
     console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(report.counts.items()))
     console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
-
-
-def _write(report: CheckReport, file: Path, *, quiet: bool) -> None:
-    """Both reports, each as one JSON object, and the badge.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    whole = file.with_suffix(".agentrl.json")
-    try:
-        write_text(file, json.dumps(report.to_openenv(), indent=1) + "\n")
-        write_text(whole, json.dumps(report.to_json(), indent=1) + "\n")
-        write_text(file.with_suffix(".svg"), report.badge())
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another path.") from None
-    if not quiet:
-        click.echo(f"{file} has the report in OpenEnv's schema, {whole} the whole one. For a README:")
-        click.echo(f"![agentrl envs check: {report.summary}]({file.with_suffix('.svg').name})")
 
 
 def _counted(count: int, noun: str, nouns: str = "") -> str:
@@ -220,32 +203,6 @@ def _show_attack(report: AttackReport, console: Console) -> None:
     tried = f"{report.tried} of {report.strategies} strategies in {report.episodes} episodes"
     found = f"{_counted(len(report.paid), 'strategy', 'strategies')} paid more than"
     console.print(f"{tried}: {found} chance_score = {report.chance_score:g}.", highlight=False)
-
-
-# `agentrl envs new`.
-_KINDS = "; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
-
-
-@click.command("new", cls=Command)
-@click.argument("name")
-@click.option("--kind", default="tool", show_default=True, type=click.Choice(list(KINDS)), help=f"{_KINDS}.")
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="Where to write it; else a folder of its name."
-)
-def new_command(name: str, kind: str, folder: Path | None) -> None:
-    """Write a working package with an environment called NAME: tasks, a reward, tests, a README.
-
-    The package does not depend on agentrl by name, since a package index may hold another project of that
-    name. Its README installs agentrl from where the running one was installed.
-    """
-    package = scaffold(name, folder, kind)
-    click.echo(
-        f"{package.env_id} is in {package.folder}. Next, as its README.md shows:\n"
-        f"  cd {shlex.quote(str(package.folder))}\n"
-        "  python -m pip install -e '.[dev]'\n"
-        f"  agentrl envs check {package.env_id}\n"
-        "  python -m pytest"
-    )
 
 
 # `agentrl envs export`.

@@ -32,7 +32,7 @@ _TARGET = 3.0
 _WARM_START, _INTERVAL, _MOST_STEPS = 150, 5, 150
 _SUCCESS = 0.5
 _SEEDS = (0, 1, 2)
-_LR = 2e-4
+_LR = 5e-4
 
 
 class Solved(NamedTuple):

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,7 +21,9 @@ from packaging.requirements import Requirement
 
 from agentrl import UserError
 from agentrl.cli import cli, main
-from agentrl.envs.scaffold import KINDS, PackageOrigin, scaffold
+from agentrl.data.conversations import check_roles
+from agentrl.data.messages import messages_of
+from agentrl.envs.scaffold import KINDS, NewPackage, PackageOrigin, scaffold
 from tests.docs.test_commands import check_arguments
 from tests.fresh import run_fresh
 from tests.house.source import ROOT
@@ -104,6 +107,50 @@ def test_a_package_of_each_kind_passes_its_own_tests(kind, tmp_path, capsys, imp
     assert len(tests) == 3
     for test in tests:
         test()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_report_and_episodes_of_its_expert_come_with_it(kind, tmp_path, capsys, imported):
+    folder = tmp_path / "mine"
+    main(["envs", "new", "QuietWords", "--kind", kind, "--dir", str(folder)])
+    # As if it had never been imported.
+    assert "quiet_words" not in sys.modules
+    report = json.loads((folder / "report.agentrl.json").read_text())
+    assert (report["ok"], report["findings"]) == (True, [])
+    theirs = json.loads((folder / "report.json").read_text())
+    assert {result["status"] for result in theirs["results"]} == {"pass", "skip"}
+    assert "RFC 008" in (folder / "report.svg").read_text()
+    assert "](report.svg)" in (folder / "README.md").read_text()
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in rows] == [1.0] * 3
+    tasks = imported(NewPackage(folder, "quiet_words", "QuietWords", "")).QuietWords().tasks("train")
+    for row, task in zip(rows, tasks, strict=False):
+        messages = messages_of(row["messages"])
+        check_roles(messages)
+        assert row["task"] == task.id
+        assert messages[0].content == task.prompt[0].content
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["license"] in (folder / "README.md").read_text()
+
+
+@pytest.mark.full
+def test_uv_installs_it(tmp_path):
+    new = scaffold("QuietWords", tmp_path / "mine")
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--offline", "--no-deps"]
+    subprocess.run(
+        [*uv, "--no-build-isolation", "--target", str(tmp_path / "site"), str(new.folder)],
+        check=True,
+        timeout=120,
+    )
+    shown = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli", "envs", "show", new.env_id],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert new.env_id in shown.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
+from pathlib import Path
 
 from agentrl.envs.check.findings import Finding
 from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
+from agentrl.errors import ConfigError
+from agentrl.runtime.files import write_text
 from agentrl.types import JSON
 
 _LABEL = "agentrl envs check"
@@ -88,6 +92,23 @@ class CheckReport:
             left=widths[0] // 2,
             right=widths[0] + widths[1] // 2,
         )
+
+    def badge_line(self, file: str) -> str:
+        """The line of Markdown that shows the badge in `file`."""
+        return f"![{_LABEL}: {self.summary}]({file})"
+
+    def write(self, file: Path) -> None:
+        """The report in OpenEnv's schema; beside it `.agentrl.json` has everything, and `.svg` the badge.
+
+        Raises:
+            ConfigError: a file cannot be written.
+        """
+        try:
+            write_text(file, json.dumps(self.to_openenv(), indent=1) + "\n")
+            write_text(file.with_suffix(".agentrl.json"), json.dumps(self.to_json(), indent=1) + "\n")
+            write_text(file.with_suffix(".svg"), self.badge())
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another path.") from None
 
     def to_json(self) -> dict[str, JSON]:
         """The report as JSON."""

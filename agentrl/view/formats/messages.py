@@ -38,7 +38,7 @@ def rows_of(entry: Entry, place: Provenance) -> Iterator[dict[str, JSON] | str]:
         if reason := _unfit(trajectory):
             yield reason
             continue
-        messages: list[JSON] = [*_messages(trajectory)]
+        messages: list[JSON] = [*messages_in(trajectory)]
         yield {
             "messages": messages,
             "reward": rewards.get(trajectory.agent),
@@ -93,7 +93,8 @@ def _unfit(trajectory: Trajectory) -> str:
     return ""
 
 
-def _messages(trajectory: Trajectory) -> Iterator[dict[str, JSON]]:
+def messages_in(trajectory: Trajectory) -> Iterator[dict[str, JSON]]:
+    """All messages of a trajectory, each once."""
     for turn in trajectory.turns:
         for message in turn.observation:
             is_repeated = message.role == "assistant"
