@@ -37,6 +37,7 @@ from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
 from agentrl.envs.export import FORMATS, export_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
+from agentrl.errors import ConfigError
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
 from agentrl.view.scores import time_text
