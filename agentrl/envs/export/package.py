@@ -52,6 +52,8 @@ FORMATS: Mapping[str, Mapping[str, str]] = {
 _ROWS = f"{_NEMO}/data/example.jsonl"
 _EPISODE_S = 600.0
 """What a package of OpenEnv declares where the environment has no deadline (seconds)."""
+_MEMORY_MB = 2048
+"""What it declares where the environment does not count its memory (MB)."""
 _VERSION = re.compile(r"-v\d+$")
 
 
@@ -120,8 +122,12 @@ def _values(
         "test_split": test_split,
         "turns": example.limits.max_turns,
         "agent": "simple_agent" if example.tool_schemas else "gymnasium_agent",
+        "lowest": min(example.chance_score, 0.0),
+        "highest": max(example.expert_score, 1.0),
         "oracle_tolerance": round(max(1.0 - example.expert_score, 0.0), 3),
         "floor_margin": round((example.expert_score - example.chance_score) / 2, 3),
+        "cpus": example.resources.num_cpus,
+        "memory_mb": round(1000 * example.resources.memory_gb) or _MEMORY_MB,
         "seconds": example.limits.episode_timeout_s or _EPISODE_S,
         "tools": json.dumps([tool.name for tool in example.tool_schemas]),
         "num_tasks": json.dumps({name: len(tasks_of(example, name)) for name in example.splits}),
@@ -155,6 +161,7 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
         yield "A message without a call ends the episode.", has_tools
     if format == "openenv":
         here = PackageOrigin.of_this().is_local
+        yield "openenv.yaml declares rewards from 0 to 1 unless the scores of the class say more.", True
         yield "Its Dockerfile installs agentrl from this machine: put a URL or a release there.", here
 
 

@@ -15,6 +15,7 @@ from agentrl import Env, GroupReward, Limits, Task, UserError, make, register
 from agentrl.cli import main
 from agentrl.envs.export import FORMATS, export_env, lost_in
 from agentrl.envs.scaffold import PackageOrigin
+from agentrl.types import Resources
 
 KWARGS = {"seed": 3, "max_calls": 2}
 
@@ -101,6 +102,22 @@ def test_what_is_lost_is_said_where_it_applies(env, form, says, says_not):
 def test_the_others_of_an_environment_of_several_agents_are_scripts(tmp_path):
     written = export_env("RockPaperScissors-v0", {}, "verifiers", tmp_path / "new")
     assert "The other agents are played by scripts." in written.lost
+
+
+class Priced(Compared):
+    """Its expert earns more than 1, chance less than nothing, and it counts its memory."""
+
+    expert_score = 2.5
+    chance_score = -0.5
+    resources = Resources(num_cpus=2.0, memory_gb=3.0)
+
+
+def test_openenv_is_told_of_the_rewards_and_the_machine_that_the_class_declares(tmp_path):
+    register("Priced-v0", Priced)
+    export_env("Priced-v0", {}, "openenv", tmp_path / "new")
+    declared = yaml.safe_load((tmp_path / "new/openenv.yaml").read_text())["validation"]
+    assert declared["reward"]["range"] == [-0.5, 2.5]
+    assert (declared["resources"]["cpu"], declared["resources"]["memory_mb"]) == (2.0, 3000)
 
 
 def test_what_cannot_be_exported_leaves_no_folder(tmp_path):
