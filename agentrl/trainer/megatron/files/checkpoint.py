@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.shape import Shape, num_ahead, shape_of, tensor_shapes_of
@@ -13,6 +13,7 @@ from agentrl.types.seams import TensorSpec
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.quantized import without_quantization
 from agentrl.weights.hf.tensors import TensorFiles, config_errors
+from agentrl.weights.model_types import AutoConfig
 
 
 class CheckpointReader(TensorFiles):

@@ -120,6 +120,15 @@ _AHEAD = (
 )
 """What a layer that predicts further ahead has beside one of experts; embedding and head are the model's."""
 
+_DEEPSEEK_V3 = Family(
+    _LATENT,
+    moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+    expert=_EXPERT,
+    settings=_SIGMOID,
+    is_latent=True,
+    predicts_ahead=True,
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "qwen2": Family(
@@ -172,14 +181,8 @@ FAMILIES: Mapping[str, Family] = {
         rotates_pairs=True,
         is_latent=True,
     ),
-    "deepseek_v3": Family(
-        _LATENT,
-        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
-        expert=_EXPERT,
-        settings=_SIGMOID,
-        is_latent=True,
-        predicts_ahead=True,
-    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "minimax_m2": Family(
         (
             _INPUT_NORM,
