@@ -1,8 +1,8 @@
 """The config.json of published mixtures of experts: their sizes, and what else decides about layouts.
 
 From the model pages of Qwen/Qwen3-30B-A3B, zai-org/GLM-4.5-Air, deepseek-ai/DeepSeek-V3, whose sizes R1 has,
-too, and moonshotai/Kimi-K2-Instruct. The last two are without the quantization of their files, as after a
-conversion to bfloat16.
+too, moonshotai/Kimi-K2-Instruct and XiaomiMiMo/MiMo-7B-RL. DeepSeek-V3 and Kimi K2 are without the
+quantization of their files, as after a conversion to bfloat16.
 """
 
 from __future__ import annotations
@@ -139,6 +139,30 @@ KIMI_K2: Mapping[str, JSON] = {
         "mscale_all_dim": 1.0,
     },
     "vocab_size": 163840,
+}
+MIMO_7B: Mapping[str, JSON] = {
+    "architectures": ["MiMoForCausalLM"],
+    "model_type": "mimo",
+    "auto_map": {
+        "AutoConfig": "configuration_mimo.MiMoConfig",
+        "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+    },
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 640000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151680,
 }
 
 

@@ -7,7 +7,13 @@ that transformers has.
 from __future__ import annotations
 
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
@@ -23,6 +29,22 @@ class DeepseekV3Config(transformers.DeepseekV3Config):
     model_type = "kimi_k2"
 
 
+class MiMoConfig(Qwen2Config):
+    """Of MiMo: a Qwen2, and layers behind it that predict tokens further ahead (count)."""
+
+    model_type = "mimo"
+
+    num_nextn_predict_layers: int = 0
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """MiMo without those layers."""
+
+    config_class = MiMoConfig
+
+
+AutoConfig.register(MiMoConfig.model_type, MiMoConfig)
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 AutoConfig.register(DeepseekV3Config.model_type, DeepseekV3Config)
 AutoModelForCausalLM.register(DeepseekV3Config, DeepseekV3ForCausalLM, exist_ok=True)
 # Experts are one by one in its files.

@@ -53,6 +53,7 @@ PACKED: Mapping[str, tuple[str, dict[str, object]]] = {
     "granite": ("GraniteConfig", {"logits_scaling": 2.0}),
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mimo": ("mimo", {}),
     "minimax_m2": ("MiniMaxM2Config", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4}),
     "olmo2": ("Olmo2Config", {}),

@@ -14,10 +14,10 @@ from agentrl.errors import ModelLoadError
 from agentrl.types import JSON
 from agentrl.weights.hf.source import open_config, open_tokenizer
 from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
-from tests.sizes import KIMI_K2
+from tests.sizes import KIMI_K2, MIMO_7B
 
-# Numbers of parameters as the model pages have them.
-PUBLISHED = {"kimi_k2": (KIMI_K2, 1.03e12)}
+# Numbers of parameters; the page of MiMo-7B counts its layer that predicts further ahead, too.
+PUBLISHED = {"kimi_k2": (KIMI_K2, 1.03e12), "mimo": (MIMO_7B, 7.62e9)}
 NAMES = {
     "kimi_k2": (
         "model.layers.0.mlp.gate_proj.weight",
@@ -25,7 +25,8 @@ NAMES = {
         "model.layers.60.mlp.experts.383.down_proj.weight",
         "model.layers.60.mlp.shared_experts.up_proj.weight",
         "model.layers.60.self_attn.kv_a_proj_with_mqa.weight",
-    )
+    ),
+    "mimo": ("model.layers.35.self_attn.q_proj.bias", "model.layers.35.mlp.up_proj.weight", "lm_head.weight"),
 }
 # Chinese characters by themselves, then words, numbers and all else: a part of Kimi's.
 PATTERN = "|".join(

@@ -123,6 +123,7 @@ CONFIGS = {
     "mistral, windows": lambda: MistralConfig(**SIZES, sliding_window=5),
     "qwen3, windows": lambda: Qwen3Config(**SIZES, **WINDOWS),
     "glm4": lambda: Glm4Config(**SIZES),
+    "mimo": lambda: AutoConfig.for_model("mimo", **SIZES, num_nextn_predict_layers=1),
     "gemma3_text": lambda: Gemma3TextConfig(
         **{**SIZES, "pad_token_id": 26},
         **NO_ENDS,
