@@ -8,13 +8,18 @@ from collections.abc import Mapping
 
 import pytest
 import tiktoken
+import torch
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from agentrl.errors import ModelLoadError
 from agentrl.types import JSON
+from agentrl.weights.hf.export import save_model
+from agentrl.weights.hf.loading import open_directory
 from agentrl.weights.hf.source import open_config, open_tokenizer
-from agentrl.weights.hf.tensors import meta_model, num_parameters, tensor_shapes
+from agentrl.weights.hf.tensors import TensorFiles, meta_model, num_parameters, tensor_shapes
 from tests.sizes import KIMI_K2, MIMO_7B
+from tests.trainer.megatron.models import model_of
+from tests.trainer.tiny import tokenizer
 
 # Numbers of parameters; the page of MiMo-7B counts its layer that predicts further ahead, too.
 PUBLISHED = {"kimi_k2": (KIMI_K2, 1.03e12), "mimo": (MIMO_7B, 7.62e9)}
@@ -51,6 +56,23 @@ def test_a_published_config_opens_and_its_model_has_the_published_names(tmp_path
     assert type(meta_model(config)).__name__ == fields["architectures"][0]
     assert num_parameters(config) == pytest.approx(number, rel=0.01)
     assert set(NAMES[kind]) < tensor_shapes(config).keys()
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_folder_is_loaded_without_its_python_files_and_saved_as_it_came(tmp_path, kind):
+    model, folder = model_of(kind), tmp_path / "model"
+    save_model(model, tokenizer(), str(folder))
+    fields, auto_map = json.loads((folder / "config.json").read_text()), PUBLISHED[kind][0]["auto_map"]
+    written(folder, {**fields, "auto_map": auto_map})
+    for name in auto_map.values():
+        (folder / f"{name.partition('.')[0]}.py").write_text("raise SystemExit('code of a folder ran')\n")
+    opened = open_directory(folder, torch.float32)
+    assert all(torch.equal(opened.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    save_model(opened, tokenizer(), str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert (saved["model_type"], saved["architectures"]) == (kind, PUBLISHED[kind][0]["architectures"])
+    with TensorFiles(folder) as before, TensorFiles(tmp_path / "saved") as after:
+        assert after.all_specs == before.all_specs
 
 
 def test_a_tokenizer_of_tiktokens_file_is_read_once_it_has_a_tokenizer_json(tmp_path):
