@@ -1,7 +1,8 @@
 """The config.json of published mixtures of experts: their sizes, and what else decides about layouts.
 
-From the model pages of Qwen/Qwen3-30B-A3B, zai-org/GLM-4.5-Air and deepseek-ai/DeepSeek-V3; R1 has the sizes
-of V3. The last is without the quantization of its file, as after a conversion to bfloat16.
+From the model pages of Qwen/Qwen3-30B-A3B, zai-org/GLM-4.5-Air, deepseek-ai/DeepSeek-V3, whose sizes R1 has,
+too, moonshotai/Kimi-K2-Instruct and XiaomiMiMo/MiMo-7B-RL. DeepSeek-V3 and Kimi K2 are without the
+quantization of their files, as after a conversion to bfloat16.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from agentrl.types import JSON
+from agentrl.weights.model_types import AutoConfig
 
 QWEN3_30B_A3B: Mapping[str, JSON] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -108,6 +110,59 @@ DEEPSEEK_V3: Mapping[str, JSON] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "vocab_size": 129280,
+}
+# Its layers are DeepSeek-V3's, under a type of its own.
+KIMI_K2: Mapping[str, JSON] = {
+    **DEEPSEEK_V3,
+    "model_type": "kimi_k2",
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 131072,
+    "rope_theta": 50000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "vocab_size": 163840,
+}
+MIMO_7B: Mapping[str, JSON] = {
+    "architectures": ["MiMoForCausalLM"],
+    "model_type": "mimo",
+    "auto_map": {
+        "AutoConfig": "configuration_mimo.MiMoConfig",
+        "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+    },
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 640000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151680,
 }
 
 

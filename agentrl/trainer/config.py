@@ -140,8 +140,8 @@ class TrainerConfig(Section):
     layers, a mean over tokens. 0 = off."""
     enable_mtp_training: bool = False
     """Train the layers that predict tokens further ahead (multi-token prediction), by which SGLang decodes
-    speculatively, and publish them with the policy (trainer = megatron; DeepSeek-V3, GLM-4.5). Their loss
-    changes no other weight."""
+    speculatively, and publish them with the policy (trainer = megatron; DeepSeek-V3, GLM-4.5, MiMo). Their
+    loss changes no other weight."""
     mtp_loss_scaling_factor: Annotated[float, Field(gt=0.0), Needs("enable_mtp_training")] = 0.2
     """Weight of their loss: a mean cross-entropy over the tokens that the policy learns from, and over
     layers."""

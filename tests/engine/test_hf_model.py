@@ -21,7 +21,7 @@ from tests.engine.subjects import logits_of
 from tests.trainer.families import FAMILIES, family
 from tests.trainer.tiny import VOCAB, tokenizer
 
-TABLED = {"llama", "qwen2", "qwen3"}
+TABLED = {"llama", "mimo", "qwen2", "qwen3"}
 OTHERS = sorted(FAMILIES.keys() - TABLED)
 # Recurrences and experts sum in another order, token by token.
 CLOSE = 2e-3

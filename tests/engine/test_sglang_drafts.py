@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,8 +19,31 @@ from agentrl.weights.codec import manifest_of, pack_buckets
 from tests.engine.devices import packed_of
 from tests.engine.test_sglang_inside import FILE, call, crcs, listed
 
-LAYER = "model.layers.2."
-BESIDE = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+
+class Layer(NamedTuple):
+    """Of a policy, that a server drafts with: what its names begin with, there and in the draft.
+
+    beside: what the draft has beside a layer of the policy; projection: the matrix among it.
+    """
+
+    begin: str
+    block: str
+    beside: tuple[str, ...]
+    projection: str
+
+
+LAYERS = {
+    "deepseek": Layer(
+        "model.layers.2.", "model.decoder.", ("enorm", "hnorm", "eh_proj", "shared_head.norm"), "eh_proj"
+    ),
+    "mimo": Layer(
+        "model.mtp_layers.0.",
+        "model.mtp_block.",
+        ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        "input_proj",
+    ),
+}
+DEEPSEEK = LAYERS["deepseek"]
 
 
 class Named(nn.Module):
@@ -43,24 +67,33 @@ class Named(nn.Module):
 
 
 class Draft(Named):
-    """As DeepseekV3ForCausalLMNextN names them."""
+    """As DeepseekV3ForCausalLMNextN and MiMoMTP name them."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        super().__init__(*(self.own_name(f"{layer.begin}{below}") for below in below_of(layer)))
 
     def own_name(self, name: str) -> str:
-        below = name.removeprefix(LAYER)
-        return f"model.{below}" if below.startswith(BESIDE) else f"model.decoder.{below}"
+        below = name.removeprefix(self.layer.begin)
+        return f"model.{below}" if below.startswith(self.layer.beside) else f"{self.layer.block}{below}"
 
 
-def models() -> tuple[Draft, Named]:
+def below_of(layer: Layer) -> list[str]:
+    return [f"{below}.weight" for below in (layer.beside[0], layer.projection, "mlp.gate")]
+
+
+def models(layer: Layer = DEEPSEEK) -> tuple[Draft, Named]:
     """In the order in which SGLang has them load."""
-    draft = Draft("model.enorm.weight", "model.eh_proj.weight", "model.decoder.mlp.gate.weight")
-    return draft, Named("model.embed_tokens.weight", "model.layers.1.mlp.gate.weight", "lm_head.weight")
+    return Draft(layer), Named(
+        "model.embed_tokens.weight", "model.layers.1.mlp.gate.weight", "lm_head.weight"
+    )
 
 
-def weights(seed: int) -> list[tuple[str, torch.Tensor]]:
+def weights(seed: int, layer: Layer = DEEPSEEK) -> list[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     names = (
         *("model.embed_tokens.weight", "model.layers.1.mlp.gate.weight", "lm_head.weight"),
-        *(f"{LAYER}{below}.weight" for below in ("enorm", "eh_proj", "mlp.gate")),
+        *(f"{layer.begin}{below}" for below in below_of(layer)),
     )
     return [(name, torch.randn(3, 2, generator=generator)) for name in names]
 
@@ -93,18 +126,20 @@ def called(folder: Path, draft: Draft, policy: Named, **message: object) -> dict
     return dict(call(folder, policy, **message))
 
 
+@pytest.mark.parametrize("family", LAYERS)
 @pytest.mark.parametrize("action", ["load_all", "load_device", "load", "load a shard"])
-def test_each_model_takes_what_it_holds_and_is_compared(tmp_path, action):
-    draft, policy = models()
+def test_each_model_takes_what_it_holds_and_is_compared(tmp_path, action, family):
+    layer = LAYERS[family]
+    draft, policy = models(layer)
     for seed in (1, 2):
-        sent = weights(seed)
+        sent = weights(seed, layer)
         message = request(tmp_path, action, sent)
         reply = called(tmp_path / f"{action}{seed}", draft, policy, **message)
         assert reply["error"] is None
         # Ranks that hold shards report all that they received.
         assert reply["tensors"] == (crcs(sent) if action == "load a shard" else {})
         for name, tensor in sent:
-            model = draft if name.startswith(LAYER) else policy
+            model = draft if name.startswith(layer.begin) else policy
             assert torch.equal(model.held[model.own_name(name)], tensor), name
         asked = {"action": "read", "tensors": listed(sent), "ahead": ahead_of(manifest_of(sent))}
         assert called(tmp_path / f"read{seed}", draft, policy, **asked)["tensors"] == crcs(sent)
@@ -139,8 +174,9 @@ async def test_a_process_group_sends_no_layer_that_a_server_drafts_with():
         await Distributed().send([], delivery)
 
 
-def test_the_loader_is_told_of_the_layers_alone_that_have_a_projection():
-    specs = [TensorSpec(name, (3, 2), "float32") for name, _ in weights(1)]
-    assert ahead_of(specs) == [LAYER]
+@pytest.mark.parametrize("family", LAYERS)
+def test_the_loader_is_told_of_the_layers_alone_that_have_a_projection(family):
+    specs = [TensorSpec(name, (3, 2), "float32") for name, _ in weights(1, LAYERS[family])]
+    assert ahead_of(specs) == [LAYERS[family].begin]
     assert ahead_of(specs[:3]) == []
     assert agentrl_sglang.PREFIX

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from agentrl.weights.model_types import AutoConfig, AutoModelForCausalLM
 from tests.trainer.tiny import SHAPE, VOCAB
 
 _MOE = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "num_experts": 4}
@@ -28,6 +30,7 @@ _LATENT = {
     "qk_nope_head_dim": 4,
     "v_head_dim": 4,
 }
+_DEEPSEEK = {**_ROUTED, **_LATENT, "topk_group": 1, "first_k_dense_replace": 1}
 _ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 _OLD = {**_ENDS, "vocab_size": VOCAB, "n_layer": 2, "n_head": 4}
 _LONGROPE = {
@@ -50,26 +53,28 @@ PACKED: Mapping[str, tuple[str, dict[str, object]]] = {
     "granite": ("GraniteConfig", {"logits_scaling": 2.0}),
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mimo": ("mimo", {}),
+    "minimax_m2": ("MiniMaxM2Config", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4}),
     "olmo2": ("Olmo2Config", {}),
     "phi": ("PhiConfig", {"partial_rotary_factor": 1.0}),
     "phi3": ("Phi3Config", {}),
     "qwen2": ("Qwen2Config", {}),
+    "qwen2_moe": ("Qwen2MoeConfig", {**_MOE, "shared_expert_intermediate_size": 12}),
     "qwen3": ("Qwen3Config", {}),
     "qwen3_moe": ("Qwen3MoeConfig", _MOE),
     "smollm3": ("SmolLM3Config", {}),
     "starcoder2": ("Starcoder2Config", {"sliding_window": None}),
 }
-"""Families whose sequences share a row: their configuration's class, and what differs from SHAPE."""
+"""Families whose sequences share a row: their configuration's class, or their type where transformers has
+none of it, and what differs from SHAPE."""
 
 FOLDED: Mapping[str, tuple[str, dict[str, object]]] = {
     "bloom": ("BloomConfig", {**_OLD, "hidden_size": 16}),
     "cohere2": ("Cohere2Config", {"sliding_window": 4}),
-    # Its values are as wide as other models' queries; its queries are wider.
-    "deepseek_v3": (
-        "DeepseekV3Config",
-        {**_ROUTED, **_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
-    ),
+    # Their values are as wide as other models' queries; their queries are wider.
+    "deepseek_v2": ("DeepseekV2Config", _DEEPSEEK),
+    "deepseek_v3": ("DeepseekV3Config", _DEEPSEEK),
     "exaone4": ("Exaone4Config", {}),
     "falcon_h1": ("FalconH1Config", {"mamba_d_ssm": 16, "mamba_n_heads": 4, "mamba_d_head": 4}),
     "gemma2": ("Gemma2Config", {"sliding_window": 4, "query_pre_attn_scalar": 4}),
@@ -79,6 +84,7 @@ FOLDED: Mapping[str, tuple[str, dict[str, object]]] = {
     ),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": 4, "query_pre_attn_scalar": 4}),
     "gpt_oss": ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}),
+    "kimi_k2": ("kimi_k2", _DEEPSEEK),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
     "mamba2": (
         "Mamba2Config",
@@ -107,7 +113,8 @@ def family(name: str, *, vocab: int = VOCAB, seed: int = 3) -> PreTrainedModel:
     It is in float64, or in float32 where it has experts: torch multiplies no groups of float64.
     """
     kind, changes = FAMILIES[name]
-    make: Callable[..., transformers.PreTrainedConfig] = getattr(transformers, kind)
+    of_type = partial(AutoConfig.for_model, kind)
+    make: Callable[..., transformers.PreTrainedConfig] = getattr(transformers, kind, of_type)
     config = make(**({} if "n_embd" in changes else SHAPE) | changes | {"vocab_size": vocab})
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

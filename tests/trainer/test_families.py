@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import PolicyLoss
@@ -12,6 +12,7 @@ from agentrl.trainer.torch import AuxiliaryModels
 from agentrl.trainer.torch.forward import TorchNetwork
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.export import save_model
+from agentrl.weights.model_types import AutoModelForCausalLM
 from tests.trainer.families import FAMILIES, PACKED, family
 from tests.trainer.tiny import (
     SHAPE,

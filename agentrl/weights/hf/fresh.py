@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import SystemErrors
 from agentrl.weights.hf.directory import atomic_directory
 from agentrl.weights.hf.source import ModelSource, open_config
+from agentrl.weights.model_types import AutoModelForCausalLM
 from agentrl.weights.quiet import quiet_transformers
 
 

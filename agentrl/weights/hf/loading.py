@@ -11,7 +11,7 @@ from typing import Self, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from agentrl.errors import ModelLoadError
@@ -23,6 +23,7 @@ from agentrl.weights.hf.opening import check_finite
 from agentrl.weights.hf.quantized import scheme_of
 from agentrl.weights.hf.source import open_config
 from agentrl.weights.hf.tensors import CONFIG_ERRORS, TensorFiles, meta_model
+from agentrl.weights.model_types import AutoModelForCausalLM
 from agentrl.weights.quiet import quiet_transformers
 
 _LONGEST_REASON = 300

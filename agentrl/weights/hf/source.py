@@ -9,7 +9,6 @@ from types import TracebackType
 
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -28,10 +27,12 @@ from agentrl.weights.hf.folders import (
 )
 from agentrl.weights.hf.quantized import without_quantization
 from agentrl.weights.hf.tensors import config_errors, meta_model
+from agentrl.weights.model_types import AutoConfig
 from agentrl.weights.quiet import quiet_transformers
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """The fields of configs that say how many experts a layer has."""
+_TIKTOKEN = "tiktoken.model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +189,19 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face model directory.
 
     Raises:
-        ModelLoadError: it holds none.
+        ModelLoadError: it holds none, or one of tiktoken's files alone.
     """
     # transformers would look for a model of that name on the network.
     if not Path(directory).is_dir():
         raise ModelLoadError(f"there is no folder {directory}; {model_remedy(Path(directory))}.")
     directory = tokenizer_folder(Path(directory))
     check_fetched((directory / name for name in TOKENIZER_FILES), ModelLoadError)
+    if (directory / _TIKTOKEN).exists() and not (directory / "tokenizer.json").exists():
+        raise ModelLoadError(
+            f"{directory} holds {_TIKTOKEN}, which splits text by a pattern that is in its Python files, and "
+            "those are never run; write its tokenizer.json once, with transformers' TikTokenConverter, "
+            "and take auto_map out of tokenizer_config.json."
+        )
     with _Broken(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     # Without its files transformers makes an empty one of the model's type.

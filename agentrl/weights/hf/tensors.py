@@ -20,7 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.runtime.files import check_fetched
@@ -31,6 +31,7 @@ from agentrl.weights.hf.adapters import opened_adapters
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
 from agentrl.weights.hf.quantized import matrices_of, names_beside
+from agentrl.weights.model_types import AutoModelForCausalLM
 from agentrl.weights.quiet import quiet_transformers
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"

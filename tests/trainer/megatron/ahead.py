@@ -2,6 +2,7 @@
 
 The oracle is in float64 and over transformers' own layers, one sample after the other: h'_i = eh_proj [enorm
 Emb(t_i+k); hnorm h_i], a layer of the model, and the cross-entropy of t_i+k+1 (arXiv:2412.19437, 21 to 25).
+In MiMo the state comes first: input_proj [hidden_layernorm h_i; token_layernorm Emb(t_i+k)].
 """
 
 from __future__ import annotations
@@ -22,12 +23,30 @@ from tests.trainer.megatron.equality import samples
 from tests.trainer.megatron.models import checkpoint_of, model_of
 from tests.trainer.tiny import tokenizer
 
+BESIDE = {
+    "mimo": (
+        ("enorm", "token_layernorm"),
+        ("hnorm", "hidden_layernorm"),
+        ("eh_proj", "input_proj"),
+        ("post_norm", "final_layernorm"),
+    ),
+    "others": (
+        *((name, name) for name in ("enorm", "hnorm", "eh_proj")),
+        ("post_norm", "shared_head.norm"),
+    ),
+}
+"""Of a layer, what it has beside one of the model: transformers' names, and those in checkpoints."""
+
 
 @lru_cache
 def with_ahead(kind: str, depths: int) -> tuple[PreTrainedModel, MtpModel]:
     """A model, and its layers that predict further ahead; the same in every process."""
     model = model_of(kind)
     model.config.num_mtp_layers = depths
+    if is_mimo(kind):
+        model.config.num_nextn_predict_layers = depths
+        model.config.mtp_layer_types = ["full_attention"] * depths
+        model.config.mtp_hidden_states_first = True
     # Grouped products are of 32 bits at most.
     model.set_experts_implementation("eager")
     torch.manual_seed(3)
@@ -41,22 +60,38 @@ def with_ahead(kind: str, depths: int) -> tuple[PreTrainedModel, MtpModel]:
     return model, ahead
 
 
+def is_mimo(kind: str) -> bool:
+    return kind == "mimo"
+
+
+def place_of(model: PreTrainedModel, depth: int) -> str:
+    """What the names of a layer begin with in checkpoints."""
+    if is_mimo(model.config.model_type):
+        return f"model.mtp_layers.{depth}."
+    return f"model.layers.{model.config.num_hidden_layers + depth}."
+
+
 def checkpoint_with(kind: str, depths: int) -> dict[str, Tensor]:
     """All tensors by the names of the model's checkpoints, with the copies of embedding and head there."""
     model, ahead = with_ahead(kind, depths)
     tensors = {**checkpoint_of(model), **by_names(model, dict(ahead.layers.state_dict()))}
-    for depth in range(depths):
-        place = f"model.layers.{model.config.num_hidden_layers + depth}"
-        tensors[f"{place}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors[f"{place}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    for copy, original in copies(kind, depths).items():
+        tensors[copy] = tensors[original].clone()
     return tensors
+
+
+def copies(kind: str, depths: int = 1) -> dict[str, str]:
+    """Of embedding and head, which layers of other families than MiMo have in files: of what, by name."""
+    places = [] if is_mimo(kind) else [place_of(model_of(kind), depth) for depth in range(depths)]
+    embeddings = {f"{place}embed_tokens.weight": "model.embed_tokens.weight" for place in places}
+    return embeddings | {f"{place}shared_head.head.weight": "lm_head.weight" for place in places}
 
 
 def by_names(model: PreTrainedModel, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """What transformers calls `0.mtp_block.mlp...`, by its names in checkpoints."""
     last, named = model.config.num_hidden_layers - 1, {}
     for depth in {int(name.split(".")[0]) for name in own}:
-        begin, place = f"{depth}.mtp_block.", f"model.layers.{last + 1 + depth}."
+        begin, place = f"{depth}.mtp_block.", place_of(model, depth)
         block = {
             f"model.layers.{last}.{name.removeprefix(begin)}": tensor
             for name, tensor in own.items()
@@ -64,10 +99,7 @@ def by_names(model: PreTrainedModel, own: dict[str, Tensor]) -> dict[str, Tensor
         }
         for name, tensor in checkpoint_of(model, block).items():
             named[place + name.removeprefix(f"model.layers.{last}.")] = tensor
-        for ours, theirs in (
-            *((name, name) for name in ("enorm", "hnorm", "eh_proj")),
-            ("post_norm", "shared_head.norm"),
-        ):
+        for ours, theirs in BESIDE["mimo" if is_mimo(model.config.model_type) else "others"]:
             named[f"{place}{theirs}.weight"] = own[f"{depth}.{ours}.weight"]
     return named
 

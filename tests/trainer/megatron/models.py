@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma3TextConfig,
@@ -22,6 +21,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
+
+from agentrl.weights.model_types import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 97
 SIZES = {
@@ -63,6 +64,8 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+# As Kimi K2 has it: no channel lies between the two betas.
+STEEP = {**YARN, "rope_theta": 5e4, "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0}
 HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
@@ -100,6 +103,18 @@ CONFIGS = {
     "deepseek_v3, yarn": lambda: DeepseekV3Config(
         **LATENT, **{**ROUTED, "n_group": 1}, q_lora_rank=None, rope_interleave=False, rope_parameters=YARN
     ),
+    # The options of Moonlight.
+    "deepseek_v3, plain": lambda: DeepseekV3Config(
+        **LATENT, **{**ROUTED, "n_group": 1, "routed_scaling_factor": 2.446}, q_lora_rank=None
+    ),
+    "kimi_k2": lambda: AutoConfig.for_model(
+        "kimi_k2",
+        **LATENT,
+        **{**ROUTED, "n_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 2.827},
+        q_lora_rank=24,
+        rope_parameters=STEEP,
+        num_nextn_predict_layers=0,
+    ),
     "minimax_m2": lambda: MiniMaxM2Config(
         **SIZES, num_experts_per_tok=3, num_local_experts=4, rope_parameters=HALF, **NO_ENDS
     ),
@@ -108,6 +123,7 @@ CONFIGS = {
     "mistral, windows": lambda: MistralConfig(**SIZES, sliding_window=5),
     "qwen3, windows": lambda: Qwen3Config(**SIZES, **WINDOWS),
     "glm4": lambda: Glm4Config(**SIZES),
+    "mimo": lambda: AutoConfig.for_model("mimo", **SIZES, num_nextn_predict_layers=1),
     "gemma3_text": lambda: Gemma3TextConfig(
         **{**SIZES, "pad_token_id": 26},
         **NO_ENDS,
@@ -134,7 +150,7 @@ CONFIGS = {
 
 FAMILIES_OF_EXPERTS = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
-    "gpt_oss",
+    *("gpt_oss", "kimi_k2"),
 )
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 

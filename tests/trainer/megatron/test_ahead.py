@@ -27,7 +27,7 @@ from tests.trainer.megatron.models import model_of
 
 pytestmark = pytest.mark.full
 
-KINDS = ("glm4_moe", "deepseek_v3")
+KINDS = ("glm4_moe", "deepseek_v3", "mimo")
 SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 LAYOUTS = {
     "EP2": {"expert_model_parallel_size": 2},
@@ -79,14 +79,19 @@ def check(ranks, kind: str, depths: int, **sizes) -> None:
         assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize(("kind", "depths"), [("glm4_moe", 1), ("deepseek_v3", 1), ("deepseek_v3", 2)])
+@pytest.mark.parametrize(
+    ("kind", "depths"), [*((kind, 1) for kind in KINDS), ("deepseek_v3", 2), ("mimo", 2)]
+)
 def test_one_rank_learns_what_the_papers_formula_says(single, kind, depths):
     check(single, kind, depths)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_two_ranks_learn_the_same(pair, name):
-    check(pair, "deepseek_v3", 2, **LAYOUTS[name])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("deepseek_v3", name) for name in LAYOUTS), *(("mimo", name) for name in ("TP2+SP", "PP2", "CP2"))],
+)
+def test_two_ranks_learn_the_same(pair, kind, name):
+    check(pair, kind, 2, **LAYOUTS[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +100,7 @@ def test_no_gradient_of_the_policy_depends_on_them(single, kind):
     (with_them,), (without,) = (single.run(part_of, layout, kind, 1, learns) for learns in (True, False))
     pairs = zip(with_them.gradients, without.gradients, strict=True)
     of_the_policy = [(own, other) for (name, own), (_, other) in pairs if not name.startswith("mtp.")]
-    assert len(of_the_policy) > 40
+    assert len(of_the_policy) > 30
     for own, other in of_the_policy:
         np.testing.assert_array_equal(own, other)
     assert not any(other.any() for name, other in without.gradients if name.startswith("mtp."))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.trainer.megatron.model.families import FAMILIES
-from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Stacked, Vocabulary
+from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Stacked, Swapped, Vocabulary
 from agentrl.trainer.megatron.model.shape import shape_of
 from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
 
@@ -79,6 +79,16 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
         for number, shard in enumerate(rule.cut(rule.join([numbered(3, 2)], padded), ranks)):
             rule.unshard(shard, Run(number, ranks), [tensor], padded)
         assert torch.equal(tensor, numbered(3, 2))
+
+
+def test_halves_of_columns_change_places():
+    dims, rule = Dims(1, 1, 1, 0), Swapped("x", "y")
+    joined = rule.join([numbered(2, 4)], dims)
+    assert joined.tolist() == [[2, 3, 0, 1], [6, 7, 4, 5]]
+    assert all(shard is joined for shard in rule.cut(joined, 2))
+    tensor = torch.zeros(2, 4)
+    rule.unshard(joined, Run(0, 2), [tensor], dims)
+    assert torch.equal(tensor, numbered(2, 4))
 
 
 def test_what_cannot_be_shared_evenly_is_a_sentence():

@@ -35,7 +35,7 @@ LOADER_FOLDER = Path(agentrl_sglang.__file__).parents[1]
 SHARED = Path("/dev/shm")
 """The directory of shared memory files."""
 
-_PROJECTION = "eh_proj.weight"
+_PROJECTIONS = ("eh_proj.weight", "input_proj.weight")
 _NO_ACCESS = ("FileNotFoundError", "PermissionError")
 
 
@@ -115,8 +115,12 @@ async def call_loader(
 
 def ahead_of(manifest: Iterable[TensorSpec]) -> list[JSON]:
     """What the names of those layers begin with that a server drafts with, as the loader is told."""
-    names = (spec.name for spec in manifest)
-    return [name.removesuffix(_PROJECTION) for name in names if name.endswith(f".{_PROJECTION}")]
+    return [
+        spec.name.removesuffix(projection)
+        for spec in manifest
+        for projection in _PROJECTIONS
+        if spec.name.endswith(f".{projection}")
+    ]
 
 
 async def read_back(server: Server, delivery: Delivery, expected: BucketChecksums, folder: Path) -> Loaded:
@@ -195,6 +199,7 @@ def plugin_folder(folder: Path, *, adapters: bool = False) -> Path:
     names = [
         "agentrl_sglang_times",
         "agentrl_sglang_routed",
+        "agentrl_sglang_types",
         *(["agentrl_sglang_adapters"] if adapters else []),
     ]
     write_text(described / "METADATA", "Metadata-Version: 2.1\nName: agentrl_sglang_plugins\nVersion: 1\n")

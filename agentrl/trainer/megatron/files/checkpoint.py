@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.model.shape import Shape, num_ahead, shape_of, tensor_shapes_of
@@ -13,6 +13,7 @@ from agentrl.types.seams import TensorSpec
 from agentrl.weights.hf.folders import base_folder
 from agentrl.weights.hf.quantized import without_quantization
 from agentrl.weights.hf.tensors import TensorFiles, config_errors
+from agentrl.weights.model_types import AutoConfig
 
 
 class CheckpointReader(TensorFiles):
@@ -28,12 +29,13 @@ class CheckpointReader(TensorFiles):
     def __init__(self, directory: str | Path, *, ahead: bool = False) -> None:
         self.config = config_of(Path(directory))
         self.shape: Shape = shape_of(self.config)
-        number = num_ahead(self.config) if self.shape.family.predicts_ahead else 0
+        rules, number = self.shape.family.ahead, num_ahead(self.config)
         if ahead and not number:
             raise _without_ahead(directory)
         super().__init__(directory)
-        first = f"model.layers.{len(self.shape.experts_by_layer)}.eh_proj.weight"
-        self.has_ahead = number > 0 and first in self.names
+        self.has_ahead = (
+            rules is not None and number > 0 and rules.first(len(self.shape.experts_by_layer)) in self.names
+        )
         """Whether its files have layers that predict further ahead."""
         if ahead and not self.has_ahead:
             self.close()

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Stacked, Vocabulary
+from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Stacked, Swapped, Vocabulary
 from agentrl.types import JSON
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
 _FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")
 _HEAD = Vocabulary("output_layer.weight", "lm_head.weight")
 VALUE_HEAD = "score.weight"
+_OF_LAYER = "model.layers.{layer}."
 _VALUE_HEAD = Same("output_layer.weight", VALUE_HEAD)
 
 _INPUT_NORM = Same("input_layernorm.weight", "input_layernorm.weight")
@@ -28,6 +29,22 @@ _SINKS = Same("self_attention.sinks", "self_attn.sinks", along=0)
 _MLP_NORM = Same("pre_mlp_layernorm.weight", "post_attention_layernorm.weight")
 _MLP_IN = GateUp("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"))
 _MLP_OUT = Same("mlp.linear_fc2.weight", "mlp.down_proj.weight", along=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AheadRules:
+    """Of the layers that predict further ahead: each is one as the model's last, with some parameters more.
+
+    beside: these; embedding and head are the model's. begin: what the checkpoint's names of a layer begin
+    with. {layer} is its number, counted on behind the last one, and {depth} its number among them.
+    """
+
+    beside: tuple[Rule, ...]
+    begin: str = _OF_LAYER
+
+    def first(self, layer: int) -> str:
+        """A tensor that the first of them has. layer: its number."""
+        return self.begin.format(layer=layer, depth=0) + self.beside[0].hf[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +61,7 @@ class Family:
     config may give layers a window. has_sinks: see `Scoring`. activation: of the gates. scales_embedding: by
     the root of its width. has_biases: after attention, in routers and in experts. stacks_experts: each tensor
     of a checkpoint has those of all experts, see `Stacked`.
-    predicts_ahead: behind the last layer its checkpoints may have layers that predict tokens further ahead.
+    ahead: of layers that predict tokens further ahead, where its checkpoints may have some.
     """
 
     attention: tuple[Rule, ...]
@@ -56,7 +73,7 @@ class Family:
     rotates_pairs: bool = False
     is_latent: bool = False
     norms_all_heads: bool = False
-    predicts_ahead: bool = False
+    ahead: AheadRules | None = None
     has_windows: bool = False
     has_sinks: bool = False
     activation: str = "silu"
@@ -112,21 +129,43 @@ _LATENT = (
 )
 _QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
-_AHEAD = (
-    Same("enorm.weight", "enorm.weight"),
-    Same("hnorm.weight", "hnorm.weight"),
-    Same("eh_proj.weight", "eh_proj.weight"),
-    Same("final_layernorm.weight", "shared_head.norm.weight"),
+_AHEAD = AheadRules(
+    (
+        Same("enorm.weight", "enorm.weight"),
+        Same("hnorm.weight", "hnorm.weight"),
+        Same("eh_proj.weight", "eh_proj.weight"),
+        Same("final_layernorm.weight", "shared_head.norm.weight"),
+    )
 )
-"""What a layer that predicts further ahead has beside one of experts; embedding and head are the model's."""
+_AHEAD_OF_MIMO = AheadRules(
+    (
+        Same("enorm.weight", "token_layernorm.weight"),
+        Same("hnorm.weight", "hidden_layernorm.weight"),
+        # There it takes the state first, and then the embedding.
+        Swapped("eh_proj.weight", "input_proj.weight"),
+        Same("final_layernorm.weight", "final_layernorm.weight"),
+    ),
+    "model.mtp_layers.{depth}.",
+)
+_BESIDE = frozenset(rule.megatron for rule in _AHEAD.beside)
+
+_QWEN2 = Family(
+    (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
+    settings={"add_qkv_bias": True},
+    has_windows=True,
+)
+_DEEPSEEK_V3 = Family(
+    _LATENT,
+    moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
+    expert=_EXPERT,
+    settings=_SIGMOID,
+    is_latent=True,
+    ahead=_AHEAD,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
-    "qwen2": Family(
-        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
-        settings={"add_qkv_bias": True},
-        has_windows=True,
-    ),
+    "qwen2": _QWEN2,
     "qwen3": Family(
         (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
         settings={"qk_layernorm": True},
@@ -161,7 +200,7 @@ FAMILIES: Mapping[str, Family] = {
         moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "qk_layernorm": True, **_SIGMOID},
-        predicts_ahead=True,
+        ahead=_AHEAD,
     ),
     "deepseek_v2": Family(
         _LATENT,
@@ -172,14 +211,8 @@ FAMILIES: Mapping[str, Family] = {
         rotates_pairs=True,
         is_latent=True,
     ),
-    "deepseek_v3": Family(
-        _LATENT,
-        moe=(_ROUTER, _EXPERT_BIAS, *_shared("mlp.shared_experts")),
-        expert=_EXPERT,
-        settings=_SIGMOID,
-        is_latent=True,
-        predicts_ahead=True,
-    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "minimax_m2": Family(
         (
             _INPUT_NORM,
@@ -262,6 +295,7 @@ FAMILIES: Mapping[str, Family] = {
         sandwich=True,
         rotates_pairs=True,
     ),
+    "mimo": replace(_QWEN2, ahead=_AHEAD_OF_MIMO),
 }
 
 
@@ -304,7 +338,7 @@ def rules_of(
     """All parameters of a model, in the order of the layers.
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. tied: the embedding is the
-    head, too. critic: its head has one output. ahead: layers that predict further ahead, all of experts.
+    head, too. critic: its head has one output. ahead: layers that predict further ahead (count).
     """
     yield Placed(_EMBEDDING)
     for layer, experts in enumerate(experts_by_layer):
@@ -323,13 +357,16 @@ def rules_of(
         yield Placed(_VALUE_HEAD)
     elif not tied:
         yield Placed(_HEAD)
+    if family.ahead is None:
+        return
+    experts, begin = experts_by_layer[-1], family.ahead.begin
     for depth in range(ahead):
         layer = len(experts_by_layer) + depth
-        for rule in (*_AHEAD, *family.attention, *family.moe):
-            yield Placed(rule, layer, depth=depth)
-        for expert in range(max(experts_by_layer)):
+        for rule in (*family.ahead.beside, *family.attention, *(family.moe if experts else family.mlp)):
+            yield Placed(rule, layer, None, depth, begin)
+        for expert in range(experts):
             for rule in family.expert:
-                yield Placed(rule, layer, expert, depth)
+                yield Placed(rule, layer, expert, depth, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +374,15 @@ class Placed:
     """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers.
 
     expert: its number in the layer, over all ranks; None = what all tokens go through. depth: of a layer
-    that predicts further ahead, from 0; its `layer` counts on behind the last one, as checkpoints have it.
+    that predicts further ahead, from 0; its `layer` counts on behind the last one. begin: what the names of
+    its layer begin with in checkpoints, see `AheadRules`.
     """
 
     rule: Rule
     layer: int | None = None
     expert: int | None = None
     depth: int | None = None
+    begin: str = _OF_LAYER
 
     @property
     def megatron(self) -> str:
@@ -358,12 +397,13 @@ class Placed:
         """What Megatron's names of its layer begin with."""
         if self.depth is None:
             return f"decoder.layers.{self.layer}."
-        return f"mtp.layers.{self.depth}.{'' if self.rule in _AHEAD else 'transformer_layer.'}"
+        return f"mtp.layers.{self.depth}.{'' if self.rule.megatron in _BESIDE else 'transformer_layer.'}"
 
     @property
     def hf(self) -> tuple[str, ...]:
         """The full names of the checkpoint's tensors."""
         if self.layer is None:
             return self.rule.hf
+        begin = self.begin.format(layer=self.layer, depth=self.depth)
         names = (name if self.expert is None else name.format(self.expert) for name in self.rule.hf)
-        return tuple(f"model.layers.{self.layer}.{name}" for name in names)
+        return tuple(f"{begin}{name}" for name in names)

@@ -118,6 +118,20 @@ class Vocabulary(Same):
 
 
 @dataclass(frozen=True, slots=True)
+class Swapped(Same):
+    """A matrix whose left half of columns is the right one in the checkpoint; every rank has all of it."""
+
+    def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
+        """The matrix with its halves in the other order."""
+        left, right = parts[0].chunk(2, 1)
+        return torch.cat([right, left], 1)
+
+    def unshard(self, shard: Tensor, _run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+        """Back in the checkpoint's order."""
+        tensors[0].copy_(self.join([shard], dims))
+
+
+@dataclass(frozen=True, slots=True)
 class Qkv:
     """Queries, keys and values of an attention, group by group: all queries of a group, its key, its value.
 

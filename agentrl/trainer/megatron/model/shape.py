@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.arguments import check_arguments
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
+from agentrl.trainer.megatron.model.families import FAMILIES, Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.trainer.megatron.model.windows import LayerAttention, attention_of
 from agentrl.types import JSON, ExpertLayers
@@ -114,8 +114,8 @@ class Shape(NamedTuple):
         return self._replace(tied=False, critic=True, ahead=0)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer is a mixture; those that predict further ahead are."""
-        return layer >= len(self.experts_by_layer) or self.experts_by_layer[layer] > 0
+        """Whether a layer is a mixture; those that predict further ahead are what the last one is."""
+        return self.experts_by_layer[min(layer, len(self.experts_by_layer) - 1)] > 0
 
     def attention_at(self, layer: int) -> LayerAttention:
         """What a layer attends to; those that predict further ahead, what the last one does."""
@@ -187,8 +187,11 @@ def shape_of(config: PretrainedConfig) -> Shape:
 def num_ahead(config: PretrainedConfig) -> int:
     """Layers behind the last one that predict tokens further ahead (multi-token prediction), by a config.
 
-    Its files may lack them all the same.
+    Its files may lack them all the same. 0 = Megatron trains none of its family.
     """
+    family = FAMILIES.get(config.model_type)
+    if family is None or family.ahead is None:
+        return 0
     return int(getattr(config, "num_nextn_predict_layers", None) or 0)
 
 
@@ -196,14 +199,14 @@ def tensor_shapes_of(shape: Shape, config: PretrainedConfig) -> dict[str, tuple[
     """`tensor_shapes` of a config, with those of the layers that predict further ahead."""
     shapes = tensor_shapes(config)
     last, hidden = len(shape.experts_by_layer) - 1, shape.hidden
-    of_last = f"model.layers.{last}."
-    for number in range(last + 1, last + 1 + shape.ahead):
-        own = f"model.layers.{number}."
-        # All of them are layers of experts, as the last one is.
-        shapes |= {own + n.removeprefix(of_last): s for n, s in shapes.items() if n.startswith(of_last)}
-        norms = ("enorm", "hnorm", "shared_head.norm")
-        shapes |= {f"{own}{name}.weight": (hidden,) for name in norms}
-        shapes[f"{own}eh_proj.weight"] = (hidden, 2 * hidden)
+    for placed in shape.rules():
+        if placed.depth is None:
+            continue
+        # Norms and a matrix beside what the last layer has, too.
+        own = (hidden, 2 * hidden) if placed.rule.megatron == "eh_proj.weight" else (hidden,)
+        of_last = Placed(placed.rule, last, placed.expert).hf
+        for name, alike in zip(placed.hf, of_last, strict=True):
+            shapes[name] = shapes.get(alike, own)
     return shapes
 
 

@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from .locations import Model
 from .tensors import SentTensor
 
-_BLOCK = "model.decoder."
-_BESIDE = ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm.")
+_BESIDE = {
+    "model.decoder.": ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm."),
+    "model.mtp_block.": ("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm."),
+}
+"""By what the names of a draft's layer begin with (the last are MiMo's): what it has beside that layer."""
 
 
 class Share:
@@ -22,11 +25,12 @@ class Share:
 
     def __init__(self, model: Model, ahead: Iterable[object]) -> None:
         self.ahead = tuple(str(begin) for begin in ahead)
-        self._drafts = any(name.startswith(_BLOCK) for name, _ in model.named_parameters())
+        names = {name for name, _ in model.named_parameters()}
+        self._block = next((block for block in _BESIDE if any(n.startswith(block) for n in names)), None)
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is one of them."""
-        return name.startswith(self.ahead) == self._drafts
+        return name.startswith(self.ahead) == (self._block is not None)
 
     def of(self, tensors: Iterable[SentTensor]) -> list[SentTensor]:
         """Those of some tensors, renamed."""
@@ -36,7 +40,7 @@ class Share:
 
     def name_of(self, name: str) -> str:
         """The model's name of a tensor that it holds: model.layers.61.enorm.weight -> model.enorm.weight."""
-        if not self._drafts:
+        if self._block is None:
             return name
         below = name.split(".", 3)[3]
-        return f"model.{below}" if below.startswith(_BESIDE) else f"{_BLOCK}{below}"
+        return f"model.{below}" if below.startswith(_BESIDE[self._block]) else f"{self._block}{below}"
