@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -100,6 +102,14 @@ CONFIGS = {
     "qwen3_next": lambda: Qwen3NextConfig(
         **SIZES, **MOE, **DELTA, num_experts=4, shared_expert_intermediate_size=40, mlp_only_layers=[1]
     ),
+    "qwen3_5_text": lambda: Qwen3_5TextConfig(**SIZES, **DELTA),
+    "qwen3_5_moe_text": lambda: Qwen3_5MoeTextConfig(
+        **{name: size for name, size in SIZES.items() if name != "intermediate_size"},
+        **MOE,
+        **DELTA,
+        num_experts=4,
+        shared_expert_intermediate_size=40,
+    ),
     "mixtral": lambda: MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=4),
     "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **ROUTED, attention_bias=True, use_qk_norm=True),
     "glm4_moe, plain": lambda: Glm4MoeConfig(**SIZES, **{**ROUTED, "n_group": 1}),
@@ -147,9 +157,9 @@ CONFIGS = {
 
 FAMILIES_OF_EXPERTS = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
-    *("gpt_oss", "qwen3_next"),
+    *("gpt_oss", "qwen3_next", "qwen3_5_moe_text"),
 )
-LINEAR = ("qwen3_next",)
+LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Families with layers of linear attention."""
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 

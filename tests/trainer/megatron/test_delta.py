@@ -1,4 +1,4 @@
-"""The gated delta rule over packed rows is its recurrence in float64, token by token and sequence by sequence."""
+"""The gated delta rule over packed rows is its recurrence in float64, token by token."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, pad
 
+from agentrl.losses import LossOutput
+from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.delta import convolved_within, gated_delta_rule
 from agentrl.trainer.megatron.model.rows import gathered_places, pieces_of
+from agentrl.trainer.megatron.model.shape import shape_of
+from tests.trainer.megatron.models import LINEAR, checkpoint_of, model_of
+from tests.trainer.tiny import batch
 
 GROUPS, TIMES, KEYS, VALUES = 2, 3, 5, 4
 
@@ -73,3 +79,47 @@ def test_each_token_has_its_place_among_those_of_all_context_ranks(ranks):
         ]
     )
     np.testing.assert_array_equal(gathered[gathered_places(lengths, ranks)], np.arange(sum(lengths)))
+
+
+def distances(layout: MegatronConfig, _rank: int, kind: str) -> tuple[float, dict[str, float]]:
+    """Runs in the only rank: how far a row of long sequences is from transformers.
+
+    That of the sum of its logprobs, and that of each parameter's gradient, relative to its norm.
+    """
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.passes import Passes
+
+    model = model_of(kind)
+    network = Network(shape_of(model.config), layout, bf16=False)
+    network.load(checkpoint_of(model).__getitem__)
+    # Two and three chunks, and less than one.
+    samples = batch(masks=[[0] * 10 + [1] * (length - 10) for length in (150, 128, 20)]).samples
+    masks = [sample.loss_mask for sample in samples]
+
+    def loss(_row, outputs):
+        return LossOutput(outputs.logp_N.sum(), {"loss": outputs.logp_N.sum().detach()})
+
+    (report,) = Passes(network).learn(micro_batches(samples, masks, 1_000), loss)
+    total = torch.zeros(())
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+        temperatures = torch.from_numpy(sample.temperatures[1:, None])
+        logps = torch.log_softmax(model(ids[None]).logits[0, :-1] / temperatures, -1)
+        chosen = logps.gather(1, ids[1:, None])[:, 0]
+        total = total + chosen[torch.from_numpy(sample.loss_mask[1:])].sum()
+    total.backward()
+    own = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients, dims = checkpoint_of(model, own), network.shape.dims(1)
+    far = {}
+    for placed, parameter in network.pieces():
+        expected = placed.rule.join([gradients[name] for name in placed.hf], dims)
+        far[placed.megatron] = float((parameter.main_grad - expected).norm() / expected.norm())
+    return abs(float(report["loss"]) / float(total.detach()) - 1), far
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_row_of_long_sequences_is_transformers(single, kind):
+    layout = MegatronConfig(actor_num_gpus_per_node=1, use_distributed_optimizer=False)
+    ((loss, gradients),) = single.run(distances, layout, kind)
+    assert loss < 1e-5
+    assert max(gradients.values()) < 1e-4, gradients

@@ -44,6 +44,12 @@ EXPERTS = {
 CASES = covering_layouts(kind=tuple(CONFIGS))
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
+SEQUENCES = {
+    "CP2, EP2": {**CP, **EP},
+    "PP2, virtual": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
+    "CP2, selective": {**CP, **SELECTIVE},
+    "PP2, full": {**PP, **FULL},
+}
 RECOMPUTED = {
     "full": {**TP, **FULL},
     "selective": {**TP, **SELECTIVE},
@@ -113,6 +119,11 @@ def test_experts_of_every_family_are_shared_right(pair, kind):
 @pytest.mark.parametrize("kind", ["qwen3, windows", "gemma3_text", "gpt_oss"])
 def test_context_ranks_look_back_as_far_as_a_window(pair, kind):
     check(pair, kind, **CP)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_state_goes_through_whole_sequences_on_any_ranks(pair, name):
+    check(pair, "qwen3_next", **SEQUENCES[name])
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied", "gemma3_text"])

@@ -2,8 +2,8 @@
 
 Megatron's own layer takes neither packed rows nor context ranks, and runs on a GPU only.
 
-T: tokens of the unsharded row, t: those of this context rank. G: key heads of this rank, each with K channels,
-which serves R value heads of V channels. C: channels of a key head and all that belongs to it.
+T: tokens of the unsharded row, t: those of this context rank. G: key heads of this rank; each has K channels
+and serves R value heads of V channels. C: channels of a key head and all that belongs to it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, folds_of
 from agentrl.trainer.megatron.model.feed_forward import recomputes_attention, row_settings
 from agentrl.trainer.megatron.model.rows import gathered_places
-from agentrl.trainer.megatron.model.rules import Delta
+from agentrl.trainer.megatron.model.rules import CHUNK, Delta
 
-_CHUNK = 64
-"""Tokens that the rule computes together; between chunks it passes on a state."""
 _EPS = 1e-6
 
 
@@ -185,7 +183,7 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, b
         [n, G, R, L, V].
     """
     length = value.shape[-2]
-    size = min(_CHUNK, length)
+    size = min(CHUNK, length)
     chunks = -(-length // size)
     missing = chunks * size - length
     query, key, value = (

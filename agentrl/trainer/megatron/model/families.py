@@ -137,6 +137,31 @@ def _delta_net(in_proj: KeyHeads) -> tuple[Rule, ...]:
     )
 
 
+_SEPARATE_DELTA_NET = _delta_net(
+    KeyHeads(
+        "self_attention.in_proj.weight",
+        (
+            ("linear_attn.in_proj_qkv.weight", "qkv"),
+            *((f"linear_attn.in_proj_{part}.weight", part) for part in "zba"),
+        ),
+    )
+)
+_OF_LINEAR = {"qk_layernorm": True, "layernorm_zero_centered_gamma": True}
+_QWEN3 = (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM)
+_QWEN3_NEXT = Family(
+    _QWEN3,
+    moe=_GATED_SHARED,
+    expert=_EXPERT,
+    settings={**_OF_LINEAR, "moe_shared_expert_gate": True},
+    linear=_delta_net(
+        KeyHeads(
+            "self_attention.in_proj.weight",
+            (("linear_attn.in_proj_qkvz.weight", "qkvz"), ("linear_attn.in_proj_ba.weight", "ba")),
+            by_head=True,
+        )
+    ),
+    gates_attention=True,
+)
 _AHEAD = (
     Same("enorm.weight", "enorm.weight"),
     Same("hnorm.weight", "hnorm.weight"),
@@ -153,12 +178,12 @@ FAMILIES: Mapping[str, Family] = {
         has_windows=True,
     ),
     "qwen3": Family(
-        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        _QWEN3,
         settings={"qk_layernorm": True},
         has_windows=True,
     ),
     "qwen3_moe": Family(
-        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        _QWEN3,
         moe=(_ROUTER,),
         expert=_EXPERT,
         settings={"qk_layernorm": True},
@@ -171,24 +196,9 @@ FAMILIES: Mapping[str, Family] = {
         settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
         has_windows=True,
     ),
-    "qwen3_next": Family(
-        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
-        moe=_GATED_SHARED,
-        expert=_EXPERT,
-        settings={
-            "qk_layernorm": True,
-            "layernorm_zero_centered_gamma": True,
-            "moe_shared_expert_gate": True,
-        },
-        linear=_delta_net(
-            KeyHeads(
-                "self_attention.in_proj.weight",
-                (("linear_attn.in_proj_qkvz.weight", "qkvz"), ("linear_attn.in_proj_ba.weight", "ba")),
-                by_head=True,
-            )
-        ),
-        gates_attention=True,
-    ),
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_moe_text": replace(_QWEN3_NEXT, linear=_SEPARATE_DELTA_NET),
+    "qwen3_5_text": Family(_QWEN3, settings=_OF_LINEAR, linear=_SEPARATE_DELTA_NET, gates_attention=True),
     "mixtral": Family(
         (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
         moe=(_SPARSE_ROUTER,),

@@ -15,6 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+CHUNK = 64
+"""Tokens that a gated delta net computes together; from one chunk to the next it passes on a state."""
+
 
 class Delta(NamedTuple):
     """Sizes of a gated delta net: its heads, the channels of each, and the taps of its convolution.
