@@ -60,7 +60,7 @@ LAYOUTS = {
     **{name: (2, of) for name, of in PAIRS.items()},
     **{name: (4, of) for name, of in (FOURS | OF_EXPERTS).items()},
 }
-SERVED = ("qwen3", "qwen3, tied", "qwen2", "llama", "mistral, windows", "gemma3_text")
+SERVED = ("qwen3", "qwen3, tied", "qwen2", "llama", "mistral, windows", "gemma3_text", "qwen3_5_text")
 BUCKET_BYTES = 8_000
 PROMPT = [1, 5, 9, 3]
 
@@ -187,7 +187,7 @@ async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, 
     [
         *((layout, "qwen3") for layout in FOURS),
         *(("TP2+SP", kind) for kind in SERVED),
-        *(("EP2 x PP2", kind) for kind in ("qwen3_moe", "gpt_oss")),
+        *(("EP2 x PP2", kind) for kind in ("qwen3_moe", "gpt_oss", "qwen3_next")),
     ],
 )
 async def test_version_after_version_is_served(tmp_path, layout, kind):

@@ -30,7 +30,7 @@ from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, folds_of
 from agentrl.trainer.megatron.model.feed_forward import recomputes_attention, row_settings
 from agentrl.trainer.megatron.model.rows import gathered_places
-from agentrl.trainer.megatron.model.rules import CHUNK, Delta
+from agentrl.trainer.megatron.model.rules import CHUNK, DeltaSizes
 
 _EPS = 1e-6
 
@@ -42,7 +42,7 @@ class DeltaNet(nn.Module):
     a whole sequence, so each gets all tokens of its share of the heads.
     """
 
-    def __init__(self, config: TransformerConfig, delta: Delta, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, delta: DeltaSizes, **_: object) -> None:
         super().__init__()
         tensor, dtype = config.tensor_model_parallel_size, config.params_dtype
         self._heads, self._times = delta.key_heads // tensor, delta.value_heads // delta.key_heads
@@ -87,7 +87,7 @@ class DeltaNet(nn.Module):
     def _attended(self, ends: Ends, mixed_tGC: Tensor) -> Tensor:
         """What the heads read, [t, G, R x V]."""
         group = get_context_parallel_group()
-        exchange = _Exchange.of(ends.lengths, group, mixed_tGC.device) if group.size() > 1 else None
+        exchange = _HeadExchange.of(ends.lengths, group, mixed_tGC.device) if group.size() > 1 else None
         weight_GC1N = self.conv1d.weight.unflatten(0, (self._heads, -1))
         of_heads = [weight_GC1N, *(x.view(self._heads, -1) for x in (self.A_log, self.dt_bias))]
         if exchange is not None:
@@ -239,7 +239,7 @@ def _scanned(chunks: _Chunks) -> Tensor:
     return torch.stack(outputs, -3)
 
 
-class _Exchange(NamedTuple):
+class _HeadExchange(NamedTuple):
     """Between a part of all tokens, with all heads, and all tokens with a part of the heads.
 
     places: of each token of the unsharded row among those of all ranks, one rank after the other; order: the
@@ -253,7 +253,7 @@ class _Exchange(NamedTuple):
     @classmethod
     def of(
         cls, lengths: tuple[int, ...], group: torch.distributed.ProcessGroup, device: torch.device
-    ) -> _Exchange:
+    ) -> _HeadExchange:
         """Of a row with sequences of these lengths."""
         return cls(group, *_orders(lengths, group.size(), device))
 

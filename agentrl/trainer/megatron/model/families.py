@@ -347,7 +347,7 @@ def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
     return replace(family, attention=attention, settings=settings)
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """What a layer is. experts: their number; 0 = it has a feed-forward block. is_linear: its attention."""
 
     experts: int
@@ -355,7 +355,7 @@ class Kind(NamedTuple):
 
 
 def rules_of(
-    family: Family, layers: Sequence[Kind], *, tied: bool, critic: bool = False, ahead: int = 0
+    family: Family, layers: Sequence[LayerKind], *, tied: bool, critic: bool = False, ahead: int = 0
 ) -> Iterator[Placed]:
     """All parameters of a model, in the order of the layers.
 

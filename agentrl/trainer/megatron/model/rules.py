@@ -19,7 +19,7 @@ CHUNK = 64
 """Tokens that a gated delta net computes together; from one chunk to the next it passes on a state."""
 
 
-class Delta(NamedTuple):
+class DeltaSizes(NamedTuple):
     """Sizes of a gated delta net: its heads, the channels of each, and the taps of its convolution.
 
     Each key head, which has queries, too, serves as many value heads that lie together.
@@ -47,7 +47,7 @@ class Dims(NamedTuple):
     query_groups: int
     kv_channels: int
     padded_vocab: int
-    delta: Delta | None = None
+    delta: DeltaSizes | None = None
 
 
 class Run(NamedTuple):
@@ -180,8 +180,8 @@ class Qkv:
 class KeyHeads:
     """Parts of a gated delta net in one parameter, key head by key head: of each its rows of every part.
 
-    tensors: the names, each with the parts that the tensor has, see `Delta.rows`. by_head: its rows lie so in
-    the checkpoint, too; else it has one part after the other.
+    tensors: the names, each with the parts that the tensor has, see `DeltaSizes.rows`. by_head: its rows lie
+    so in the checkpoint, too; else it has one part after the other.
     """
 
     megatron: str
@@ -217,7 +217,7 @@ class KeyHeads:
         """Of each tensor (count)."""
         return [sum(_delta(dims).rows(parts)) for _, parts in self.tensors]
 
-    def _parts(self, tensors: Sequence[Tensor], delta: Delta) -> list[Tensor]:
+    def _parts(self, tensors: Sequence[Tensor], delta: DeltaSizes) -> list[Tensor]:
         """Views, each of which has its rows key head by key head."""
         if self.by_head:
             return list(tensors)
@@ -312,7 +312,7 @@ class Stacked:
         return [own[::2], own[1::2]] if isinstance(self.inner, GateUp) else [own]
 
 
-def _delta(dims: Dims) -> Delta:
+def _delta(dims: Dims) -> DeltaSizes:
     assert dims.delta is not None, "only a family of gated delta nets has such parameters"
     return dims.delta
 

@@ -12,8 +12,8 @@ from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.arguments import check_arguments
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import Family, Kind, Placed, family_of, rules_of
-from agentrl.trainer.megatron.model.rules import Delta, Dims
+from agentrl.trainer.megatron.model.families import Family, LayerKind, Placed, family_of, rules_of
+from agentrl.trainer.megatron.model.rules import DeltaSizes, Dims
 from agentrl.trainer.megatron.model.windows import LayerAttention, attention_of
 from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
     critic: bool = False
     pad: int | None = None
     latent: Latent | None = None
-    delta: Delta | None = None
+    delta: DeltaSizes | None = None
     ahead: int = 0
     gate: Gating = Gating()
     embedding_scale: float | None = None
@@ -126,7 +126,7 @@ class Shape(NamedTuple):
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
         layers = [
-            Kind(number, attention.is_linear)
+            LayerKind(number, attention.is_linear)
             for number, attention in zip(self.experts_by_layer, self.attention_by_layer, strict=True)
         ]
         return rules_of(self.family, layers, tied=self.tied, critic=self.critic, ahead=self.ahead)
@@ -376,8 +376,8 @@ def _latent_of(config: PretrainedConfig) -> Latent:
     )
 
 
-def _delta_of(config: PretrainedConfig) -> Delta:
-    return Delta(
+def _delta_of(config: PretrainedConfig) -> DeltaSizes:
+    return DeltaSizes(
         int(config.linear_num_key_heads),
         int(config.linear_num_value_heads),
         int(config.linear_key_head_dim),
