@@ -1,8 +1,8 @@
 """The config.json of published mixtures of experts: their sizes, and what else decides about layouts.
 
-From the model pages of Qwen/Qwen3-30B-A3B, zai-org/GLM-4.5-Air, deepseek-ai/DeepSeek-V3, whose sizes R1 has,
-too, moonshotai/Kimi-K2-Instruct and XiaomiMiMo/MiMo-7B-RL. DeepSeek-V3 and Kimi K2 are without the
-quantization of their files, as after a conversion to bfloat16.
+From the model pages of Qwen/Qwen3-30B-A3B, Qwen/Qwen3-Next-80B-A3B-Instruct, zai-org/GLM-4.5-Air,
+deepseek-ai/DeepSeek-V3, whose sizes R1 has, too, moonshotai/Kimi-K2-Instruct and XiaomiMiMo/MiMo-7B-RL.
+DeepSeek-V3 and Kimi K2 are without the quantization of their files, as after a conversion to bfloat16.
 """
 
 from __future__ import annotations
@@ -39,6 +39,37 @@ QWEN3_30B_A3B: Mapping[str, JSON] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_NEXT: Mapping[str, JSON] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
     "vocab_size": 151936,
 }
 GLM45_AIR: Mapping[str, JSON] = {

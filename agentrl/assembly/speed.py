@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 
 from agentrl.assembly.memory import BF16, FP32
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.rules import CHUNK
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.row_memory import layer_bytes
 from agentrl.weights.hf.tensors import num_parameters
@@ -118,10 +119,10 @@ def tokens_per_s(
 
 def _layer_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardware, number: int) -> float:
     """A forward pass of a row through a layer. number: of the layer."""
-    has_experts, window = bool(shape.experts_by_layer[number]), shape.attention_by_layer[number].window
+    has_experts, layer = bool(shape.experts_by_layer[number]), shape.attention_by_layer[number]
     size, tensor, context = shape.sizes, layout.tensor_model_parallel_size, layout.context_parallel_size
     own, hidden = work.tokens / context, shape.hidden
-    attention, width = _attention(shape)
+    attention, width = _linear_attention(shape) if layer.is_linear else _attention(shape)
     matrices = attention + 3 * hidden * shape.ffn
     seconds = _LAYER_S
     if has_experts:
@@ -130,17 +131,31 @@ def _layer_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardwar
         routed = 6 * own / tensor * int(size["moe_router_topk"]) * hidden * int(size["moe_ffn_hidden_size"])
         seconds += routed / (_GROUPED * hardware.peak) + _exchange_s(shape, layout, work, hardware)
     seconds += 2 * own * matrices / tensor / (_DENSE * hardware.peak)
-    # A token attends to half of its sequence on average.
-    seen = work.length if window is None else min(work.length, 2 * window)
-    seconds += own * seen * width / tensor / (_ATTENTION * hardware.peak)
-    kept = layer_bytes(shape, layout, work.tokens, has_experts=has_experts, bf16=True)
+    # A token attends to half of its sequence on average; of a gated delta net, width is of one token.
+    seen = work.length if layer.window is None else min(work.length, 2 * layer.window)
+    seconds += own * (2 if layer.is_linear else seen) * width / tensor / (_ATTENTION * hardware.peak)
+    kept = layer_bytes(shape, layout, work.tokens, number, bf16=True)
     seconds += kept / (_MEMORY * hardware.memory)
     # Attention and feed-forward blocks gather and scatter; routed experts have an exchange of their own.
     blocks = 1 if has_experts and not size.get("moe_shared_expert_intermediate_size") else 2
     gathered = 2 * blocks * BF16 * hidden * own * (tensor - 1) / tensor
     keys = 2 * BF16 * own * (context - 1) * _cached(shape) / tensor
+    if layer.is_linear and shape.delta is not None:
+        # Queries, keys, values and the two gates of a head there, and what was read back.
+        exchanged = sum(shape.delta.rows("qkvvba"))
+        keys = BF16 * own * exchanged * (context - 1) / context / tensor
     seconds += gathered / _link(hardware, tensor) + keys / _link(hardware, tensor * context)
     return seconds
+
+
+def _linear_attention(shape: Shape) -> tuple[int, int]:
+    """Elements of the matrices of a gated delta net, and multiplications of a token."""
+    delta, hidden = shape.delta, shape.hidden
+    assert delta is not None, "its family has such layers"
+    matrices = hidden * sum(delta.rows("qkvvzba"))
+    keys, values = delta.key_channels, delta.value_channels
+    # Three with the state; in a chunk keys and queries with keys, the system's solution, and the scores.
+    return matrices, delta.value_heads * (3 * keys * values + CHUNK * (5 * keys + 3 * values) // 2)
 
 
 def _attention(shape: Shape) -> tuple[int, int]:
@@ -148,7 +163,8 @@ def _attention(shape: Shape) -> tuple[int, int]:
     latent, hidden, heads = shape.latent, shape.hidden, shape.heads
     if latent is None:
         channels, groups = shape.channels, shape.groups
-        return hidden * channels * 2 * (heads + groups), 2 * heads * channels
+        gates = heads if shape.family.gates_attention else 0
+        return hidden * channels * (2 * (heads + groups) + gates), 2 * heads * channels
     inner = latent.positioned + latent.other
     queries = (hidden + heads * inner) * latent.queries if latent.queries else hidden * heads * inner
     keys = hidden * (latent.keys_and_values + latent.positioned)

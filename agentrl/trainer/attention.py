@@ -154,14 +154,8 @@ def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: S
     """SDPA on any device: one call for neighbouring sequences of like length, if both sides are the same."""
     if sides.queries is not sides.keys:
         return _per_sequence(query, key, value, sides, scores)
-    out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scores)
+    out = attention_within(folds_of(sides.queries.lengths, query.device), query, key, value, scores)
     return out.to(value.dtype)
-
-
-# All layers of a model, and both passes, use the same rows.
-@lru_cache(maxsize=64)
-def _folds(lengths: tuple[int, ...], device: torch.device) -> tuple[Fold, ...]:
-    return folds_of(lengths, device)
 
 
 def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scores: Scoring) -> Tensor:
@@ -344,8 +338,24 @@ class Fold:
     unfold: Tensor | None
     real_cells: npt.NDArray[np.int64] | None = None
 
+    def batch(self, row: Tensor) -> Tensor:
+        """[T, ...] -> [count, longest, ...]."""
+        run = row[self.start : self.stop]
+        if self.fold is not None:
+            run = run.index_select(0, self.fold)
+        return run.reshape(self.count, self.longest, *run.shape[1:])
 
-def folds_of(lengths: Sequence[int], device: torch.device, *, shortest: float = SHORTEST) -> tuple[Fold, ...]:
+    def tokens(self, batch: Tensor) -> Tensor:
+        """[count, longest, ...] -> [start to stop, ...]: the way back, without padding."""
+        flat = batch.flatten(0, 1)
+        return flat if self.unfold is None else flat.index_select(0, self.unfold)
+
+
+# All layers of a model, and both passes, use the same rows.
+@lru_cache(maxsize=64)
+def folds_of(
+    lengths: tuple[int, ...], device: torch.device, *, shortest: float = SHORTEST
+) -> tuple[Fold, ...]:
     """Cut a row of sequences, long before short, into batches of like length.
 
     shortest: a batch's shortest sequence, at least, as a share of its longest.
@@ -393,11 +403,10 @@ def attention_within(
     query, key, value = (x.to(torch.promote_types(value.dtype, least)) for x in (query, key, value))
     parts = []
     for fold in folds:
-        q, k, v = (_folded(x, fold) for x in (query, key, value))
+        q, k, v = (fold.batch(x).transpose(1, 2) for x in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
             out = _sdpa(q, k, v, scores)
-        flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
-        parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
+        parts.append(fold.tokens(out.transpose(1, 2)))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -444,11 +453,3 @@ def _one_key_more(query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor) ->
     sink = pad(sinks_H.to(key.dtype).view(groups, 1, sharing), (channels, 0)).expand(batch, -1, -1, -1)
     # Values are as wide as keys for kernels that ask for it.
     return query, torch.cat([pad(key, (0, sharing)), sink], 2), pad(value, (0, sharing, 0, 1))
-
-
-def _folded(x: Tensor, fold: Fold) -> Tensor:
-    """[T, heads, head_dim] -> [count, heads, longest, head_dim]."""
-    run = x[fold.start : fold.stop]
-    if fold.fold is not None:
-        run = run.index_select(0, fold.fold)
-    return run.reshape(fold.count, fold.longest, *run.shape[1:]).transpose(1, 2)

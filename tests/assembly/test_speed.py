@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
-from agentrl.assembly.speed import H100, Work, tokens_per_s, trainer_speed
+from agentrl.assembly.speed import (
+    H100,
+    Work,
+    _attention,
+    _linear_attention,
+    tokens_per_s,
+    trainer_speed,
+)
 from agentrl.trainer.megatron.config import MegatronConfig
-from tests.sizes import DEEPSEEK_V3, GLM45_AIR, QWEN3_30B_A3B, opened
+from agentrl.trainer.megatron.model.shape import shape_of
+from agentrl.weights.hf.tensors import tensor_shapes
+from tests.sizes import DEEPSEEK_V3, GLM45_AIR, QWEN3_30B_A3B, QWEN3_NEXT, opened
 
 
 def layout_of(gpus, **sizes):
@@ -60,6 +71,24 @@ def test_a_window_saves_what_lies_before_it():
 
     # Sequences have 4,096 tokens.
     assert of(512) < of(1024) < of(4096) == learn_s(QWEN3_30B_A3B, 8, **EP8)
+
+
+def test_linear_attention_costs_the_same_for_a_token_of_any_sequence():
+    def of(kind, length):
+        config = opened({**QWEN3_NEXT, "layer_types": [kind] * QWEN3_NEXT["num_hidden_layers"]})
+        return trainer_speed(config, layout_of(8, **EP8), Work(8, 65536, length)).forward
+
+    assert of("linear_attention", 65536) == of("linear_attention", 4096)
+    assert of("linear_attention", 65536) < 0.5 * of("full_attention", 65536)
+
+
+def test_the_matrices_of_a_layer_are_those_of_its_tensors():
+    """Without what all layers have: norms, routers, experts."""
+    config = opened(QWEN3_NEXT)
+    shape, shapes = shape_of(config), tensor_shapes(config)
+    for layer, (matrices, _) in ((0, _linear_attention(shape)), (3, _attention(shape))):
+        own = [size for name, size in shapes.items() if f"layers.{layer}." in name and "attn." in name]
+        assert matrices == sum(prod(size) for size in own if len(size) == 2)
 
 
 def test_shards_of_experts_cost_more_than_whole_ones():

@@ -66,7 +66,7 @@ def waits_of_megatron(layout: MegatronConfig, _rank: int, kind: str, layers: int
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_pass_of_megatron_waits_for_the_card(count):
-    dense = [("qwen3", "grpo", 1), ("qwen3", "grpo", 3), ("glm4", "ppo", 2)]
+    dense = [("qwen3", "grpo", 1), ("qwen3", "grpo", 3), ("glm4", "ppo", 2), ("qwen3_5_text", "grpo", 1)]
     # Ranks that share experts have to know how many tokens come.
     kinds = {1: [*dense, ("deepseek_v3", "grpo", 2)], 2: dense}
     with Ranks(count) as ranks:

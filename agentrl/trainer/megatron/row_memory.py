@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.rules import CHUNK
 from agentrl.trainer.megatron.model.shape import Latent, Shape
 
 _FP32, _BF16, _INT64 = 4, 2, 8
@@ -46,7 +47,7 @@ def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, b
     numbers, (outside, own) = _numbers(bf16), _tokens(layout, tokens)
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     hidden = shape.hidden
-    layers = [_layer(shape, layout, numbers, bool(n)) for n in stage_experts(shape, layout, rank)]
+    layers = [_layer(shape, layout, numbers, number) for number in stage_layers(shape, layout, rank)]
     every = [outside * layer.outside + own * layer.inside for layer in layers]
     kept = (pipeline - rank) * sum(every)
     if layout.recompute_granularity == "full":
@@ -59,10 +60,10 @@ def row_bytes(shape: Shape, layout: MegatronConfig, tokens: int, rank: int, *, b
     return RowBytes(int(kept), int(dispatched), logits)
 
 
-def layer_bytes(shape: Shape, layout: MegatronConfig, tokens: int, *, has_experts: bool, bf16: bool) -> float:
-    """What one layer keeps of a row (bytes)."""
+def layer_bytes(shape: Shape, layout: MegatronConfig, tokens: int, number: int, *, bf16: bool) -> float:
+    """What one layer keeps of a row (bytes). number: of the layer."""
     outside, own = _tokens(layout, tokens)
-    layer = _layer(shape, layout, _numbers(bf16), has_experts)
+    layer = _layer(shape, layout, _numbers(bf16), number)
     return outside * layer.outside + own * layer.inside
 
 
@@ -76,13 +77,14 @@ def _tokens(layout: MegatronConfig, tokens: int) -> tuple[float, int]:
     return own / layout.tensor_model_parallel_size if layout.sequence_parallel else own, own
 
 
-def stage_experts(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
-    """The experts of each layer of a pipeline rank; 0 = it has a feed-forward block."""
-    for layers in layout.stages_of(rank, len(shape.experts_by_layer)):
-        yield from shape.experts_by_layer[layers.start : layers.stop]
+def stage_layers(shape: Shape, layout: MegatronConfig, rank: int) -> Iterator[int]:
+    """The numbers of the layers of a pipeline rank."""
+    last = len(shape.experts_by_layer)
+    for layers in layout.stages_of(rank, last):
+        yield from layers
     if rank == layout.pipeline_model_parallel_size - 1:
         # Those that predict further ahead.
-        yield from [shape.num_experts] * shape.ahead
+        yield from range(last, last + shape.ahead)
 
 
 class _Layer(NamedTuple):
@@ -95,14 +97,16 @@ class _Layer(NamedTuple):
     gradients: float = 0
 
 
-def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, has_experts: bool) -> _Layer:
-    """One layer with its norms."""
+def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, number: int) -> _Layer:
+    """One layer with its norms. number: of the layer."""
     size, tensor = shape.sizes, layout.tensor_model_parallel_size
     hidden, norms = shape.hidden, 4.0 if shape.family.sandwich else 2.0
-    outside, inside = norms * numbers.norm * hidden, float(_attention(shape, numbers))
+    is_linear = shape.attention_at(number).is_linear
+    attention = _linear_attention if is_linear else _attention
+    outside, inside = norms * numbers.norm * hidden, float(attention(shape, numbers))
     if shape.latent is not None:
         outside += _small_states(shape.latent, numbers)
-    if not has_experts:
+    if not shape.has_experts(number):
         # Gate and up, the gate's activation, and their product.
         inside += 4 * numbers.number * shape.ffn
         return _Layer(outside, inside / tensor)
@@ -145,7 +149,27 @@ def _attention(shape: Shape, numbers: _Numbers) -> int:
     bytes_of_heads = numbers.number * (3 * queries + 2 * keys)
     if size.get("qk_layernorm"):
         bytes_of_heads += (numbers.norm - numbers.number) * (queries + keys)
+    if shape.family.gates_attention:
+        # The gate lies between the queries; its sigmoid, and the product.
+        bytes_of_heads += 3 * numbers.number * queries
     return bytes_of_heads
+
+
+def _linear_attention(shape: Shape, numbers: _Numbers) -> int:
+    """Of a gated delta net, which computes in fp32: what is convolved, what heads get and give, and chunks.
+
+    Of a chunk of C tokens a head keeps five matrices [C, C], and the state before it.
+    """
+    delta = shape.delta
+    assert delta is not None, "its family has such layers"
+    heads, values = delta.value_heads, delta.rows("v")[0]
+    mixed, keys = sum(delta.rows("qkv")), heads * delta.key_channels
+    # Convolved, activated, and in fp32; queries and keys of heads that share them, twice.
+    inputs = (2 * numbers.number + _FP32) * mixed + 2 * _FP32 * sum(delta.rows("qk"))
+    # Keys and queries of all value heads, four times; what values become, the norm and the gate.
+    of_heads = 4 * _FP32 * keys + (5 * _FP32 + 3 * numbers.number) * values
+    of_chunks = _FP32 * heads * (5 * CHUNK + delta.key_channels * delta.value_channels // CHUNK)
+    return inputs + of_heads + of_chunks
 
 
 def _small_states(latent: Latent, numbers: _Numbers) -> int:

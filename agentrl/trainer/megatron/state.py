@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network, Piece
-from agentrl.trainer.megatron.model.rules import Dims, Qkv, Rule, Run, Same
+from agentrl.trainer.megatron.model.rules import Dims, KeyHeads, Qkv, Rule, Run, Same
 from agentrl.trainer.offload import CpuAdamW
 
 
@@ -209,5 +209,7 @@ def _shapes(rule: Rule, shard: Tensor, ranks: int, dims: Dims) -> list[tuple[int
         return [(rows, columns * ranks) if rule.along else (rows * ranks, columns)]
     if isinstance(rule, Qkv):
         keys = dims.query_groups * dims.kv_channels
-        return [(keys * dims.heads_per_group, columns), (keys, columns), (keys, columns)]
+        return [(rows * ranks - 2 * keys, columns), (keys, columns), (keys, columns)]
+    if isinstance(rule, KeyHeads):
+        return [(number, columns) for number in rule.rows(dims)]
     return [(rows * ranks // len(rule.hf), columns)] * len(rule.hf)

@@ -213,13 +213,8 @@ class TorchNetwork:
 
     def _folded(self, row: MicroBatch, ids_T: Tensor, fold: Fold) -> Tensor:
         self._route(row, fold)
-        ids = ids_T[fold.start : fold.stop]
-        if fold.fold is not None:
-            ids = ids.index_select(0, fold.fold)
-        states: Tensor = self.model.base_model(
-            input_ids=ids.view(fold.count, fold.longest), use_cache=False
-        ).last_hidden_state.flatten(0, 1)
-        return states if fold.unfold is None else states.index_select(0, fold.unfold)
+        states = self.model.base_model(input_ids=fold.batch(ids_T), use_cache=False).last_hidden_state
+        return fold.tokens(states)
 
     def _gives(self, row: MicroBatch, expected_TD: Tensor, *, is_packed: bool) -> bool:
         """Whether a row gives these states."""

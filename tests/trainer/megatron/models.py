@@ -17,8 +17,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -67,6 +70,14 @@ YARN = {
 # As Kimi K2 has it: no channel lies between the two betas.
 STEEP = {**YARN, "rope_theta": 5e4, "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0}
 HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+# Each key head serves two value heads; four ranks can share them.
+DELTA = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 # The samples of `equality` hold both pad tokens, which learn nothing as inputs.
@@ -89,6 +100,18 @@ CONFIGS = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**SIZES, **MOE, num_experts=4, mlp_only_layers=[1]),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **SIZES, **MOE, num_experts=4, shared_expert_intermediate_size=40, decoder_sparse_step=2
+    ),
+    # Its first three layers are linear.
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **SIZES, **MOE, **DELTA, num_experts=4, shared_expert_intermediate_size=40, mlp_only_layers=[1]
+    ),
+    "qwen3_5_text": lambda: Qwen3_5TextConfig(**SIZES, **DELTA),
+    "qwen3_5_moe_text": lambda: Qwen3_5MoeTextConfig(
+        **{name: size for name, size in SIZES.items() if name != "intermediate_size"},
+        **MOE,
+        **DELTA,
+        num_experts=4,
+        shared_expert_intermediate_size=40,
     ),
     "mixtral": lambda: MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=4),
     "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **ROUTED, attention_bias=True, use_qk_norm=True),
@@ -150,8 +173,10 @@ CONFIGS = {
 
 FAMILIES_OF_EXPERTS = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2"),
-    *("gpt_oss", "kimi_k2"),
+    *("gpt_oss", "kimi_k2", "qwen3_next", "qwen3_5_moe_text"),
 )
+LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Families with layers of linear attention."""
 MIXTURES = {kind for kind in CONFIGS if kind.split(",")[0] in FAMILIES_OF_EXPERTS}
 
 
@@ -171,6 +196,10 @@ def model_of(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(0.2 * noise if parameter.dim() > 1 else 1 + 0.2 * noise)
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                # A state that forgets half of all in ten tokens, not in a fifth of one.
+                parameter.sub_(4)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

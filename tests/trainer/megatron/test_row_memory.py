@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig, Qwen3NextConfig
 
 from agentrl.assembly.layout_memory import rank_memory
 from agentrl.assembly.memory import Networks
@@ -28,6 +28,7 @@ ALLOCATED = {
     "PP2": ("qwen2_moe", True, PP),
     "ETP2, biases": ("gpt_oss", False, {"expert_tensor_parallel_size": 2}),
     "CP2, EP2": ("glm4_moe", True, {**CP, **EP}),
+    "CP2, linear": ("qwen3_next", True, CP),
     # In bf16 half of an expert would be too narrow for a grouped product.
     "TP2": ("deepseek_v3", False, TP),
     "TP2, EP2": ("glm4_moe", False, {**TP, **EP, **ETP1}),
@@ -90,10 +91,18 @@ LATENT = {
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
 }
+LINEAR = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "shared_expert_intermediate_size": 64,
+}
 MODELS = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**WIDE, **HEADS, num_experts=8),
     "glm4_moe": lambda: Glm4MoeConfig(**WIDE, **HEADS, **ROUTED, first_k_dense_replace=1),
     "deepseek_v3": lambda: DeepseekV3Config(**WIDE, **LATENT, **ROUTED, first_k_dense_replace=1),
+    "qwen3_next": lambda: Qwen3NextConfig(**WIDE, **HEADS, **LINEAR, num_experts=8),
 }
 TOKENS = 384
 

@@ -45,7 +45,7 @@ def numbered(*shape: int) -> torch.Tensor:
 
 def test_queries_keys_and_values_lie_group_by_group():
     # Two groups of two heads with one channel: the queries of a group, its key, its value.
-    dims = Dims(query_groups=2, heads_per_group=2, kv_channels=1, padded_vocab=0)
+    dims = Dims(query_groups=2, kv_channels=1, padded_vocab=0)
     q, k, v = torch.tensor([1.0, 2, 3, 4]), torch.tensor([5.0, 6]), torch.tensor([7.0, 8])
     joined = Qkv("x", "{}").join([q, k, v], dims)
     assert joined.tolist() == [1, 2, 5, 7, 3, 4, 6, 8]
@@ -53,14 +53,14 @@ def test_queries_keys_and_values_lie_group_by_group():
 
 
 def test_each_rank_has_its_run_of_the_gate_and_of_the_other():
-    dims = Dims(1, 1, 1, 0)
+    dims = Dims(1, 1, 0)
     rule = GateUp("x", ("gate", "up"))
     joined = rule.join([torch.tensor([1.0, 2]), torch.tensor([3.0, 4])], dims)
     assert [shard.tolist() for shard in rule.cut(joined, 2)] == [[1, 3], [2, 4]]
 
 
 def test_the_rows_of_a_stacked_expert_alternate_and_its_matrix_lies_transposed():
-    dims, stack = Dims(1, 1, 1, 0), numbered(2, 3, 4)
+    dims, stack = Dims(1, 1, 0), numbered(2, 3, 4)
     rule = Stacked(GateUp("x", ("y",)), expert=1)
     joined = rule.join([stack], dims)
     assert torch.equal(joined, stack[1].T[[0, 2, 1, 3]])
@@ -68,14 +68,14 @@ def test_the_rows_of_a_stacked_expert_alternate_and_its_matrix_lies_transposed()
 
 
 def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
-    dims = Dims(1, 1, 1, padded_vocab=4)
+    dims = Dims(1, 1, padded_vocab=4)
     rule = Vocabulary("x", "y")
     joined = rule.join([numbered(3, 2)], dims)
     assert joined[3].tolist() == [0, 0]
     assert [len(shard) for shard in rule.cut(joined, 2)] == [2, 2]
     for ranks, rows in ((2, 4), (4, 8)):
         tensor = torch.zeros(3, 2)
-        padded = Dims(1, 1, 1, padded_vocab=rows)
+        padded = Dims(1, 1, padded_vocab=rows)
         for number, shard in enumerate(rule.cut(rule.join([numbered(3, 2)], padded), ranks)):
             rule.unshard(shard, Run(number, ranks), [tensor], padded)
         assert torch.equal(tensor, numbered(3, 2))

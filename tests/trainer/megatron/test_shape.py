@@ -12,12 +12,13 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
-from tests.trainer.megatron.models import MOE, SIZES
+from tests.trainer.megatron.models import DELTA, MOE, SIZES
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -75,6 +76,14 @@ TP = {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 4}
 def test_experts_that_cannot_be_shared_so_are_refused(config, settings, message):
     with pytest.raises(ConfigError, match=message):
         check_layout(shape_of(config), MegatronConfig(**settings))
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_model_parallel_size": 8}, {**TP, "context_parallel_size": 4}])
+def test_ranks_that_do_not_divide_the_heads_of_linear_attention_are_refused(sizes):
+    config = Qwen3NextConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 8}, **MOE, **DELTA)
+    layout = MegatronConfig(sequence_parallel=True, **sizes)
+    with pytest.raises(ConfigError, match=r"= 8 ranks share .* do not divide its 4 heads of keys; lower one"):
+        check_layout(shape_of(config), layout)
 
 
 def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():

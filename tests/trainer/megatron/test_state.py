@@ -39,6 +39,7 @@ CASES = {
     "CP2": LAYOUTS["CP2"],
     "PP2, virtual, tied": {"kind": "qwen3, tied", **LAYOUTS["PP2, virtual"]},
     "TP2, muon": {"changes": MUON, "critic": True, **LAYOUTS["TP2"]},
+    "TP2, muon, linear": {"changes": MUON, "kind": "qwen3_5_text", **LAYOUTS["TP2"]},
     "DP2, muon, bf16": {"changes": MUON, "bf16": True, **LAYOUTS["DP2"]},
     "DP2, on the CPU, bf16": {"changes": ON_CPU, "bf16": True, "critic": True, **LAYOUTS["DP2"]},
     "PP2, some frozen, tied": {"changes": FROZEN, "kind": "qwen3, tied", **LAYOUTS["PP2"]},

@@ -239,6 +239,16 @@ def test_damage_is_named(checkpoint, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_linear_attention_is_one_sentence_either_way(tmp_path):
+    like = directory(tmp_path, "qwen3_next")
+    message = "is of a model with linear attention, whose distributed checkpoints agentrl neither reads nor"
+    with pytest.raises(ModelLoadError, match=message):
+        to_torch_dist(like, tmp_path / "out")
+    with pytest.raises(ModelLoadError, match=message):
+        to_hugging_face(tmp_path, like, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_damage_is_a_traceback(checkpoint, tmp_path):
     release = copied(checkpoint, tmp_path)
     metadata, rng = (release / ".metadata").read_bytes(), random.Random(0)

@@ -16,7 +16,16 @@ WINDOWS = {
     *("cohere2", "exaone4", "gemma2", "gemma2_caps", "gemma3"),
     *("mistral_window", "olmo3", "qwen2_window"),
 }
-NOT_COUNTED = {"falcon_h1", "gpt_oss", "lfm2", "mamba2", "qwen3_5", "qwen3_next", *WINDOWS}
+NOT_COUNTED = {
+    "falcon_h1",
+    "gpt_oss",
+    "lfm2",
+    "mamba2",
+    "qwen3_5",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+    *WINDOWS,
+}
 
 
 def counted(model):

@@ -44,12 +44,13 @@ class MegatronTensors:
     """A distributed checkpoint by Hugging Face names. like: a directory with the model's config.json.
 
     Raises:
-        ModelLoadError: it is no such checkpoint, or of a model that has no table.
+        ModelLoadError: it is no such checkpoint, or of a model that has no table, or linear attention.
     """
 
     def __init__(self, folder: Path, like: Path) -> None:
         check_has_config(like)
         config = config_of(like)
+        _check_attention(shape_of(config), like)
         self.opened = TorchDist.open(folder)
         self._shape = shape_of(config)
         if any(key.startswith(_AHEAD) for key in self.opened.specs):
@@ -136,18 +137,28 @@ def to_torch_dist(directory: Path, target: Path) -> int:
     Returns the number of tensors.
 
     Raises:
-        ModelLoadError: the directory holds no model that Megatron trains; or what was written is not what was
-            read.
+        ModelLoadError: the directory holds no model that Megatron trains, or one with linear attention; or
+            what was written is not what was read.
         OSError: the disk did not take it.
     """
     with CheckpointReader(directory) as found:
         has_ahead = found.has_ahead
+        _check_attention(found.shape, directory)
     with CheckpointReader(directory, ahead=has_ahead) as source:
         write_torch_dist(target, _pieces(source), _empty(source.shape))
         written = MegatronTensors(target, directory)
         names = [spec.name for spec in written.manifest]
         _compare(target, ((name, source.read(name), written.read(name)) for name in names))
     return len(names)
+
+
+def _check_attention(shape: Shape, directory: Path) -> None:
+    """Megatron has the matrices of its own layer in another order, and apart."""
+    if shape.delta is not None:
+        raise ModelLoadError(
+            f"{directory} is of a model with linear attention, whose distributed checkpoints agentrl neither "
+            "reads nor writes; train from the Hugging Face directory."
+        )
 
 
 def _empty(shape: Shape) -> Iterator[str]:

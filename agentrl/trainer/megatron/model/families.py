@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import NamedTuple
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Stacked, Swapped, Vocabulary
+from agentrl.trainer.megatron.model.rules import (
+    GateUp,
+    KeyHeads,
+    Qkv,
+    Rule,
+    Same,
+    Stacked,
+    Swapped,
+    Vocabulary,
+)
 from agentrl.types import JSON
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
@@ -62,6 +72,8 @@ class Family:
     the root of its width. has_biases: after attention, in routers and in experts. stacks_experts: each tensor
     of a checkpoint has those of all experts, see `Stacked`.
     ahead: of layers that predict tokens further ahead, where its checkpoints may have some.
+    linear: of a layer of linear attention (a gated delta net), in place of `attention`. gates_attention: what
+    a head attended to is multiplied with the sigmoid of a gate, whose rows lie behind those of its query.
     """
 
     attention: tuple[Rule, ...]
@@ -80,6 +92,8 @@ class Family:
     scales_embedding: bool = False
     has_biases: bool = False
     stacks_experts: bool = False
+    linear: tuple[Rule, ...] = ()
+    gates_attention: bool = False
 
 
 _QK_NORMS = (
@@ -103,6 +117,11 @@ def _shared(name: str) -> tuple[Rule, ...]:
     )
 
 
+_GATED_SHARED = (
+    _ROUTER,
+    *_shared("mlp.shared_expert"),
+    Same("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
+)
 _SPARSE_ROUTER = Same("mlp.router.weight", "block_sparse_moe.gate.weight")
 _SPARSE_EXPERT = (
     GateUp(
@@ -129,6 +148,46 @@ _LATENT = (
 )
 _QUERIES = Same("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", along=0)
 
+
+def _delta_net(in_proj: KeyHeads) -> tuple[Rule, ...]:
+    """A layer whose attention is a gated delta net."""
+    return (
+        _INPUT_NORM,
+        in_proj,
+        KeyHeads("self_attention.conv1d.weight", (("linear_attn.conv1d.weight", "qkv"),)),
+        Same("self_attention.A_log", "linear_attn.A_log", along=0),
+        Same("self_attention.dt_bias", "linear_attn.dt_bias", along=0),
+        Same("self_attention.out_norm.weight", "linear_attn.norm.weight"),
+        Same("self_attention.out_proj.weight", "linear_attn.out_proj.weight", along=1),
+        _MLP_NORM,
+    )
+
+
+_SEPARATE_DELTA_NET = _delta_net(
+    KeyHeads(
+        "self_attention.in_proj.weight",
+        (
+            ("linear_attn.in_proj_qkv.weight", "qkv"),
+            *((f"linear_attn.in_proj_{part}.weight", part) for part in "zba"),
+        ),
+    )
+)
+_OF_LINEAR = {"qk_layernorm": True, "layernorm_zero_centered_gamma": True}
+_QWEN3 = (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM)
+_QWEN3_NEXT = Family(
+    _QWEN3,
+    moe=_GATED_SHARED,
+    expert=_EXPERT,
+    settings={**_OF_LINEAR, "moe_shared_expert_gate": True},
+    linear=_delta_net(
+        KeyHeads(
+            "self_attention.in_proj.weight",
+            (("linear_attn.in_proj_qkvz.weight", "qkvz"), ("linear_attn.in_proj_ba.weight", "ba")),
+            by_head=True,
+        )
+    ),
+    gates_attention=True,
+)
 _AHEAD = AheadRules(
     (
         Same("enorm.weight", "enorm.weight"),
@@ -167,12 +226,12 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family((_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM)),
     "qwen2": _QWEN2,
     "qwen3": Family(
-        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        _QWEN3,
         settings={"qk_layernorm": True},
         has_windows=True,
     ),
     "qwen3_moe": Family(
-        (_INPUT_NORM, _QKV, *_QK_NORMS, _ATTENTION_OUT, _MLP_NORM),
+        _QWEN3,
         moe=(_ROUTER,),
         expert=_EXPERT,
         settings={"qk_layernorm": True},
@@ -180,15 +239,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2_moe": Family(
         (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM),
-        moe=(
-            _ROUTER,
-            *_shared("mlp.shared_expert"),
-            Same("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
-        ),
+        moe=_GATED_SHARED,
         expert=_EXPERT,
         settings={"add_qkv_bias": True, "moe_shared_expert_gate": True},
         has_windows=True,
     ),
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_moe_text": replace(_QWEN3_NEXT, linear=_SEPARATE_DELTA_NET),
+    "qwen3_5_text": Family(_QWEN3, settings=_OF_LINEAR, linear=_SEPARATE_DELTA_NET, gates_attention=True),
     "mixtral": Family(
         (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM),
         moe=(_SPARSE_ROUTER,),
@@ -332,17 +390,25 @@ def family_of(model_type: str, fields: Mapping[str, JSON]) -> Family:
     return replace(family, attention=attention, settings=settings)
 
 
+class LayerKind(NamedTuple):
+    """What a layer is. experts: their number; 0 = it has a feed-forward block. is_linear: its attention."""
+
+    experts: int
+    is_linear: bool
+
+
 def rules_of(
-    family: Family, experts_by_layer: Sequence[int], *, tied: bool, critic: bool = False, ahead: int = 0
+    family: Family, layers: Sequence[LayerKind], *, tied: bool, critic: bool = False, ahead: int = 0
 ) -> Iterator[Placed]:
     """All parameters of a model, in the order of the layers.
 
-    experts_by_layer: their number in each layer; 0 = it has a feed-forward block. tied: the embedding is the
-    head, too. critic: its head has one output. ahead: layers that predict further ahead (count).
+    tied: the embedding is the head, too. critic: its head has one output. ahead: layers that predict further
+    ahead (count).
     """
     yield Placed(_EMBEDDING)
-    for layer, experts in enumerate(experts_by_layer):
-        for rule in (*family.attention, *(family.moe if experts else family.mlp)):
+    for layer, (experts, is_linear) in enumerate(layers):
+        attention = family.linear if is_linear else family.attention
+        for rule in (*attention, *(family.moe if experts else family.mlp)):
             yield Placed(rule, layer)
         if family.stacks_experts:
             # Those of one tensor one after the other.
@@ -359,9 +425,9 @@ def rules_of(
         yield Placed(_HEAD)
     if family.ahead is None:
         return
-    experts, begin = experts_by_layer[-1], family.ahead.begin
+    experts, begin = layers[-1].experts, family.ahead.begin
     for depth in range(ahead):
-        layer = len(experts_by_layer) + depth
+        layer = len(layers) + depth
         for rule in (*family.ahead.beside, *family.attention, *(family.moe if experts else family.mlp)):
             yield Placed(rule, layer, None, depth, begin)
         for expert in range(experts):

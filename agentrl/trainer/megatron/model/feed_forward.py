@@ -89,6 +89,11 @@ def row_settings(config: TransformerConfig, *, bias: bool = False) -> dict[str, 
     }
 
 
+def recomputes_attention(config: TransformerConfig) -> bool:
+    """Whether what lies between the matrices of an attention is computed again for the backward pass."""
+    return config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
+
+
 @fused
 def gated(gate_up: Tensor, how: Gating) -> Tensor:
     """[..., 2 x width] -> [..., width]."""

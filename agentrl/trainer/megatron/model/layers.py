@@ -34,6 +34,7 @@ from torch.nn.functional import pad, rms_norm
 from agentrl.losses import fused, to_device
 from agentrl.trainer.attention import Ends, Scoring, Sides, fastest
 from agentrl.trainer.megatron.device import compute_device
+from agentrl.trainer.megatron.model.delta import DeltaNet
 from agentrl.trainer.megatron.model.experts import MoE
 from agentrl.trainer.megatron.model.families import Family
 from agentrl.trainer.megatron.model.feed_forward import (
@@ -42,10 +43,11 @@ from agentrl.trainer.megatron.model.feed_forward import (
     NormedRow,
     ReplicatedLinear,
     RMSNorm,
+    recomputes_attention,
     row_settings,
     scaled,
 )
-from agentrl.trainer.megatron.model.rows import pieces_of
+from agentrl.trainer.megatron.model.rows import gathered_places
 from agentrl.trainer.megatron.model.shape import Latent, Shape
 from agentrl.trainer.megatron.model.windows import LayerAttention, Rotary
 from agentrl.trainer.routing import RoutedRow
@@ -137,15 +139,25 @@ class ShardedWeights(nn.Module):
 
 @fused
 def _heads_of(
-    mixed_tGC: Tensor, rotation_t2R: Tensor, norms: Norms | None, channels: int, pairs: bool
+    mixed_tGC: Tensor, rotation_t2R: Tensor, norms: Norms | None, channels: int, pairs: bool, gates: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries [t, H, D] and keys, and values, [t, G, D]; the heads of a group lie together in C."""
+    """Rotated queries [t, H, D] and keys, and values, [t, G, D]; the heads of a group lie together in C.
+
+    gates: behind each query lies a gate.
+    """
     per_group = mixed_tGC.shape[-1] - 2 * channels
     query, key, value = mixed_tGC.split([per_group, channels, channels], -1)
-    query = query.reshape(len(mixed_tGC), -1, channels)
+    query = query.reshape(len(mixed_tGC), -1, 2 * channels if gates else channels)[..., :channels]
     if norms is not None:
         query, key = norms.normed(query, key)
     return _rotated(query, rotation_t2R, pairs), _rotated(key, rotation_t2R, pairs), value.contiguous()
+
+
+@fused
+def _gated(attended_t1C: Tensor, mixed_tGC: Tensor, channels: int) -> Tensor:
+    """What each head attended to, times the sigmoid of its gate."""
+    gates = mixed_tGC[..., : -2 * channels].unflatten(-1, (-1, 2, channels))[..., 1, :]
+    return attended_t1C * gates.reshape(attended_t1C.shape).sigmoid()
 
 
 class CoreAttention(nn.Module):
@@ -173,9 +185,7 @@ class CoreAttention(nn.Module):
             heads = config.num_attention_heads // config.tensor_model_parallel_size
             self.sinks = nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
         self._kernel = fastest(compute_device(), config.params_dtype, has_sinks=has_sinks)
-        self._recomputes = (
-            config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
-        )
+        self._recomputes = recomputes_attention(config)
 
     def attended(self, ends: Ends, *heads: Tensor) -> Tensor:
         """Queries [t, H, D], keys and values -> [t, 1, H x D]."""
@@ -208,10 +218,11 @@ class Attention(CoreAttention):
         self._groups = config.num_query_groups // config.tensor_model_parallel_size
         self._pairs = config.rotary_interleaved
         self._eps, self._from_zero = config.layernorm_epsilon, config.layernorm_zero_centered_gamma
+        self._has_gates = family.gates_attention
         queries = config.num_attention_heads * config.kv_channels
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size,
-            queries + 2 * config.num_query_groups * config.kv_channels,
+            queries * (1 + self._has_gates) + 2 * config.num_query_groups * config.kv_channels,
             config=config,
             init_method=config.init_method,
             bias=config.add_qkv_bias,
@@ -243,8 +254,12 @@ class Attention(CoreAttention):
         mixed, _no_bias = self.linear_qkv(hidden_states)
         mixed = mixed.view(len(mixed), self._groups, -1)
         rotation_t2R = row.rotations[self._rotary]
-        heads = _heads_of(mixed, rotation_t2R, self._norms(mixed), self._channels, self._pairs)
-        output: tuple[Tensor, Tensor | None] = self.linear_proj(self.attended(row.ends, *heads))
+        norms = self._norms(mixed)
+        heads = _heads_of(mixed, rotation_t2R, norms, self._channels, self._pairs, self._has_gates)
+        attended = self.attended(row.ends, *heads)
+        if self._has_gates:
+            attended = _gated(attended, mixed, self._channels)
+        output: tuple[Tensor, Tensor | None] = self.linear_proj(attended)
         return output
 
     def _norms(self, mixed_tGC: Tensor) -> Norms | None:
@@ -340,19 +355,13 @@ def _context_sides(
     queries: list[int] = []
     keys: list[int] = []
     indices = []
-    total, start = sum(lengths), 0
+    places, start = gathered_places(lengths, ranks), 0
     for length in lengths:
         size = length // (2 * ranks)
-        # From the order of the sequence to that of the gathered ranks, each with its own part of the row.
-        positions = np.concatenate([pieces_of(length, ranks, other) for other in range(ranks)])
-        gathered = np.repeat(np.arange(ranks) * total // ranks, 2 * size)
-        gathered += start // ranks + np.tile(np.arange(2 * size), ranks)
-        index_of = np.empty_like(gathered)
-        index_of[positions] = gathered
         for piece in (rank, 2 * ranks - 1 - rank):
             queries.append(size)
             keys.append((piece + 1) * size)
-            indices.append(index_of[: (piece + 1) * size])
+            indices.append(places[start : start + (piece + 1) * size])
         start += length
     sides = Sides(Ends.of(queries, device), Ends.of(keys, device))
     return sides, to_device(np.concatenate(indices), device)
@@ -397,6 +406,8 @@ def layer_spec(shape: Shape, number: int) -> ModuleSpec:
     attention = ModuleSpec(module=Attention, params={"family": family, **params})
     if latent is not None:
         attention = ModuleSpec(module=LatentAttention, params={"latent": latent, **params})
+    if shape.attention_at(number).is_linear:
+        attention = ModuleSpec(module=DeltaNet, params={"delta": shape.delta})
     mlp = _Built(NormedMLP if family.sandwich else GatedMLP, {"gate": shape.gate})
     if shape.has_experts(number):
         mlp = _Built(MoE, {"gate": shape.gate, "has_bias": family.has_biases})

@@ -62,6 +62,22 @@ def pieces_of(length: int, ranks: int, rank: int) -> Int64Array:
     return np.concatenate([pieces[rank], pieces[2 * ranks - 1 - rank]])
 
 
+def gathered_places(lengths: Sequence[int], ranks: int) -> Int64Array:
+    """Of each token of an unsharded row its place among those of all context ranks, one after the other.
+
+    lengths: of the row's sequences, each a multiple of 2 x ranks.
+    """
+    total, start = sum(lengths), 0
+    places = np.empty(total, np.int64)
+    for length in lengths:
+        positions = np.concatenate([pieces_of(length, ranks, rank) for rank in range(ranks)])
+        # Of each rank's tokens, those of the sequences before come first.
+        own = start // ranks + np.arange(length // ranks)
+        places[start + positions] = (np.arange(ranks)[:, None] * (total // ranks) + own).flatten()
+        start += length
+    return places
+
+
 class Cut(NamedTuple):
     """The padding and the cut of rows. ranks, rank: of the context. min_tokens: of a padded row. ahead: how
     many tokens after the next one are predicted."""

@@ -15,14 +15,39 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+CHUNK = 64
+"""Tokens that a gated delta net computes together; from one chunk to the next it passes on a state."""
+
+
+class DeltaSizes(NamedTuple):
+    """Sizes of a gated delta net: its heads, the channels of each, and the taps of its convolution.
+
+    Each key head, which has queries, too, serves as many value heads that lie together.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_channels: int
+    value_channels: int
+    taps: int
+
+    def rows(self, parts: str) -> list[int]:
+        """Of some parts: q, k, v; z, the gate of outputs; b and a, what is written and what is forgotten."""
+        keys, values = self.key_heads * self.key_channels, self.value_heads * self.value_channels
+        sizes = {"q": keys, "k": keys, "v": values, "z": values, "b": self.value_heads, "a": self.value_heads}
+        return [sizes[part] for part in parts]
+
 
 class Dims(NamedTuple):
-    """The sizes of a model that the rules depend on. padded_vocab: rows of the embedding, over all ranks."""
+    """The sizes of a model that the rules depend on. padded_vocab: rows of the embedding, over all ranks.
+
+    delta: of its layers of linear attention.
+    """
 
     query_groups: int
-    heads_per_group: int
     kv_channels: int
     padded_vocab: int
+    delta: DeltaSizes | None = None
 
 
 class Run(NamedTuple):
@@ -153,10 +178,8 @@ class Qkv:
         return True
 
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
-        """[groups x (heads per group + 2) x channels, ...]."""
-        rest = parts[0].shape[1:]
-        grouped = [part.reshape(dims.query_groups, -1, *rest) for part in parts]
-        return torch.cat(grouped, dim=1).reshape(-1, *rest)
+        """[groups x (heads per group + 2) x channels, ...]; of queries with gates twice as many."""
+        return _grouped(parts, dims.query_groups)
 
     def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
@@ -164,9 +187,56 @@ class Qkv:
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
         """Queries, keys and values of its groups; each rank has whole groups."""
-        pieces = _pieces(shard, dims.query_groups // run.ranks, dims)
-        for tensor, piece in zip(tensors, pieces, strict=True):
-            run.of(tensor.unflatten(0, (dims.query_groups, -1))).copy_(piece)
+        _ungroup(shard, run, tensors, dims.query_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHeads:
+    """Parts of a gated delta net in one parameter, key head by key head: of each its rows of every part.
+
+    tensors: the names, each with the parts that the tensor has, see `DeltaSizes.rows`. by_head: its rows lie
+    so in the checkpoint, too; else it has one part after the other.
+    """
+
+    megatron: str
+    tensors: tuple[tuple[str, str], ...]
+    by_head: bool = False
+    learns: bool = True
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """The names."""
+        return tuple(name for name, _ in self.tensors)
+
+    @property
+    def is_cut(self) -> bool:
+        """Always."""
+        return True
+
+    def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
+        """[key heads x rows of one, ...]."""
+        delta = _delta(dims)
+        return _grouped(self._parts(parts, delta), delta.key_heads)
+
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
+        """Equal runs of rows: whole heads, where the ranks divide their number."""
+        return _equal(unsharded, ranks, 0)
+
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+        """All parts of its key heads."""
+        delta = _delta(dims)
+        _ungroup(shard, run, self._parts(tensors, delta), delta.key_heads)
+
+    def rows(self, dims: Dims) -> list[int]:
+        """Of each tensor (count)."""
+        return [sum(_delta(dims).rows(parts)) for _, parts in self.tensors]
+
+    def _parts(self, tensors: Sequence[Tensor], delta: DeltaSizes) -> list[Tensor]:
+        """Views, each of which has its rows key head by key head."""
+        if self.by_head:
+            return list(tensors)
+        named = zip(tensors, self.tensors, strict=True)
+        return [view for tensor, (_, parts) in named for view in tensor.split(delta.rows(parts))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +326,22 @@ class Stacked:
         return [own[::2], own[1::2]] if isinstance(self.inner, GateUp) else [own]
 
 
-def _pieces(qkv: Tensor, groups: int, dims: Dims) -> tuple[Tensor, ...]:
-    """Queries, keys and values: [groups, rows of a group, ...]."""
-    sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]
-    return torch.split(qkv.unflatten(0, (groups, -1)), sizes, dim=1)
+def _delta(dims: Dims) -> DeltaSizes:
+    assert dims.delta is not None, "only a family of gated delta nets has such parameters"
+    return dims.delta
+
+
+def _grouped(parts: Sequence[Tensor], groups: int) -> Tensor:
+    """The rows of all parts, group by group; each part has equally many for every group."""
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+
+
+def _ungroup(shard: Tensor, run: Run, parts: Sequence[Tensor], groups: int) -> None:
+    """Write a run of what `_grouped` makes to its rows of the parts."""
+    views = [part.unflatten(0, (groups, -1)) for part in parts]
+    pieces = shard.unflatten(0, (groups // run.ranks, -1)).split([view.shape[1] for view in views], 1)
+    for view, piece in zip(views, pieces, strict=True):
+        run.of(view).copy_(piece)
 
 
 def _equal(tensor: Tensor, ranks: int, along: int) -> list[Tensor]:

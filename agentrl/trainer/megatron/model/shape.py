@@ -12,8 +12,15 @@ from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.config import TrainerConfig, learning_names
 from agentrl.trainer.megatron.arguments import check_arguments
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.families import FAMILIES, Family, Placed, family_of, rules_of
-from agentrl.trainer.megatron.model.rules import Dims
+from agentrl.trainer.megatron.model.families import (
+    FAMILIES,
+    Family,
+    LayerKind,
+    Placed,
+    family_of,
+    rules_of,
+)
+from agentrl.trainer.megatron.model.rules import DeltaSizes, Dims
 from agentrl.trainer.megatron.model.windows import LayerAttention, attention_of
 from agentrl.types import JSON, ExpertLayers
 from agentrl.weights.hf.routing import experts_by_layer as experts_of
@@ -52,7 +59,8 @@ class Shape(NamedTuple):
 
     experts_by_layer: their number in each layer; 0 = it has a feed-forward block. attention_by_layer: what
     each layer attends to. tied: the embedding is the head, too. critic: the head has one output in place of
-    the vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention.
+    the vocabulary. pad: the token whose embedding does not learn, see `pad_of`. latent: its attention. delta:
+    of layers of linear attention.
     gate: of feed-forward blocks and experts. embedding_scale: what embeddings are multiplied with. ahead:
     layers that predict tokens further ahead, see `num_ahead`.
     """
@@ -67,6 +75,7 @@ class Shape(NamedTuple):
     critic: bool = False
     pad: int | None = None
     latent: Latent | None = None
+    delta: DeltaSizes | None = None
     ahead: int = 0
     gate: Gating = Gating()
     embedding_scale: float | None = None
@@ -123,9 +132,11 @@ class Shape(NamedTuple):
 
     def rules(self) -> Iterator[Placed]:
         """All parameters, in the order of the layers."""
-        return rules_of(
-            self.family, self.experts_by_layer, tied=self.tied, critic=self.critic, ahead=self.ahead
-        )
+        layers = [
+            LayerKind(number, attention.is_linear)
+            for number, attention in zip(self.experts_by_layer, self.attention_by_layer, strict=True)
+        ]
+        return rules_of(self.family, layers, tied=self.tied, critic=self.critic, ahead=self.ahead)
 
     def by_tensor(self) -> dict[str, list[Placed]]:
         """The parameters that have a part of each tensor of a checkpoint, by its name, in the same order."""
@@ -139,9 +150,9 @@ class Shape(NamedTuple):
         """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
         return Dims(
             query_groups=self.groups,
-            heads_per_group=self.heads // self.groups,
             kv_channels=self.channels,
             padded_vocab=-(-self.vocab // tensor_ranks) * tensor_ranks,
+            delta=self.delta,
         )
 
 
@@ -162,7 +173,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
         sizes={
             "num_layers": len(experts_by_layer),
             "hidden_size": hidden,
-            "ffn_hidden_size": int(fields["intermediate_size"]),
+            "ffn_hidden_size": _first(config, "intermediate_size", "moe_intermediate_size"),
             "num_attention_heads": heads,
             "num_query_groups": int(fields.get("num_key_value_heads") or heads),
             "kv_channels": int(fields.get("head_dim") or hidden // heads),
@@ -174,7 +185,10 @@ def shape_of(config: PretrainedConfig) -> Shape:
         },
         latent=_latent_of(config) if family.is_latent else None,
         experts_by_layer=experts_by_layer,
-        attention_by_layer=attention_of(config, has_windows=family.has_windows),
+        delta=_delta_of(config) if family.linear else None,
+        attention_by_layer=attention_of(
+            config, has_windows=family.has_windows, has_linear=bool(family.linear)
+        ),
         vocab=vocab,
         max_length=int(fields["max_position_embeddings"]),
         tied=bool(fields["tie_word_embeddings"]),
@@ -283,6 +297,12 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         number = int(shape.sizes[size])
         if number % ranks:
             raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
+    sharing = tensor * layout.context_parallel_size
+    if shape.delta is not None and shape.delta.key_heads % sharing:
+        raise ConfigError(
+            f"tensor_model_parallel_size x context_parallel_size = {sharing} ranks share the heads of linear "
+            f"attention, and do not divide its {shape.delta.key_heads} heads of keys; lower one of them."
+        )
 
 
 def check_replay(config: TrainerConfig, layout: MegatronConfig) -> None:
@@ -363,6 +383,16 @@ def _latent_of(config: PretrainedConfig) -> Latent:
         other,
         int(fields["v_head_dim"]),
         scale,
+    )
+
+
+def _delta_of(config: PretrainedConfig) -> DeltaSizes:
+    return DeltaSizes(
+        int(config.linear_num_key_heads),
+        int(config.linear_num_value_heads),
+        int(config.linear_key_head_dim),
+        int(config.linear_value_head_dim),
+        int(config.linear_conv_kernel_dim),
     )
 
 

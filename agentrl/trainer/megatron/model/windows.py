@@ -12,7 +12,7 @@ from agentrl.errors import ModelLoadError
 
 _ROPES = ("linear", "llama3", "yarn")
 """Scaled rotary positions that are the same for every sequence."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 class Rotary(NamedTuple):
@@ -23,14 +23,20 @@ class Rotary(NamedTuple):
 
 
 class LayerAttention(NamedTuple):
-    """window: tokens that one attends to, itself included; None = all before it."""
+    """window: tokens that one attends to, itself included; None = all before it.
+
+    is_linear: a state that each token changes stands for all before it; it has no positions.
+    """
 
     rotary: Rotary
     window: int | None = None
+    is_linear: bool = False
 
 
-def attention_of(config: PretrainedConfig, *, has_windows: bool) -> tuple[LayerAttention, ...]:
-    """That of each layer. has_windows: the family's layers may have some.
+def attention_of(
+    config: PretrainedConfig, *, has_windows: bool, has_linear: bool = False
+) -> tuple[LayerAttention, ...]:
+    """That of each layer. has_windows, has_linear: the family's layers may have such.
 
     Raises:
         ModelLoadError: layers have windows and the family none, or positions that Megatron does not have.
@@ -38,7 +44,8 @@ def attention_of(config: PretrainedConfig, *, has_windows: bool) -> tuple[LayerA
     fields = config.to_dict()
     whole = _SLIDING if fields.get("sliding_window") else _FULL
     kinds = [str(kind) for kind in fields.get("layer_types") or [whole] * int(fields["num_hidden_layers"])]
-    if not {*kinds} <= ({_FULL, _SLIDING} if has_windows else {_FULL}):
+    known = {_FULL} | ({_SLIDING} if has_windows else set()) | ({_LINEAR} if has_linear else set())
+    if not {*kinds} <= known:
         raise ModelLoadError(
             f"this {config.model_type} has windows of attention, which its table in families.py does not; "
             "train it with trainer = torch."
@@ -49,6 +56,7 @@ def attention_of(config: PretrainedConfig, *, has_windows: bool) -> tuple[LayerA
         kind: LayerAttention(
             _rotary(config, kind if nested else None),
             int(fields["sliding_window"]) if kind == _SLIDING else None,
+            kind == _LINEAR,
         )
         for kind in {*kinds}
     }
