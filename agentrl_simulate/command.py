@@ -62,12 +62,14 @@ def simulate_command(
     The producer, the staleness policy and the order of an iteration are those of `agentrl train`, in virtual
     time: hours take seconds, and nothing is started. Episodes, engines and trainer are models, whose numbers
     are measured in finished runs (--from) or given (--model, and flags). Without either they are those of the
-    defaults below, which are nobody's machine.
+    defaults below, which are nobody's machine; but those of a Megatron trainer are predicted from the model
+    and layout of RUN, and the output says by what.
 
     \b
     agentrl simulate run.toml --from runs/first                          the run as it is, as a check
     agentrl simulate run.toml --from runs/first --max-staleness 0,1,2,4  what staleness gains
     agentrl simulate run.toml --from runs/first --gpus 1024              how many GPUs should play
+    agentrl simulate run.toml --turns 1 --turn-len 4000                  before there is a run
 
     What is assumed of more GPUs: engines of engine_gpus GPUs are all as fast as the measured one, and share
     the episodes evenly. A trainer on twice as many GPUs is 2 x trainer_scaling times as fast;
@@ -101,6 +103,7 @@ def _show(sweep: Sweep, rows: Sequence[SweepRow], *, as_json: bool) -> None:
             "rows": [row.as_json() for row in rows],
             "best": None if best is None else best.as_json(),
             "model": sweep.section.model_dump(mode="json"),
+            "predicted": {**sweep.sources},
         }
         click.echo(json.dumps(result))
         return
@@ -111,6 +114,21 @@ def _show(sweep: Sweep, rows: Sequence[SweepRow], *, as_json: bool) -> None:
             text = f"{row.sizes}, max_staleness {row.max_staleness}: {row.problem}"
             console.print(Text(text), soft_wrap=True)
     console.print(Text(_NOTE), soft_wrap=True)
+    for line in _predictions(sweep):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _predictions(sweep: Sweep) -> Iterator[str]:
+    """A line for each source of predicted values."""
+    by_source: dict[str, list[str]] = {}
+    for name, source in sweep.sources.items():
+        by_source.setdefault(source, []).append(f"{name} = {getattr(sweep.section, name):,.4g}")
+    yield from (f"{source}: {', '.join(values)}." for source, values in by_source.items())
+    if by_source:
+        yield (
+            "All else, how long episodes are and how fast engines decode, is given by flags, or the default, "
+            "which is nobody's machine."
+        )
 
 
 _NOTE = (

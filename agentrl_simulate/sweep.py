@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentrl.errors import ConfigError, UserError
@@ -55,13 +56,15 @@ class SweepRow(NamedTuple):
 class Sweep(NamedTuple):
     """What all simulations of a sweep have in common.
 
-    passes: over each batch (count). on_row: called with each result; None = it is not.
+    passes: over each batch (count). sources: of values of the section that are predicted, by what, by their
+    names. on_row: called with each result; None = it is not.
     """
 
     rollout: RolloutConfig
     section: SimulateSection
     workload: Workload
     passes: int = 1
+    sources: Mapping[str, str] = MappingProxyType({})
     on_row: Callable[[SweepRow], None] | None = None
 
     def row(self, sizes: SweepSizes, max_staleness: int) -> SweepRow:

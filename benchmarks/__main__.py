@@ -226,6 +226,7 @@ def gpu_command(as_json: bool, **options: object) -> None:
     transports  new weights for a server: GB/s, standstill, by every transport
     generator   our generator against a raw client of the same server
     runs        whole steps side by side, colocated, asynchronous
+    layer       a pass through one layer of Qwen3-30B-A3B, forward and backward
     agree       log-probabilities of the same tokens by SGLang, Megatron and transformers
 
     A variant is SHAPE[:SETTING=VALUE,..] with any setting of the trainer and of Megatron's layout, rows,

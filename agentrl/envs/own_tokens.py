@@ -263,6 +263,8 @@ def _part(completion: Completion, start: int, end: int) -> Completion:
         extras={name: extra.take(range(start, end)) for name, extra in completion.extras.items()},
         # They are of what stands before its first token.
         prompt_extras={} if start else completion.prompt_extras,
+        # Of the whole request, and counted once.
+        speculation={} if start else completion.speculation,
     )
 
 

@@ -60,7 +60,8 @@ class Completion:
     temperature: of the sampling; 0 = greedy.
     extras: more arrays of T tokens by name, see `Extra`. prompt_extras: the same of the last tokens of the
     prompt, of as many as no pass had computed before (`ROUTED_EXPERTS`).
-    seconds: what the engine took.
+    seconds: what the engine took. speculation: counts of its request by the names in `SPECULATION`; none
+    where the engine did not decode speculatively.
 
     Raises:
         ValueError: the arrays have different lengths.
@@ -76,6 +77,7 @@ class Completion:
     extras: Mapping[str, Extra] = field(default_factory=dict)
     seconds: RequestTimes = UNTIMED
     prompt_extras: Mapping[str, Extra] = field(default_factory=dict)
+    speculation: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shapes = {self.token_ids.shape, self.logprobs.shape, self.versions.shape}

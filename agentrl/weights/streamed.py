@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,8 @@ from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import size_of
 
 FILE_BYTES = 2 << 30
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+"""Hugging Face's names of the only file of a model, and of what says in which of several a tensor is."""
 
 _CODES = {
     "float64": "F64",
@@ -44,6 +47,8 @@ def dtype_of_code(code: str) -> str:
 class SafetensorsFile:
     """A new safetensors file for the tensors of a manifest, written in its order; a context manager.
 
+    It is closed with its last tensor.
+
     Raises:
         ValueError: the manifest names a tensor twice, or has a dtype that safetensors does not support; the
             block ended without an error before all tensors were written.
@@ -52,7 +57,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path, manifest: Sequence[TensorSpec]) -> None:
         self._path = path
-        self._remaining = iter(manifest)
+        self._remaining = deque(manifest)
         header = _header(manifest)
         self._file = path.open("xb")
         self._file.write(header)
@@ -62,9 +67,8 @@ class SafetensorsFile:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
-        missing = next(self._remaining, None)
-        if missing is not None and error is None:
-            raise ValueError(f"{self._path} is incomplete: {missing.name} was not written")
+        if self._remaining and error is None:
+            raise ValueError(f"{self._path} is incomplete: {self._remaining[0].name} was not written")
 
     def put(self, spec: TensorSpec, data: npt.NDArray[np.uint8]) -> None:
         """Append a tensor. data: its bytes in row-major order.
@@ -72,12 +76,14 @@ class SafetensorsFile:
         Raises:
             ValueError: it is not the next tensor of the manifest, or has another number of bytes.
         """
-        expected = next(self._remaining, None)
+        expected = self._remaining.popleft() if self._remaining else None
         if spec != expected:
             raise ValueError(f"{self._path} takes {expected or 'no more tensors'}, not {spec}")
         if data.nbytes != size_of(spec):
             raise ValueError(f"{spec.name} has {size_of(spec)} bytes, not {data.nbytes}")
         self._file.write(data.data)
+        if not self._remaining:
+            self._file.close()
 
 
 def write_model(
@@ -86,31 +92,36 @@ def write_model(
     tensors: Iterable[tuple[TensorSpec, npt.NDArray[np.uint8]]],
     *,
     file_bytes: int = FILE_BYTES,
+    files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model's tensors in the order of the manifest, under Hugging Face's file names.
+    """Write a model's tensors in the order of the manifest, with an index where there are several files.
 
-    One file, or several of about `file_bytes` with an index.
+    files: the file of each tensor of the manifest, by its name; None = one, or several of about `file_bytes`
+    under Hugging Face's names.
 
     Raises:
         ValueError: `tensors` differ from the manifest.
     """
-    parts = list(_parts(manifest, file_bytes))
-    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
-    if len(parts) == 1:
-        names = ["model.safetensors"]
-    remaining = iter(tensors)
-    for name, part in zip(names, parts, strict=True):
-        with SafetensorsFile(folder / name, part) as file:
-            for spec, data in islice(remaining, len(part)):
-                file.put(spec, data)
-    if (extra := next(remaining, None)) is not None:
-        raise ValueError(f"the manifest does not have {extra[0].name}")
-    if len(parts) > 1:
+    files = _by_size(manifest, file_bytes) if files is None else files
+    parts: dict[str, list[TensorSpec]] = {}
+    for spec in manifest:
+        parts.setdefault(files[spec.name], []).append(spec)
+    opened: dict[str, SafetensorsFile] = {}
+    with ExitStack() as stack:
+        for spec, data in tensors:
+            if (name := files.get(spec.name)) is None:
+                raise ValueError(f"the manifest does not have {spec.name}")
+            if name not in opened:
+                opened[name] = stack.enter_context(SafetensorsFile(folder / name, parts[name]))
+            opened[name].put(spec, data)
+    if missing := [part[0].name for name, part in parts.items() if name not in opened]:
+        raise ValueError(f"{folder} is incomplete: {missing[0]} was not written")
+    if list(parts) != [SINGLE_FILE]:
         index = {
             "metadata": {"total_size": sum(map(size_of, manifest))},
-            "weight_map": {s.name: name for name, part in zip(names, parts, strict=True) for s in part},
+            "weight_map": {spec.name: files[spec.name] for spec in manifest},
         }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def _header(manifest: Sequence[TensorSpec]) -> bytes:
@@ -132,14 +143,17 @@ def _header(manifest: Sequence[TensorSpec]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _parts(manifest: Sequence[TensorSpec], file_bytes: int) -> Iterator[list[TensorSpec]]:
-    part: list[TensorSpec] = []
-    num_bytes = 0
+def _by_size(manifest: Sequence[TensorSpec], file_bytes: int) -> dict[str, str]:
+    """The file of each tensor: one for all, or several of about so many bytes, in order."""
+    numbers: list[int] = []
+    number = num_bytes = 0
     for spec in manifest:
         size = size_of(spec)
-        if part and num_bytes + size > file_bytes:
-            yield part
-            part, num_bytes = [], 0
-        part.append(spec)
+        if num_bytes and num_bytes + size > file_bytes:
+            number, num_bytes = number + 1, 0
         num_bytes += size
-    yield part
+        numbers.append(number)
+    names = [f"model-{n + 1:05d}-of-{number + 1:05d}.safetensors" for n in range(number + 1)]
+    if len(names) == 1:
+        names = [SINGLE_FILE]
+    return {spec.name: names[number] for spec, number in zip(manifest, numbers, strict=True)}

@@ -31,6 +31,7 @@ KINDS: Final = {
     "warm": "warm",
     "server": "server",
     "trainers": "trainers",
+    "layer": "layer",
     "transports": "transports",
     "generator": "generator",
     "runs": "runs",

@@ -13,7 +13,7 @@ from benchmarks.gpu.job import Spec
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.variants import parsed
 
-PARTS: Final = ("hw", "trainers", "transports", "generator", "runs", "agree")
+PARTS: Final = ("hw", "trainers", "transports", "generator", "runs", "agree", "layer")
 RUNS: Final = "runs"
 _VARIANTS: Final = {
     "0.6B": ("0.6B:kernels", "0.6B:transformers", "0.6B:rows=8192"),
@@ -21,7 +21,7 @@ _VARIANTS: Final = {
     "4B": ("4B", "4B:transformers"),
 }
 _LAST: Final = {"0.6B": ("0.6B:torch",)}
-_SECONDS: Final = {"trainers": 150, "transports": 75, "generator": 100, "runs": 150, "agree": 60}
+_SECONDS: Final = {"trainers": 150, "transports": 75, "generator": 100, "runs": 150, "agree": 60, "layer": 60}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ def entries(options: Options, common: Spec) -> list[Entry]:
             ("generator", (common.shape,)),
             ("runs", (RUNS,)),
             ("agree", (common.shape,)),
+            ("layer", ()),
         )
         if part in parts
     ]

@@ -66,8 +66,8 @@ def test_the_most_valuable_parts_come_first_and_the_large_shapes_last(tmp_path):
     names = [entry.spec.name for entry in entries(options, common_spec(options, tmp_path))]
     assert names[:2] == ["trainers 0.6B:kernels", "trainers 0.6B:transformers"]
     rest = [name for name in names if not name.startswith("trainers 0.6B")]
-    assert rest[:4] == ["transports", "generator", "runs", "agree"]
-    assert [name.split(":")[0] for name in rest[4:]] == ["trainers 1.7B"] * 2 + ["trainers 4B"] * 2
+    assert rest[:5] == ["transports", "generator", "runs", "agree", "layer"]
+    assert [name.split(":")[0] for name in rest[5:]] == ["trainers 1.7B"] * 2 + ["trainers 4B"] * 2
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -261,6 +261,32 @@ def test_trainers_at_tiny_shapes_in_processes_of_their_own(tmp_path):
     assert by_name["0.6B megatron kernels"]["launches"] > 100
     assert result["worse"] == [f"{name}: {updates[0]['tokens_per_s']:.4g}, the best is 1e+12"]
     assert done.returncode == 1
+
+
+@pytest.mark.full
+def test_a_layer_of_a_mixture_at_a_tiny_shape(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--tiny", "--parts", "layer", "--json"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    *rows, result = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, result["failed"]) == (0, []), done.stderr
+    forward, both = rows[1:]
+    assert [row["name"] for row in (forward, both)] == [
+        "30B-A3B layer forward",
+        "30B-A3B layer forward and backward",
+    ]
+    # Attention has 4 heads twice and 2 twice, of 16 each; two of eight experts have 3 matrices each. Of 192
+    # tokens 96 are predicted, and sequences of 48 have 48 x 49 / 2 pairs.
+    matrices = 64 * 16 * 12 + 64 * 8 + 2 * 3 * 64 * 32
+    flops = 2 * (192 * matrices + 96 * 64 * 2048 + 4 * (48 * 49 / 2) * 4 * 32)
+    assert forward["model_tflops"] * 1e12 * forward["seconds"]["median"] == pytest.approx(flops)
+    assert both["model_tflops"] * 1e12 * both["seconds"]["median"] == pytest.approx(3 * flops)
 
 
 @pytest.mark.full

@@ -66,12 +66,13 @@ async def sglang_fleet(
     *,
     device: str = "cpu",
     context_len: int = 256,
+    model: Path | None = None,
     **arguments: object,
 ) -> AsyncIterator[Fleet]:
-    """Real SGLangs over the first tiny model."""
+    """Real SGLangs. model: None = the first tiny one."""
     limits = {"max_running_requests": 4, "max_total_tokens": 4 * context_len, "context_length": context_len}
     settings = ServerSettings(
-        model=save_tiny(folder / "model", context_len=context_len),
+        model=model or save_tiny(folder / "model", context_len=context_len),
         log_folder=folder,
         device=device,
         arguments={"custom_weight_loader": [LOADER], **limits, **arguments},

@@ -69,9 +69,15 @@ async def test_drafts_of_all_parts_are_counted():
     server = ScriptedServer(generated([4, 5], ENDED, **parts[0]), generated([6], **parts[1]))
     async with server.listening() as url:
         policy = SGLangPolicy(url)
-        await policy.generate([1], Sampling(3), session="a")
+        completion = await policy.generate([1], Sampling(3), session="a")
         await policy.close()
     assert [policy.counts[name] for name in SPECULATION] == [15, 7, 5]
+    # Each request keeps its own, also where a later one goes on with its tokens.
+    assert completion.speculation == dict(zip(SPECULATION, (15, 7, 5), strict=True))
+    rule = Sampling(4, continues=completion)
+    last = drafted(rule, generated([7], **parts[0]))
+    assert last.completion().speculation == dict(zip(SPECULATION, (21, 10, 7), strict=True))
+    assert [last.speculation[name] for name in SPECULATION] == [6, 3, 2]
 
 
 def test_a_stop_string_across_two_parts_is_detected():

@@ -7,7 +7,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Gemma2Config, Qwen3MoeConfig
 
-from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.source import open_source
 from tests.flow.runs import SHAPE, WARM, metrics_of, train
 
@@ -37,9 +36,13 @@ RUNS = {
 
 
 def tensors_in(folder):
-    with safe_open(folder / "model.safetensors", framework="pt") as opened:
-        names = opened.keys()
-        return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    """The file and the shape of each."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            names = opened.keys()
+            found |= {name: (path.name, tuple(opened.get_slice(name).get_shape())) for name in names}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,8 @@ def test_it_learns_from_a_directory_and_saves_what_it_was_given(case, tokens, tm
     name, layout = RUNS[case]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
-    save_model(model, tokens, str(tmp_path / "model"))
+    model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    tokens.save_pretrained(tmp_path / "model")
     run = train(
         *("Bandit", tmp_path, name),
         **{**WARM, "hf_checkpoint": str(tmp_path / "model"), "num_rollout": 3, "eval_interval": 3},
@@ -70,7 +74,9 @@ def test_it_learns_from_a_directory_and_saves_what_it_was_given(case, tokens, tm
     assert f"decodes `{name}` by transformers' own code" in said
     # What the engine sampled with is what the trainer computes.
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows)
-    assert tensors_in(run.folder / "checkpoint") == tensors_in(tmp_path / "model")
+    files = tensors_in(tmp_path / "model")
+    assert len({file for file, _ in files.values()}) > 2
+    assert tensors_in(run.folder / "checkpoint") == files
     before, after = (
         AutoModelForCausalLM.from_pretrained(folder).state_dict()
         for folder in (tmp_path / "model", run.folder / "checkpoint")

@@ -23,7 +23,7 @@ from agentrl.records import members, reconcile
 from agentrl.records.history import attempts
 from agentrl.run.audit import Audit, audit
 from tests.disks import file_size_limit
-from tests.flow.runs import HEARING, TINY, metrics_of, options_of, train
+from tests.flow.runs import HEARING, SHAPE, TINY, metrics_of, options_of, train
 from tests.flow.test_bad_input import complaint
 from tests.flow.worlds import Struck
 
@@ -294,15 +294,21 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 
 def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) -> subprocess.Popen[str]:
     """A run in a process of its own."""
-    options = {**SMALL, "env": f"tests.flow.worlds:{world}", "output_dir": folder, "name": "x", **settings}
-    words = [
-        f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "use_tensorboard"
-    ]
+    small = {name: value for name, value in SMALL.items() if name not in SHAPE}
+    options = options_of(world, folder, "x", **{**small, **settings})
+    # Whether it is in one process, `flags` say.
+    words = [_word(name.replace("_", "-"), value) for name, value in options.items() if name != "inline"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-c", HEARING, "train", *words, "--no-use-tensorboard", *flags]
+    command = [sys.executable, "-c", HEARING, "train", *words, *flags]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def _word(flag: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
 
 
 def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from agentrl.weights.hf.export import save_model
 from tests.engine.routes import routes_of
 from tests.flow.runs import TINY, WARM, journal_of, metrics_of, train
 from tests.flow.test_families import EXPERTS_ON_TWO, SIZES, tokens
+from tests.flow.test_resume import newest, same, started
 
 __all__ = ["tokens"]
 
@@ -174,6 +176,27 @@ def test_groups_in_flight_go_on_with_the_experts_that_they_had(checkpoint, tmp_p
         rows, end = sample.extras[ROUTED_EXPERTS].values, int(np.flatnonzero(sample.loss_mask)[-1])
         assert (rows[:end] >= 0).all()
         assert (rows[end:] == -1).all()
+
+
+@pytest.mark.full
+def test_a_run_that_replays_and_is_killed_ends_as_if_it_had_not_been(unsure, tmp_path):
+    """The engine computes in bfloat16, so that its experts are others than the trainer's own."""
+    options = {**SETTINGS, **NOISY, "router_replay": "R3", "num_steps_per_rollout": 2, "num_rollout": 3}
+    options |= {"hf_checkpoint": str(unsure), "eval_interval": 2, "save_interval": 1}
+    whole = train("Talkative", tmp_path / "whole", "x", **options).folder
+    assert all(row[MISMATCH] > 0 for row in rows_of(whole))
+    folder = tmp_path / "killed" / "x"
+    process = started(folder.parent, "--inline", world="Talkative", **options)
+    deadline = time.monotonic() + 600
+    while newest(folder) < 1:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert len(rows_of(folder)) < len(rows_of(whole))
+    agentrl.train(folder, quiet=True)
+    same(folder, whole)
 
 
 def test_a_journal_with_experts_is_replayed_and_one_without_is_refused(checkpoint, tmp_path):

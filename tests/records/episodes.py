@@ -30,6 +30,7 @@ from agentrl.types import (
     Usage,
 )
 from agentrl.types.messages import IMAGE_TYPES
+from agentrl.types.statistics import SPECULATION
 
 TEXT = st.text(st.characters(), max_size=12)
 IDS = st.integers(1, 2**31 - 1)
@@ -89,6 +90,7 @@ def turn_tokens(draw):
         draw(st.integers(0, 9)),
         draw(st.floats(0, 2)),
         draw(extras(length)),
+        speculation=draw(st.dictionaries(st.sampled_from(SPECULATION), st.integers(0, 99))),
     )
     return TurnTokens(world, completion)
 

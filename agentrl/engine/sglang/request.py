@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, Req
 from agentrl.runtime.clocks import clocks_stopped
 from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray, RequestTimes
 from agentrl.types.seams import Sampling, Watch
-from agentrl.types.statistics import SPECULATION
+from agentrl.types.statistics import SPECULATION, summed
 
 # The ids that top-k and top-p kept, from what a server reports of them.
 Likeliest = Sequence[tuple[float | None, int, str | None]]
@@ -101,7 +101,7 @@ class Draft:
     it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
     num_prompt: tokens of the prompt (count). version: of the latest part. cached_tokens: of the prompt, in
-    the first reply. seconds, speculation: of all parts.
+    the first reply. seconds: of all parts. speculation: the same, without those of `continues`.
     """
 
     def __init__(self, sampling: Sampling, decode: Decode | None, num_prompt: int = 0) -> None:
@@ -189,6 +189,7 @@ class Draft:
         if stop_match is not None and (finish is not Finish.STOP or stop_match[0] < size):
             finish, (size, matched) = Finish.STOP, stop_match
         extras, of_prompt = self._routed.parts(size)
+        begun = self._sampling.continues
         if self._sampling.keeps_ids:
             extras = {**extras, KEPT_IDS: Extra.of_lists(self._kept[:size])}
         return Completion(
@@ -202,6 +203,7 @@ class Draft:
             extras,
             self.seconds,
             of_prompt,
+            summed([+self.speculation, begun.speculation if begun else {}]),
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:

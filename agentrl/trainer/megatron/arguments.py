@@ -23,6 +23,7 @@ class Target(StrEnum):
 OPEN: Mapping[Target, Mapping[str, type]] = {
     Target.MODEL: {
         "fp32_residual_connection": bool,
+        "moe_router_dtype": str,
         "clone_scatter_output_in_embedding": bool,
         "recompute_method": str,
         "recompute_num_layers": int,
@@ -48,7 +49,10 @@ OPEN: Mapping[Target, Mapping[str, type]] = {
     },
 }
 """All that something here reads and no other setting decides. Those of the model and of the replicas change
-neither logprobs nor gradients."""
+neither logprobs nor gradients, but for `moe_router_dtype`, by what bf16 rounds."""
+
+CHOICES: Mapping[str, JSON] = {"moe_router_dtype": "fp32"}
+"""The one value of an open field, where it is not left out."""
 
 FIXED: Mapping[str, JSON] = {
     "normalization": "RMSNorm",
@@ -112,4 +116,8 @@ def _check_open(name: str, value: JSON) -> None:
     if type(value) is not known[name] and not is_whole:
         raise ConfigError(
             f"megatron_config says {name} = {value!r}; it must be of type {known[name].__name__}."
+        )
+    if value != CHOICES.get(name, value):
+        raise ConfigError(
+            f"megatron_config says {name} = {value!r}; write {CHOICES[name]!r}, or leave it out."
         )

@@ -114,7 +114,8 @@ def _layer(shape: Shape, layout: MegatronConfig, numbers: _Numbers, number: int)
     inside += 4 * numbers.number * shared
     if size.get("moe_shared_expert_gate"):
         outside += numbers.number * hidden
-    outside += _router(shape, numbers) + _routed(shape, layout, numbers)
+    is_fp32 = "moe_router_dtype" in (*size, *layout.megatron_config)
+    outside += _router(shape, numbers, is_fp32=is_fp32) + _routed(shape, layout, numbers)
     topk, ranks = int(size["moe_router_topk"]), layout.expert_tensor_ranks
     # Rows as they are sent, as their experts return them, sorted by rank, and as they come back.
     sent = numbers.number * hidden * topk
@@ -177,11 +178,15 @@ def _small_states(latent: Latent, numbers: _Numbers) -> int:
     return numbers.norm * (latent.queries + latent.keys_and_values)
 
 
-def _router(shape: Shape, numbers: _Numbers) -> int:
-    """Scores in fp32, the chosen experts and their order, and weights; by sigmoid also the token in fp32."""
+def _router(shape: Shape, numbers: _Numbers, *, is_fp32: bool) -> int:
+    """Scores in fp32, the chosen experts and their order, and weights.
+
+    is_fp32: its logits are in fp32, and by sigmoid they always are: then also the token in fp32.
+    """
     size = shape.sizes
     topk = int(size["moe_router_topk"])
     router = _FP32 * shape.num_experts + (3 * _INT64 + 3 * _FP32) * topk
-    if size.get("moe_router_score_function") == "sigmoid" and numbers.number != _FP32:
+    is_fp32 = is_fp32 or size.get("moe_router_score_function") == "sigmoid"
+    if is_fp32 and numbers.number != _FP32:
         router += _FP32 * shape.hidden
     return router

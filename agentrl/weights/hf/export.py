@@ -39,7 +39,7 @@ from agentrl.weights.hf.folders import (
 )
 from agentrl.weights.hf.quantized import QUANTIZATION
 from agentrl.weights.hf.source import open_config
-from agentrl.weights.hf.tensors import FLOATS, TensorFiles, meta_model
+from agentrl.weights.hf.tensors import FLOATS, TensorFiles, file_names, holds_tensors, meta_model
 from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import FILE_BYTES, write_model
 
@@ -105,7 +105,8 @@ def write_tensors(
     file_bytes: int = FILE_BYTES,
     quantization: Mapping[str, JSON] | None = None,
 ) -> None:
-    """Write tensors, as bytes and in the order of the manifest, into files of about `file_bytes`.
+    """Write tensors, as bytes and in the order of the manifest, into the files in which `like` has them, or
+    into some of about `file_bytes`, where it has none.
 
     All other files are copied from `like`; the write is atomic. quantization: what config.json says of
     tensors that are quantized.
@@ -116,7 +117,29 @@ def write_tensors(
     with atomic_directory(target) as partial:
         dtype = next((spec.dtype for spec in manifest if spec.dtype in FLOATS), "bfloat16")
         copy_without_weights(like, partial, dtype=dtype, quantization=quantization)
-        write_model(partial, manifest, tensors, file_bytes=file_bytes)
+        files = _files_like(base_folder(like), manifest)
+        write_model(partial, manifest, tensors, file_bytes=file_bytes, files=files)
+
+
+def _files_like(like: Path, manifest: Sequence[TensorSpec]) -> dict[str, str] | None:
+    """The file of each tensor, as a folder has it; None = it does not say so.
+
+    One that the folder lacks, such as a scale, is in the file of the tensor before it.
+    """
+    if not holds_tensors(like):
+        return None
+    known = file_names(like)
+    # Names from elsewhere become files here.
+    if any(Path(name).name != name for name in known.values()):
+        return None
+    files: dict[str, str] = {}
+    file = known.get("")
+    for spec in manifest:
+        file = known.get(spec.name, file)
+        if file is None:
+            return None
+        files[spec.name] = file
+    return files
 
 
 def merge_adapters(directory: Path, target: Path) -> None:

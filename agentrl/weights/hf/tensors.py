@@ -33,8 +33,9 @@ from agentrl.weights.hf.opening import check_finite, open_tensors, specs_in
 from agentrl.weights.hf.quantized import matrices_of, names_beside
 from agentrl.weights.model_types import AutoModelForCausalLM
 from agentrl.weights.quiet import quiet_transformers
+from agentrl.weights.streamed import INDEX_FILE, SINGLE_FILE
 
-_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+_CONFIG = "config.json"
 FLOATS = ("bfloat16", "float16", "float32")
 """The dtypes of weights that are not quantized, as torch prints them."""
 CONFIG_ERRORS = (
@@ -76,7 +77,7 @@ class TensorFiles:
         self._adapters = opened_adapters(Path(directory))
         self._files = ExitStack()
         self._stored: dict[str, _StoredTensor] = {}
-        for name in sorted(set(self._file_names().values())):
+        for name in sorted(set(file_names(self.directory).values())):
             path = self.directory / name
             opened = self._files.enter_context(open_tensors(path))
             self._stored |= {
@@ -164,29 +165,34 @@ class TensorFiles:
             raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
         return self._stored[first]
 
-    def _file_names(self) -> dict[str, str]:
-        """The file of every tensor; {"": file} where one file holds all."""
-        index = self.directory / _INDEX
-        if index.exists():
-            check_fetched([index], ModelLoadError)
-            try:
-                return _Index.model_validate_json(index.read_bytes()).weight_map
-            except OSError as error:
-                raise ModelLoadError(f"{index} cannot be read ({error}); copy it again.") from None
-            except ValidationError as error:
-                first = error.errors()[0]
-                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
-                raise ModelLoadError(f"{index} is no index of tensors ({reason}); copy it again.") from None
-        if not (self.directory / _SINGLE).exists():
-            raise ModelLoadError(
-                f"{self.directory} holds no {_SINGLE} and no {_INDEX}; save the model with safetensors."
-            )
-        return {"": _SINGLE}
+
+def file_names(directory: Path) -> dict[str, str]:
+    """The file of every tensor, by the index of a directory; {"": file} where one file holds all.
+
+    Raises:
+        ModelLoadError: the directory holds no safetensors, or a damaged index.
+    """
+    index = directory / INDEX_FILE
+    if index.exists():
+        check_fetched([index], ModelLoadError)
+        try:
+            return _Index.model_validate_json(index.read_bytes()).weight_map
+        except OSError as error:
+            raise ModelLoadError(f"{index} cannot be read ({error}); copy it again.") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise ModelLoadError(f"{index} is no index of tensors ({reason}); copy it again.") from None
+    if not (directory / SINGLE_FILE).exists():
+        raise ModelLoadError(
+            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; save the model with safetensors."
+        )
+    return {"": SINGLE_FILE}
 
 
 def holds_tensors(directory: Path) -> bool:
     """Whether a directory has files of weights that `TensorFiles` reads."""
-    return any((directory / name).exists() for name in (_INDEX, _SINGLE))
+    return any((directory / name).exists() for name in (INDEX_FILE, SINGLE_FILE))
 
 
 def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:

@@ -22,9 +22,12 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels, Critic, TorchTrainer, critic_over
+from agentrl.types import ROUTED_EXPERTS
 from agentrl.weights.hf.export import save_model
+from tests.engine.routes import routes_of
 from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import model_of
+from tests.trainer.routes import routed
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, settings, tokenizer
 
@@ -43,6 +46,8 @@ LAYOUTS = {
     "TP2+SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "PP2": {"pipeline_model_parallel_size": 2},
     "EP2": {"expert_model_parallel_size": 2},
+    # Of all else the optimizer's state is sharded over four ranks, of an expert over two.
+    "EP2 x DP2": {"expert_model_parallel_size": 2, "ranks": 4},
     "TP2+SP, ETP1": {
         "tensor_model_parallel_size": 2,
         "sequence_parallel": True,
@@ -227,10 +232,46 @@ async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", ["DP2", "CP2", "EP2", "TP2+SP, ETP1"])
+@pytest.mark.parametrize("layout", ["DP2", "CP2", "EP2", "EP2 x DP2", "TP2+SP, ETP1"])
 async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout):
     kind, sizes = kind_for(layout), {"use_distributed_optimizer": False, **LAYOUTS[layout]}
     assert_same(*await both(tmp_path, kind, LOSSES["grpo"], **sizes), kind)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["EP2", "CP2", "PP2, virtual"])
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+async def test_routing_is_replayed_as_the_torch_trainer_does(tmp_path, replay, layout):
+    """Both report the same experts, and learn through others that are put in their place."""
+    kind, random_samples = "qwen3_moe", routed(batch().samples, layers=3, experts=4, k=2)
+    train_batch = replace(batch(), samples=random_samples) if replay == "R3" else batch()
+    plain = TorchTrainer(
+        *(model_of(kind), PolicyLoss(), learns(router_replay=replay)),
+        tokenizer=tokenizer(),
+        total_steps=6,
+    )
+    changes, results, reported = {"router_replay": replay}, [], []
+    with trainer_on(tmp_path, kind, PolicyLoss(), ref=False, changes=changes, **LAYOUTS[layout]) as spread:
+        for trainer in (plain, spread):
+            scores = await trainer.score(train_batch.samples)
+            reported.append(scores.routed)
+            experts = tuple(sample.extras[ROUTED_EXPERTS].values for sample in random_samples)
+            planted = replace(train_batch.scores, routed=experts if replay == "R2" else None)
+            # The second step is of other weights, and the experts stay.
+            reports = [await trainer.update(replace(train_batch, scores=planted)) for _ in range(2)]
+            sink = RecordingSink()
+            await trainer.publish(sink, version=1)
+            results.append((reports, [scores, await trainer.score(train_batch.samples)], sink))
+    assert_same(*results, kind)
+    if replay == "R3":
+        assert reported == [None, None]
+        return
+    for rows, theirs, sample in zip(reported[1], reported[0], train_batch.samples, strict=True):
+        # A row ends before the last token that it predicts.
+        end = int(np.flatnonzero(sample.loss_mask)[-1]) if sample.loss_mask.any() else 0
+        np.testing.assert_array_equal(np.sort(rows[:end], -1), np.sort(theirs[:end], -1))
+        expected = routes_of(model_of(kind), sample.token_ids[:end].tolist()) if end else rows[:0]
+        np.testing.assert_array_equal(np.sort(rows[:end], -1), expected)
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.runtime.files import is_refused_write
@@ -55,6 +56,43 @@ def test_transformers_loads_what_came(tmp_path, like, dtype, file_bytes):
         assert json.loads(index.read_text())["metadata"]["total_size"] == total
     assert not (tmp_path / "out" / "pytorch_model.bin").exists(), "weights of somebody else"
     assert {path.name for path in tmp_path.iterdir()} == {"like", "out"}
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_each_tensor_is_in_the_file_in_which_it_was(tmp_path, like, lacks):
+    """Files that follow no order; a tensor that none has, as a scale, goes to the file of the one before."""
+    named = trained()
+    names = [name for name, _ in named]
+    files = {name: f"part-{number % 3}.safetensors" for number, name in enumerate(names)}
+    known = {name: file for name, file in files.items() if name != names[4] or not lacks}
+    for file in set(known.values()):
+        save_file({name: tensor for name, tensor in named if known.get(name) == file}, like / file)
+    (like / "model.safetensors").unlink()
+    index = like / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": known}))
+    write_directory(tmp_path / "out", pack_buckets(named, 50_000), manifest=manifest_of(named), like=like)
+    expected = files | ({names[4]: files[names[3]]} if lacks else {})
+    assert json.loads((tmp_path / "out" / index.name).read_text())["weight_map"] == expected
+    held = {path.name: load_file(path) for path in (tmp_path / "out").glob("*.safetensors")}
+    assert {name: file for file, tensors in held.items() for name in tensors} == expected
+    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in named)
+
+
+def test_one_file_stays_one_and_no_name_leads_out_of_the_folder(tmp_path, like):
+    named, index = trained(), like / "model.safetensors.index.json"
+
+    def written(target):
+        pieces = (piece for bucket in pack_buckets(named, 50_000) for piece in slices(bucket))
+        target = tmp_path / target
+        write_tensors(target, pieces, manifest=manifest_of(named), like=like, file_bytes=100_000)
+        return {path.name for path in target.glob("*.safetensors")}
+
+    index.write_text(json.dumps({"weight_map": {name: "../led.safetensors" for name, _ in named}}))
+    assert len(written("out")) > 1
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == []
+    index.unlink()
+    assert written("one") == {"model.safetensors"}
 
 
 def test_what_fails_leaves_the_old_one_and_takes_all_buckets(tmp_path, like):

@@ -62,7 +62,8 @@ class TopKRouter(nn.Module):
     def forward(self, tokens_tH: Tensor, row: RoutedRow | None, layer: int) -> Routed:
         """The experts of each token. row: what else may choose them. layer: among those of experts."""
         if self._in_fp32:
-            logits_tE = linear(tokens_tH.float(), self.weight.float())
+            bias = None if self.bias is None else self.bias.float()
+            logits_tE = linear(tokens_tH.float(), self.weight.float(), bias)
         else:
             logits_tE = linear(tokens_tH, self.weight, self.bias)
         if self.expert_bias is None:

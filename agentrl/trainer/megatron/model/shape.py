@@ -352,6 +352,10 @@ def _check_experts(shape: Shape, layout: MegatronConfig) -> None:
                 "expert_model_parallel_size and expert_tensor_parallel_size are for a model with experts, "
                 "and this one has none; leave them out."
             )
+        if "moe_router_dtype" in layout.megatron_config:
+            raise ConfigError(
+                "megatron_config sets moe_router_dtype, and this model has no router; leave it out."
+            )
         return
     if layout.tensor_model_parallel_size > 1 and not layout.sequence_parallel:
         raise ConfigError(
