@@ -160,9 +160,10 @@ $(NPM_INSTALLED): tests/envs/gateway/npm/package.json
 	npm install --prefix $(NPM_CLIENTS) --no-audit --no-fund --loglevel=error
 	touch $@
 
-$(CLIENTS_INSTALLED): clients.txt
+# With agentrl, since the guide's environments run there.
+$(CLIENTS_INSTALLED): clients.txt pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
-	$(CLIENTS_VENV)/bin/python -m pip install $(PIP_FLAGS) -r $< $(PIP_ARGS)
+	$(CLIENTS_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . -r $< $(PIP_ARGS)
 	touch $@
 
 $(AGENTLIGHTNING_INSTALLED):
