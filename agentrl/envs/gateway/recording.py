@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +60,8 @@ class Answered(NamedTuple):
     """A reply as a protocol writes it.
 
     completion: without tokens where its agent has none. stopped_by: the string of the request that has ended
-    it. texts: of its tokens, where the request asks for logprobs.
+    it. texts: of its tokens, where the request asks for logprobs. num_reasoning_tokens: up to the end of its
+    reasoning (count). content_tokens: those of its content; all, where that is not one piece of the reply.
     """
 
     turn: ReplyTurn
@@ -67,6 +69,8 @@ class Answered(NamedTuple):
     num_prompt_tokens: int
     stopped_by: str | None = None
     texts: Sequence[str] = ()
+    num_reasoning_tokens: int = 0
+    content_tokens: slice = slice(None)
 
 
 Shown: TypeAlias = Callable[[list[int]], Awaitable[ReplyTurn]]
@@ -281,7 +285,22 @@ class EpisodeRecording:
             # By the episode or the run, unless the client has asked for no more.
             self.was_cut |= asked.max_tokens is None or len(ids) < asked.max_tokens
         texts = [str(tokens.tokenizer.decode([token])) for token in ids] if asked.logprobs else ()
-        return Answered(turn, completion, len(seen.prompt_ids), stopped_by, texts), action
+        num_thought = self._span(ids, "", turn.reasoning).stop if turn.reasoning else 0
+        content = self._span(ids, turn.reasoning, turn.content) if asked.logprobs else slice(None)
+        prompt = len(seen.prompt_ids)
+        return Answered(turn, completion, prompt, stopped_by, texts, num_thought, content), action
+
+    def _span(self, ids: list[int], before: str, piece: str) -> slice:
+        """The tokens of a piece of a reply, which comes after another one; all, where it is not one of it."""
+        text = self._text(ids)
+        start = text.find(piece, max(text.find(before), 0) + len(before))
+        if start < 0 or not piece:
+            return slice(0, len(ids))
+        first, last = (
+            bisect_left(range(len(ids)), length, key=lambda number: len(self._text(ids[: number + 1])))
+            for length in (start + 1, start + len(piece))
+        )
+        return slice(first, last + 1)
 
 
 def note(counts: Counter[str], asked: ModelRequest) -> None:
