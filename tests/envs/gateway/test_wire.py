@@ -459,18 +459,19 @@ async def test_responses_have_the_logprobs_of_their_text(stream):
 
 
 JSON_SCHEMA = {"type": "json_schema", "name": "sum", "schema": {"type": "object", "properties": {}}}
+AS_CHAT = {"type": "json_schema", "json_schema": JSON_SCHEMA}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("/chat/completions", {"response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}}, "response_format"),
+        ("/chat/completions", {"response_format": AS_CHAT}, "response_format"),
         ("/responses", {"text": {"format": JSON_SCHEMA}}, "text"),
         ("/messages", {"output_format": JSON_SCHEMA}, "output_format"),
         ("/messages", {"output_config": {"format": JSON_SCHEMA}}, "output_config"),
     ],
-)  # fmt: skip
+)
 async def test_schemas_of_replies_are_refused_by_name(path, body, field):
     asked = {"model": "m", "max_tokens": 99, "messages": ASKED}
     if path == "/responses":
