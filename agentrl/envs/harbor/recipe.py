@@ -131,6 +131,8 @@ def recipe_of(task: TaskFolder, sources: Sources) -> Recipe:
     if dockerfile is not None:
         _Builder(task.environment, recipe, sources).build(instructions(dockerfile.text))
     recipe.variables |= task.settings.environment.env
+    if task.settings.environment.workdir not in (None, recipe.workdir):
+        recipe.refuse("environment.workdir, another one than the Dockerfile's")
     _check_scripts(task, recipe, sources)
     return recipe
 
@@ -142,8 +144,12 @@ def _check_settings(task: TaskFolder, recipe: Recipe) -> None:
         "environment.gpus": environment.gpus > 0,
         "environment.mcp_servers": bool(environment.mcp_servers),
         "environment.healthcheck": environment.healthcheck is not None,
+        "environment.os": environment.os != "linux",
+        "environment.tpu": environment.tpu is not None,
         "steps": bool(settings.steps),
         "verifier.environment_mode": settings.verifier.environment_mode != "shared",
+        "verifier.environment": settings.verifier.environment is not None,
+        "verifier.collect": bool(settings.verifier.collect),
         "environment/docker-compose.yaml": any(n.startswith("docker-compose") for n in task.environment),
         "environment/.dockerignore": ".dockerignore" in task.environment,
         # With a Dockerfile it is what was built of that.
