@@ -22,7 +22,7 @@ from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
 from agentrl.runtime.stage import all_of, stage
-from agentrl.types import Completion, Finish, Message, Observation, Restart
+from agentrl.types import Completion, Episode, Finish, Message, Observation, Restart
 from agentrl.types.seams import Seen, ToolSchema, Watch
 
 _MOST_REPLIES = 1000
@@ -188,19 +188,19 @@ class EpisodeRecording:
         Raises:
             StageError: there was no request.
         """
-        for last, why in _trajectories(self._replies):
-            ids = [*last.seen.prompt_ids, *last.seen.completion_ids]
-            trained = [False] * len(ids)
-            reply: SampledReply | None = last
-            while reply is not None:
-                start = len(reply.seen.prompt_ids)
-                trained[start : start + len(reply.seen.completion_ids)] = [True] * len(
-                    reply.seen.completion_ids
-                )
-                reply = reply.previous
-            self._episode.keep(ids, trained, reason=why)
+        _keep(self._episode, self._replies)
         if not self._replies and self._first_prompt is not None:
             self._episode.keep(self._first_prompt, [False] * len(self._first_prompt))
+
+    def so_far(self) -> Callable[[], Episode]:
+        """Makes an episode of the replies so far, in any thread; this one goes on untouched."""
+        episode, replies = self._episode.copied(), [*self._replies]
+
+        def ended() -> Episode:
+            _keep(episode, replies)
+            return episode.cut()
+
+        return ended
 
     @property
     def has_asked(self) -> bool:
@@ -325,6 +325,19 @@ def sent_ids(turn: ReplyTurn, action: Message) -> Mapping[str, str]:
     """The ids of the calls that its client is sent -> those of the message that was parsed."""
     readable = [call.id for call in action.tool_calls if call.arguments is not None]
     return dict(zip((call.id for call in turn.calls), readable, strict=False))
+
+
+def _keep(episode: EpisodeInPlay, replies: Sequence[SampledReply]) -> None:
+    """Make turns of replies."""
+    for last, why in _trajectories(replies):
+        ids = [*last.seen.prompt_ids, *last.seen.completion_ids]
+        trained = [False] * len(ids)
+        reply: SampledReply | None = last
+        while reply is not None:
+            start, length = len(reply.seen.prompt_ids), len(reply.seen.completion_ids)
+            trained[start : start + length] = [True] * length
+            reply = reply.previous
+        episode.keep(ids, trained, reason=why)
 
 
 def _trajectories(replies: Sequence[SampledReply]) -> Iterator[tuple[SampledReply, Restart]]:
