@@ -205,6 +205,21 @@ class EpisodeInPlay:
         self._is_step_due = False
         self._ending = Ending.TRUNCATED if truncated else Ending.COMPLETED
 
+    def copied(self) -> EpisodeInPlay:
+        """What was sampled so far, of which nothing is kept yet; this one goes on untouched."""
+        copy = EpisodeInPlay(self._game.anew())
+        copy.tokens = self.tokens.copied()
+        return copy
+
+    def cut(self) -> Episode:
+        """End it here, without a reward.
+
+        Raises:
+            EpisodeEndedError, StageError: as of `finish`.
+        """
+        self.finish(None, truncated=True)
+        return self._game.episode(Ending.TRUNCATED, None, 0.0)
+
     async def run(self, generate: Generate) -> Ending:
         """Play by a generate function until it returns or the episode has ended.
 

@@ -58,6 +58,12 @@ class OwnTokens:
         self._num_asked = self._num_sampled = 0
         self._kept: set[int] = set()
 
+    def copied(self) -> OwnTokens:
+        """What was sampled so far, of which no trajectory has anything."""
+        copy = OwnTokens(self._game)
+        copy._requests = [*self._requests]
+        return copy
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The policy's, a tokenizer of Hugging Face.

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -214,6 +214,10 @@ class Game:
         game = cls(world, _players(world, agents), task, seed, episode_id, sampling_seed)
         game.own = env if isinstance(env, PlaysItself) else None
         return game
+
+    def anew(self) -> Game:
+        """The same episode, of which nothing is recorded."""
+        return replace(self, record=_Record(), turns=Counter(), unseen={})
 
     async def played(self, run: Callable[[], Awaitable[Ending]]) -> Episode:
         """Play by `run`, close everything, and return the episode."""

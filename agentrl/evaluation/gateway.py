@@ -4,7 +4,8 @@
     http://127.0.0.1:30001/v1          the episode of the key that the client sends
 
 An episode begins with its first request, and ends when it has rested for a while, or with the gateway. A
-later request of its name begins another one. None has a score: `agentrl rescore` gives it one.
+later request of its name begins another one. None has a score: `agentrl rescore` gives it one. Those that a
+killed process had open are in the journal when the next one starts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 
@@ -28,17 +30,20 @@ from starlette.requests import Request
 from agentrl.config import read_written
 from agentrl.envs import play
 from agentrl.envs.gateway.harness import AgentOutcome, HarnessEnv
+from agentrl.envs.gateway.recording import Answered, EpisodeRecording, Growing, ModelRequest
 from agentrl.envs.gateway.server import Door, Responder, application_of, key_of, served
+from agentrl.envs.play import Game
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.config import GatewayConfig, GatewaySettings
 from agentrl.evaluation.folder import EvalFolder, model_table, write_settings
+from agentrl.evaluation.open_episodes import OpenEpisodes, SoFar
 from agentrl.evaluation.players import PlayersOf, endpoint_players, model_players
 from agentrl.http.serving import RequestChecks, address_of, bound, host_names
-from agentrl.records import Entry, Journal, Outcome
+from agentrl.records import Journal
 from agentrl.records.journal import read_outcomes
 from agentrl.runtime.extras import TRAINING, require
 from agentrl.runtime.interrupts import run_until_signal
-from agentrl.types import Limits, Task
+from agentrl.types import Ending, Limits, Task
 from agentrl.types.seams import Agent
 from agentrl.view.console import RunConsole
 
@@ -79,7 +84,9 @@ async def _served(directory: str | None, config: GatewayConfig, ready: Callable[
             Journal(folder.path, max_pending_bytes=_MOST_PENDING_BYTES) as journal,
         ):
             make_agent = players_of(config.of_players, Visit(limits)).make_agent
-            visits = Visits(make_agent, journal, limits, own.idle_s, ids)
+            files = OpenEpisodes(folder.path, journal, SPLIT)
+            await files.recover(ids)
+            visits = Visits(make_agent, files, limits, own.idle_s, ids)
             app = application_of(visits.find, bases=("/{episode}", ""), checks=checks)
             async with served(app, listener):
                 ready(address_of(listener), folder.path)
@@ -132,14 +139,19 @@ def _players(
 
 
 class Visit(HarnessEnv):
-    """An episode of a client that comes from outside: it lasts until `end`, and has no score."""
+    """An episode of a client that comes from outside: it lasts until `end`, and has no score.
+
+    on_reply: called after each reply, with what makes an episode of all so far.
+    """
 
     id = "Gateway"
     timeout_s = None
+    _game: Game | None = None
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, on_reply: Callable[[SoFar], None] | None = None) -> None:
         super().__init__()
         self.limits = limits
+        self._on_reply = on_reply
         self._entrance: asyncio.Future[Door] = asyncio.get_running_loop().create_future()
         self._is_over = asyncio.Event()
 
@@ -184,13 +196,28 @@ class Visit(HarnessEnv):
         del task, answer, files
         raise UserError("An episode of the gateway has no score; `agentrl rescore` gives it one.")
 
+    async def play_game(self, game: Game) -> Ending | None:
+        """Play the episode, as any other."""
+        self._game = game
+        return await super().play_game(game)
+
     async def _graded(self, task: Task, outcome: AgentOutcome) -> float | None:
         del task, outcome
         return None
 
+    def _replied(self, responder: Responder) -> None:
+        assert self._game is not None, "it is played"
+        if self._on_reply is None:
+            return
+        if isinstance(responder, EpisodeRecording):
+            self._on_reply(responder.so_far())
+        else:
+            episode = self._game.episode(Ending.TRUNCATED, None, 0.0)
+            self._on_reply(lambda: episode)
+
     @asynccontextmanager
     async def _opened(self, name: str, responder: Responder) -> AsyncIterator[Door]:
-        door = Door(name, responder, "")
+        door = Door(name, _Noting(responder, self._replied), "")
         if not self._entrance.done():
             self._entrance.set_result(door)
         try:
@@ -199,17 +226,37 @@ class Visit(HarnessEnv):
             await door.close()
 
 
+class _Noting:
+    """A responder that tells of each request when it is answered."""
+
+    def __init__(self, responder: Responder, replied: Callable[[Responder], None]) -> None:
+        self._responder, self._replied = responder, replied
+        self.num_tokens = responder.num_tokens
+
+    async def answers(self, asked: ModelRequest, growing: Growing | None = None) -> list[Answered]:
+        """As of the responder."""
+        answers = await self._responder.answers(asked, growing)
+        self._replied(self._responder)
+        return answers
+
+
 class Visits:
     """The episodes that are open, by name. Each is in the journal when it has ended.
 
-    make_agent: of an episode. idle_s: how long one may rest (seconds). ids: of the episodes before.
+    make_agent: of an episode. files: of what has not ended. idle_s: how long one may rest (seconds). ids: of
+    the episodes before.
     num_kept: those that have ended, and have a turn (count).
     """
 
     def __init__(
-        self, make_agent: Callable[[], Agent], journal: Journal, limits: Limits, idle_s: float, ids: set[str]
+        self,
+        make_agent: Callable[[], Agent],
+        files: OpenEpisodes,
+        limits: Limits,
+        idle_s: float,
+        ids: set[str],
     ) -> None:
-        self._make_agent, self._journal = make_agent, journal
+        self._make_agent, self._files = make_agent, files
         self._limits, self._idle_s, self._ids = limits, idle_s, ids
         self._open: dict[str, Visit] = {}
         self._playing: set[asyncio.Task[None]] = set()
@@ -254,7 +301,7 @@ class Visits:
         ids = chain([name], (f"{name}-{number}" for number in count(2)))
         id = next(id for id in ids if id not in self._ids)
         self._ids.add(id)
-        visit = self._open[name] = Visit(self._limits)
+        visit = self._open[name] = Visit(self._limits, partial(self._files.keep, id))
         # Its clocks are its own, whichever request it begins with.
         playing = self._play(visit, name, id)
         self._playing.add(asyncio.get_running_loop().create_task(playing, context=Context()))
@@ -277,7 +324,8 @@ class Visits:
             logging.getLogger(__name__).warning("%s has failed: %s", id, episode.failure.detail)
         if episode.turns:
             self.num_kept += 1
-            await self._journal.write_eval(SPLIT, 0, [Entry(episode, (), Outcome.EVALUATED)])
+            await self._files.add(episode)
+        self._files.remove(id)
 
 
 def _name_of(key: str) -> str:

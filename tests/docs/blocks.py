@@ -5,6 +5,7 @@
     ```bash fresh    likewise, in a virtual environment that the document makes itself (test_first_agent.py)
     ```bash check    is too long or too far-reaching to run: its commands and flags must exist
     ```python test   runs in `make test`; `python full` likewise in `make test-full`
+    ```python clients  likewise, with the interpreter that has clients of others (.venv-clients)
     ```python test file=my_env.py    is also kept under that name for the blocks below it
 
 All blocks of one document run in order in one empty folder that holds a copy of examples/.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SHELLS = {"bash", "sh", "shell", "console"}
-MARKS = {"test", "full", "fresh", "check"}
+MARKS = {"test", "full", "fresh", "check", "clients"}
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>\S[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )

@@ -20,7 +20,8 @@ LONG = {
     *("docs/environments.md", "docs/evaluate-and-compare.md", "docs/algorithms.md"),
 }
 """Documents with so many quick blocks that the full tier runs them."""
-TIMEOUT_S = {"test": 300, "full": 1200}
+TIMEOUT_S = {"test": 300, "full": 1200, "clients": 600}
+CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 ENDPOINT = "OPENAI_BASE_URL=http://127.0.0.1:30000/v1 OPENAI_API_KEY=x"
 ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
@@ -56,18 +57,19 @@ def read(name: str) -> list[Block]:
 
 
 def run(block: Block, folder: Path) -> None:
-    """Run one block as a reader would, with the tests' own interpreter and commands first on the path.
+    """Run one block as a reader would, with the interpreter of its mark and its commands first on the path.
 
     Raises:
         AssertionError: it failed; the message holds its output.
     """
+    python = CLIENTS if block.mark == "clients" else Path(sys.executable)
     if block.language == "python":
         file = folder / (block.file or "block.py")
         file.write_text(block.text, encoding="utf-8")
-        command = [sys.executable, file.name]
+        command = [str(python), file.name]
     else:
         command = ["bash", "-euo", "pipefail", "-c", block.text]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=folder,
@@ -81,9 +83,8 @@ def run(block: Block, folder: Path) -> None:
 
 
 def run_tier(name: str, tier: str, folder: Path) -> None:
-    """Run a document's blocks in order; the full tier needs the results of the quick blocks."""
-    marks = {"test"} if tier == "test" else {"test", "full"}
-    chosen = [block for block in read(name) if block.mark in marks]
+    """Run a document's blocks in order; the other tiers need the results of the quick blocks."""
+    chosen = [block for block in read(name) if block.mark in {"test", tier}]
     if any(block.mark == tier for block in chosen):
         shutil.copytree(ROOT / "examples", folder / "examples")
         for block in chosen:
@@ -149,6 +150,13 @@ def test_quick_blocks_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_all_blocks_run(name: str, tmp_path: Path) -> None:
     run_tier(name, "full", tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [n for n in DOCUMENTS if any(block.mark == "clients" for block in read(n))])
+def test_blocks_with_clients_of_others_run(name: str, tmp_path: Path) -> None:
+    assert CLIENTS.exists(), "make .venv-clients/.installed makes the environment of these clients"
+    run_tier(name, "clients", tmp_path)
 
 
 def test_the_readme_begins_with_an_environment_in_15_lines() -> None:

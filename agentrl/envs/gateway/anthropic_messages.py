@@ -63,7 +63,7 @@ def read_messages(fields: Body, *, counts_only: bool = False) -> WireRequest:
     chat["messages"] = [*_system(fields.pop("system", None)), *_messages(fields.pop("messages", None))]
     overruled: list[str] = []
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"], overruled = tools_of(tools, _functions)
+        chat["tools"], overruled = tools_of(tools, _is_of_server, _functions)
     if (choice := fields.pop("tool_choice", None)) is not None:
         chat["tool_choice"] = _choice(choice)
     overruled += [_THINKING] if fields.pop(_THINKING, None) is not None else []
@@ -280,11 +280,13 @@ def _text(content: JSON, where: str) -> str:
     )
 
 
-def _functions(tool: Body) -> Sequence[Body] | None:
+def _is_of_server(tool: Body) -> bool:
     kind = tool.get("type")
-    if isinstance(kind, str) and kind.startswith(_OF_SERVERS):
-        return ()
-    is_own = "name" in tool and "input_schema" in tool and kind in (None, "custom")
+    return isinstance(kind, str) and kind.startswith(_OF_SERVERS)
+
+
+def _functions(tool: Body) -> Sequence[Body] | None:
+    is_own = "name" in tool and "input_schema" in tool and tool.get("type") in (None, "custom")
     return [renamed(tool, _FUNCTION)] if is_own else None
 
 

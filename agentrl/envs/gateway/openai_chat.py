@@ -196,12 +196,21 @@ def _head(request: WireRequest) -> ReplyHead:
 def _logprobs(request: WireRequest, answered: Answered) -> JSON:
     if not request.asked.logprobs:
         return None
-    pairs = zip(answered.texts, answered.completion.logprobs.tolist(), strict=True)
-    return {"content": [token_logprob(text, logprob) for text, logprob in pairs], "refusal": None}
+    return {"content": logprobs_of(answered), "refusal": None}
+
+
+def logprobs_of(answered: Answered, tokens: slice = slice(None)) -> list[JSON]:
+    """The logprobs of some of its tokens; none, where the request has not asked for them."""
+    if not answered.texts:
+        return []
+    pairs = zip(answered.texts[tokens], answered.completion.logprobs.tolist()[tokens], strict=True)
+    return [token_logprob(text, logprob) for text, logprob in pairs]
 
 
 def _usage(answers: Sequence[Answered]) -> Body:
-    return usage_of(answers[0].num_prompt_tokens, [answered.completion for answered in answers])
+    usage = usage_of(answers[0].num_prompt_tokens, [answered.completion for answered in answers])
+    num_reasoning = sum(answered.num_reasoning_tokens for answered in answers)
+    return {**usage, "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
 
 def _must_call(fields: Body) -> str | None:
@@ -244,11 +253,11 @@ def text_of(content: JSON, kinds: Collection[str], refusal: str) -> str:
 
 
 def tools_of(
-    tools: JSON, functions_of: Callable[[Body], Sequence[Body] | None]
+    tools: JSON, is_of_server: Callable[[Body], bool], functions_of: Callable[[Body], Sequence[Body] | None]
 ) -> tuple[list[JSON], list[str]]:
     """The tools of another protocol, and what is overruled: those that its vendor's server would run.
 
-    functions_of: a tool as functions of this one, none where a server runs it; None = it is no tool.
+    functions_of: any other tool as functions of this one; None = it is no tool.
 
     Raises:
         RefusedError: one is none, or they are no list.
@@ -258,13 +267,15 @@ def tools_of(
     offered: list[JSON] = []
     overruled: list[str] = []
     for number, tool in enumerate(tools, start=1):
+        if isinstance(tool, dict) and is_of_server(tool):
+            overruled = [_SERVER_TOOLS]
+            continue
         functions = functions_of(tool) if isinstance(tool, dict) else None
         if functions is None:
             raise RefusedError(
                 f"Tool {number} of `tools` is no function with a name and a schema; no other kind is here."
             )
         offered += [{"type": "function", "function": function} for function in functions]
-        overruled = overruled if functions else [_SERVER_TOOLS]
     return offered, overruled
 
 

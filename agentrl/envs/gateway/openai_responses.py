@@ -21,6 +21,7 @@ from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.openai_chat import (
     WireRequest,
     deltas_of,
+    logprobs_of,
     read_request,
     renamed,
     text_of,
@@ -34,8 +35,10 @@ _COPIED = (
     *("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
 _REASONING = "reasoning"
+_LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "include": ([], ["reasoning.encrypted_content"]),
+    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "background": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
@@ -74,7 +77,10 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     overruled: list[str] = []
     spaces: set[str] = set()
     if (tools := fields.pop("tools", None)) is not None:
-        chat["tools"], overruled = tools_of(tools, partial(_functions, spaces))
+        chat["tools"], overruled = tools_of(tools, _is_of_server, partial(_functions, spaces))
+    include = fields.get("include")
+    if isinstance(include, list) and _LOGPROBS in include:
+        chat["logprobs"], fields["include"] = True, [name for name in include if name != _LOGPROBS]
     fields.pop("client_metadata", None)
     choice = fields.pop("tool_choice", None)
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
@@ -100,12 +106,12 @@ def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) 
         **_opened(request, id),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": list(_output(answered.turn, id, request.namespaces)),
+        "output": list(_output(answered, id, request.namespaces)),
         "usage": {
             "input_tokens": num_prompt,
             "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answered.num_reasoning_tokens},
             "total_tokens": num_prompt + num_sampled,
         },
     }
@@ -127,6 +133,7 @@ class ResponsesEvents:
         self._deltas, self._namespaces = deltas_of(request), request.namespaces
         self._number = count()
         self._index, self._kind, self._text = -1, "", ""
+        self._logprobs: list[JSON] = []
 
     def more(self, turn: ReplyTurn, num_prompt_tokens: int) -> Iterator[str]:
         """The events of what the reply has more than before."""
@@ -137,6 +144,8 @@ class ResponsesEvents:
     def end(self, answers: Sequence[Answered]) -> Iterator[str]:
         """The events of all that is left."""
         (answered,), reply = answers, self._whole(answers)
+        # With logprobs, all of a text is sent at the end.
+        self._logprobs = logprobs_of(answered, answered.content_tokens)
         yield from self._begun()
         yield from self._texts(answered.turn, ended=True)
         if self._index < 0 and not answered.turn.calls:
@@ -167,18 +176,23 @@ class ResponsesEvents:
         if kind != self._kind:
             yield from self._closed()
             self._index, self._kind, self._text = self._index + 1, kind, ""
-            item: Body = {**_item(kind, "", self._id), "content": [], "status": "in_progress"}
+            item: Body = {**_item(kind, "", self._id, []), "content": [], "status": "in_progress"}
             yield self._event("response.output_item.added", {"output_index": self._index, "item": item})
-            yield self._event("response.content_part.added", {**self._place, "part": _content(kind, "")})
+            yield self._event("response.content_part.added", {**self._place, "part": _content(kind, "", [])})
         self._text += text
-        yield self._event(f"response.{kind}.delta", {**self._place, "delta": text, **_more(kind)})
+        yield self._event(
+            f"response.{kind}.delta", {**self._place, "delta": text, **_more(kind, self._logprobs)}
+        )
 
     def _closed(self) -> Iterator[str]:
         if self._kind:
             kind, text = self._kind, self._text
-            yield self._event(f"response.{kind}.done", {**self._place, "text": text, **_more(kind)})
-            yield self._event("response.content_part.done", {**self._place, "part": _content(kind, text)})
-            item = _item(kind, text, self._id)
+            yield self._event(
+                f"response.{kind}.done", {**self._place, "text": text, **_more(kind, self._logprobs)}
+            )
+            part = _content(kind, text, self._logprobs)
+            yield self._event("response.content_part.done", {**self._place, "part": part})
+            item = _item(kind, text, self._id, self._logprobs)
             yield self._event("response.output_item.done", {"output_index": self._index, "item": item})
             self._kind = ""
 
@@ -197,7 +211,7 @@ class ResponsesEvents:
     @property
     def _place(self) -> Body:
         """Where the text that grows stands."""
-        id = _item(self._kind, "", self._id)["id"]
+        id = _item(self._kind, "", self._id, [])["id"]
         return {"output_index": self._index, "item_id": id, "content_index": 0}
 
     def _event(self, kind: str, fields: Body) -> str:
@@ -227,31 +241,32 @@ def _opened(request: WireRequest, id: str) -> Body:
     }
 
 
-def _output(turn: ReplyTurn, id: str, namespaces: Collection[str]) -> Iterator[Body]:
+def _output(answered: Answered, id: str, namespaces: Collection[str]) -> Iterator[Body]:
+    turn = answered.turn
     if turn.reasoning:
-        yield _item(_THOUGHT, turn.reasoning, id)
+        yield _item(_THOUGHT, turn.reasoning, id, [])
     if turn.content or not turn.calls:
-        yield _item(_TEXT, turn.content, id)
+        yield _item(_TEXT, turn.content, id, logprobs_of(answered, answered.content_tokens))
     for call in turn.calls:
         yield _call(call, namespaces)
 
 
-def _item(kind: str, text: str, id: str) -> Body:
-    """A text as an item. id: of the response."""
-    own, content = id.removeprefix(_RESPONSE), [_content(kind, text)]
+def _item(kind: str, text: str, id: str, logprobs: list[JSON]) -> Body:
+    """A text as an item. id: of the response. logprobs: of an answer's tokens."""
+    own, content = id.removeprefix(_RESPONSE), [_content(kind, text, logprobs)]
     if kind == _THOUGHT:
         return {"type": "reasoning", "id": f"rs_{own}", "summary": [], "content": content}
     message: Body = {"type": "message", "id": f"msg_{own}", "role": "assistant", "content": content}
     return {**message, "status": "completed"}
 
 
-def _content(kind: str, text: str) -> JSON:
+def _content(kind: str, text: str, logprobs: list[JSON]) -> JSON:
     annotations: Body = {} if kind == _THOUGHT else {"annotations": []}
-    return {"type": kind, "text": text, **annotations, **_more(kind)}
+    return {"type": kind, "text": text, **annotations, **_more(kind, logprobs)}
 
 
-def _more(kind: str) -> Body:
-    return {} if kind == _THOUGHT else {"logprobs": []}
+def _more(kind: str, logprobs: list[JSON]) -> Body:
+    return {} if kind == _THOUGHT else {"logprobs": logprobs}
 
 
 def _call(call: ToolCall, namespaces: Collection[str]) -> Body:
@@ -349,6 +364,10 @@ def _text(content: JSON, where: str) -> str:
     return text_of(content, _TEXTS, f"{where} holds a part that is no text; this endpoint takes text only.")
 
 
+def _is_of_server(tool: Body) -> bool:
+    return tool.get("type") in _OF_SERVERS
+
+
 def _functions(spaces: set[str], tool: Body) -> Sequence[Body] | None:
     """spaces: receives the name of a namespace, whose functions are named with it."""
     kind, name, own = tool.get("type"), tool.get("name"), tool.get("tools")
@@ -356,6 +375,4 @@ def _functions(spaces: set[str], tool: Body) -> Sequence[Body] | None:
         spaces.add(name)
         functions = [renamed(each, _FUNCTION) for each in own if isinstance(each, dict)]
         return [{**each, "name": f"{name}{_IN_SPACE}{each.get('name')}"} for each in functions]
-    if kind in _OF_SERVERS:
-        return ()
     return [renamed(tool, _FUNCTION)] if kind == "function" else None

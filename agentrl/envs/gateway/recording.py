@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
 from agentrl.runtime.stage import all_of, stage
-from agentrl.types import Completion, Finish, Message, Observation, Restart
+from agentrl.types import Completion, Episode, Finish, Message, Observation, Restart
 from agentrl.types.seams import Seen, ToolSchema, Watch
 
 _MOST_REPLIES = 1000
@@ -59,7 +60,8 @@ class Answered(NamedTuple):
     """A reply as a protocol writes it.
 
     completion: without tokens where its agent has none. stopped_by: the string of the request that has ended
-    it. texts: of its tokens, where the request asks for logprobs.
+    it. texts: of its tokens, where the request asks for logprobs. num_reasoning_tokens: up to the end of its
+    reasoning (count). content_tokens: those of its content; all, where that is not one piece of the reply.
     """
 
     turn: ReplyTurn
@@ -67,6 +69,8 @@ class Answered(NamedTuple):
     num_prompt_tokens: int
     stopped_by: str | None = None
     texts: Sequence[str] = ()
+    num_reasoning_tokens: int = 0
+    content_tokens: slice = slice(None)
 
 
 Shown: TypeAlias = Callable[[list[int]], Awaitable[ReplyTurn]]
@@ -184,19 +188,19 @@ class EpisodeRecording:
         Raises:
             StageError: there was no request.
         """
-        for last, why in _trajectories(self._replies):
-            ids = [*last.seen.prompt_ids, *last.seen.completion_ids]
-            trained = [False] * len(ids)
-            reply: SampledReply | None = last
-            while reply is not None:
-                start = len(reply.seen.prompt_ids)
-                trained[start : start + len(reply.seen.completion_ids)] = [True] * len(
-                    reply.seen.completion_ids
-                )
-                reply = reply.previous
-            self._episode.keep(ids, trained, reason=why)
+        _keep(self._episode, self._replies)
         if not self._replies and self._first_prompt is not None:
             self._episode.keep(self._first_prompt, [False] * len(self._first_prompt))
+
+    def so_far(self) -> Callable[[], Episode]:
+        """Makes an episode of the replies so far, in any thread; this one goes on untouched."""
+        episode, replies = self._episode.copied(), [*self._replies]
+
+        def ended() -> Episode:
+            _keep(episode, replies)
+            return episode.cut()
+
+        return ended
 
     @property
     def has_asked(self) -> bool:
@@ -281,7 +285,22 @@ class EpisodeRecording:
             # By the episode or the run, unless the client has asked for no more.
             self.was_cut |= asked.max_tokens is None or len(ids) < asked.max_tokens
         texts = [str(tokens.tokenizer.decode([token])) for token in ids] if asked.logprobs else ()
-        return Answered(turn, completion, len(seen.prompt_ids), stopped_by, texts), action
+        num_thought = self._span(ids, "", turn.reasoning).stop if turn.reasoning else 0
+        content = self._span(ids, turn.reasoning, turn.content) if asked.logprobs else slice(None)
+        prompt = len(seen.prompt_ids)
+        return Answered(turn, completion, prompt, stopped_by, texts, num_thought, content), action
+
+    def _span(self, ids: list[int], before: str, piece: str) -> slice:
+        """The tokens of a piece of a reply, which comes after another one; all, where it is not one of it."""
+        text = self._text(ids)
+        start = text.find(piece, max(text.find(before), 0) + len(before))
+        if start < 0 or not piece:
+            return slice(0, len(ids))
+        first, last = (
+            bisect_left(range(len(ids)), length, key=lambda number: len(self._text(ids[: number + 1])))
+            for length in (start + 1, start + len(piece))
+        )
+        return slice(first, last + 1)
 
 
 def note(counts: Counter[str], asked: ModelRequest) -> None:
@@ -306,6 +325,19 @@ def sent_ids(turn: ReplyTurn, action: Message) -> Mapping[str, str]:
     """The ids of the calls that its client is sent -> those of the message that was parsed."""
     readable = [call.id for call in action.tool_calls if call.arguments is not None]
     return dict(zip((call.id for call in turn.calls), readable, strict=False))
+
+
+def _keep(episode: EpisodeInPlay, replies: Sequence[SampledReply]) -> None:
+    """Make turns of replies."""
+    for last, why in _trajectories(replies):
+        ids = [*last.seen.prompt_ids, *last.seen.completion_ids]
+        trained = [False] * len(ids)
+        reply: SampledReply | None = last
+        while reply is not None:
+            start, length = len(reply.seen.prompt_ids), len(reply.seen.completion_ids)
+            trained[start : start + length] = [True] * length
+            reply = reply.previous
+        episode.keep(ids, trained, reason=why)
 
 
 def _trajectories(replies: Sequence[SampledReply]) -> Iterator[tuple[SampledReply, Restart]]:

@@ -42,6 +42,9 @@ class EnvironmentSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     mcp_servers: Sequence[object] = ()
     healthcheck: object = None
+    os: str = "linux"
+    tpu: object = None
+    workdir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class PhaseSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | int | None = None
     environment_mode: str = "shared"
+    environment: object = None
+    collect: Sequence[object] = ()
 
 
 @dataclass(frozen=True)

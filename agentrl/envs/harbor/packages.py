@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import re
 import secrets
 import stat
-import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag, sys_tags
+from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from agentrl.errors import DataError, RecordError
 from agentrl.runtime.files import private_folder
@@ -34,29 +38,17 @@ SYSTEM_PACKAGES: Mapping[str, Sequence[str]] = {
 WHEELS = "/wheels"
 _MOST_WHEEL_BYTES = 512 << 20
 _MOST_WHEEL_FILES = 20_000
-_MOST_WHEELS = 100
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[\w,.-]*\])?(?:==([\w.!+-]+))?")
-_NEEDED = re.compile(r"Requires-Dist:\s*([A-Za-z0-9][\w.-]*)[^;\n]*(;[^\n]*)?")
-
-
-class Requirement(NamedTuple):
-    """A package, and the version that it has to have; "" = any."""
-
-    name: str
-    version: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}=={self.version}" if self.version else self.name
+_MOST_METADATA_BYTES = 1 << 20
+_DAMAGED = (OSError, RecordError, zipfile.BadZipFile, RuntimeError, EOFError)
 
 
 def requirement(text: str) -> Requirement | None:
-    """`name` or `name==version`, extras left out; None = it is of another form."""
-    match = _REQUIREMENT.fullmatch(text.strip("\"'"))
-    return None if match is None else Requirement(_normal(match[1]), match[2] or "")
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    """A package and its versions, as pip takes them; None = it is of another form, such as an address."""
+    try:
+        wanted = Requirement(text.strip("\"'"))
+    except InvalidRequirement:
+        return None
+    return None if wanted.url else wanted
 
 
 class Found(NamedTuple):
@@ -66,28 +58,47 @@ class Found(NamedTuple):
     wheels: frozenset[Path] = frozenset()
 
 
+class _Wheel(NamedTuple):
+    """A wheel that runs here; a greater one is to be preferred. rank: see `_ranks`."""
+
+    name: str
+    version: Version
+    rank: int
+    build: BuildTag
+    path: Path
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where packages may come from: this installation, and a folder of wheels."""
 
     mirror: str | None = None
 
-    def find(self, wanted: Requirement) -> Found | None:
-        """A package and all that it needs; None = there is none of that version.
+    def find(self, wanted: Requirement) -> Found | Requirement:
+        """A package and all that it needs, each in the newest version that fits, chosen once; or the first of
+        them that is neither here nor in the mirror.
 
         Raises:
             DataError: the mirror cannot be read.
         """
         wheels = self._wheels()
-        if wheel := _matching(wheels, wanted):
-            return _with_needs(wheel, wheels)
-        try:
-            has = version(wanted.name)
-        except PackageNotFoundError:
-            return None
-        return Found(frozenset({wanted.name})) if wanted.version in ("", has) else None
+        installed, chosen, waiting = set[str](), dict[str, _Wheel](), [wanted]
+        while waiting:
+            need = waiting.pop()
+            name = canonicalize_name(need.name)
+            if name in chosen:
+                if not need.specifier.contains(chosen[name].version, prereleases=True):
+                    return need
+            elif (wheel := _best(need, wheels)) is not None:
+                chosen[name] = wheel
+                waiting += _needs(wheel.path, need.extras)
+            elif _is_installed(need):
+                installed.add(name)
+            else:
+                return need
+        return Found(frozenset(installed), frozenset(wheel.path for wheel in chosen.values()))
 
-    def _wheels(self) -> Sequence[Path]:
+    def _wheels(self) -> Sequence[_Wheel]:
         if self.mirror is None:
             return ()
         folder = Path(self.mirror).expanduser()
@@ -96,60 +107,51 @@ class Sources:
                 f"the mirror {self.mirror} is no folder; name one of wheels, as `pip download` makes it."
             )
         check_own(folder, remedy="copy the wheels, and name the copy")
-        return sorted(folder.glob("*.whl"))
+        return [wheel for path in sorted(folder.glob("*.whl")) if (wheel := _wheel(path)) is not None]
 
 
-def _matching(wheels: Sequence[Path], wanted: Requirement) -> Path | None:
-    """The wheel of a package that runs here."""
-    for path in reversed(wheels):
-        parts = path.name.removesuffix(".whl").split("-")
-        if len(parts) < 5 or _normal(parts[0]) != wanted.name or wanted.version not in ("", parts[1]):
-            continue
-        python, abi, place = (part.split(".") for part in parts[-3:])
-        ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
-        fits_python = "py3" in python or ours in python or "abi3" in abi
-        machine = platform.machine()
-        fits_place = any(tag == "any" or ("linux" in tag and tag.endswith(machine)) for tag in place)
-        if fits_python and fits_place:
-            return path
-    return None
+@cache
+def _ranks() -> Mapping[Tag, int]:
+    """The tags of wheels that run here; one of a higher number is closer to this interpreter."""
+    return {tag: -place for place, tag in enumerate(sys_tags())}
 
 
-def _with_needs(wheel: Path, wheels: Sequence[Path]) -> Found:
-    """A wheel with those that it needs; a need with a condition is left out where nothing has it."""
-    installed, chosen, waiting = set[str](), set[Path](), [wheel]
-    while waiting:
-        path = waiting.pop()
-        if path in chosen:
-            continue
-        chosen.add(path)
-        for name, condition in _needs(path):
-            if "extra" in condition:
-                continue
-            further = _matching(wheels, Requirement(_normal(name)))
-            if further is not None:
-                waiting.append(further)
-            elif not condition:
-                installed.add(_normal(name))
-    return Found(frozenset(name for name in installed if _is_installed(name)), frozenset(chosen))
-
-
-def _is_installed(name: str) -> bool:
+def _wheel(path: Path) -> _Wheel | None:
+    """A file as a wheel; None = it does not run here, or is named otherwise."""
     try:
-        return bool(version(name))
+        name, version, build, tags = parse_wheel_filename(path.name)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+    ranks = [_ranks()[tag] for tag in tags if tag in _ranks()]
+    return _Wheel(name, version, max(ranks), build, path) if ranks else None
+
+
+def _best(need: Requirement, wheels: Sequence[_Wheel]) -> _Wheel | None:
+    """The newest wheel of a package that fits; of its version, the one closest to this interpreter."""
+    named = [wheel for wheel in wheels if wheel.name == canonicalize_name(need.name)]
+    fitting = set(need.specifier.filter(wheel.version for wheel in named))
+    return max((wheel for wheel in named if wheel.version in fitting), default=None)
+
+
+def _is_installed(need: Requirement) -> bool:
+    try:
+        return need.specifier.contains(version(need.name), prereleases=True)
     except PackageNotFoundError:
         return False
 
 
-def _needs(wheel: Path) -> list[tuple[str, str]]:
+def _needs(wheel: Path, extras: Collection[str]) -> list[Requirement]:
+    """What a wheel needs here, with some of its extras."""
     try:
         with open_file(wheel) as file, zipfile.ZipFile(file) as packed:
             name = next(name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
             with packed.open(name) as metadata:
-                head = metadata.read(1 << 20).decode("utf-8", "replace").partition("\n\n")[0]
-    except (OSError, RecordError, zipfile.BadZipFile, StopIteration, RuntimeError) as error:
+                head, _ = parse_email(metadata.read(_MOST_METADATA_BYTES))
+        needs = [Requirement(line) for line in head.get("requires_dist", ())]
+    except (*_DAMAGED, InvalidRequirement, StopIteration) as error:
         raise DataError(f"{wheel} is no wheel that can be read: {error}.") from None
-    return _NEEDED.findall(head)
+    wanted = [{"extra": extra} for extra in ("", *extras)]
+    return [need for need in needs if need.marker is None or any(map(need.marker.evaluate, wanted))]
 
 
 def unpacked(wheel: Path) -> Path:
@@ -166,7 +168,7 @@ def unpacked(wheel: Path) -> Path:
             folder = kept / hashlib.file_digest(file, "sha256").hexdigest()
             if not folder.is_dir():
                 _unpack(zipfile.ZipFile(file), wheel, folder)
-    except (OSError, RecordError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
+    except _DAMAGED as error:
         raise DataError(f"{wheel} is no wheel that can be unpacked: {error}.") from None
     return folder
 

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from packaging.utils import canonicalize_name
+
 from agentrl.envs.harbor.dockerfile import Instruction, commands, instructions
 from agentrl.envs.harbor.folder import Files, TaskFile, TaskFolder
 from agentrl.envs.harbor.packages import Found, Sources, programs_of, requirement
@@ -129,6 +131,8 @@ def recipe_of(task: TaskFolder, sources: Sources) -> Recipe:
     if dockerfile is not None:
         _Builder(task.environment, recipe, sources).build(instructions(dockerfile.text))
     recipe.variables |= task.settings.environment.env
+    if task.settings.environment.workdir not in (None, recipe.workdir):
+        recipe.refuse("environment.workdir, another one than the Dockerfile's")
     _check_scripts(task, recipe, sources)
     return recipe
 
@@ -140,8 +144,12 @@ def _check_settings(task: TaskFolder, recipe: Recipe) -> None:
         "environment.gpus": environment.gpus > 0,
         "environment.mcp_servers": bool(environment.mcp_servers),
         "environment.healthcheck": environment.healthcheck is not None,
+        "environment.os": environment.os != "linux",
+        "environment.tpu": environment.tpu is not None,
         "steps": bool(settings.steps),
         "verifier.environment_mode": settings.verifier.environment_mode != "shared",
+        "verifier.environment": settings.verifier.environment is not None,
+        "verifier.collect": bool(settings.verifier.collect),
         "environment/docker-compose.yaml": any(n.startswith("docker-compose") for n in task.environment),
         "environment/.dockerignore": ".dockerignore" in task.environment,
         # With a Dockerfile it is what was built of that.
@@ -338,10 +346,11 @@ class _Installs:
         """A package of Python, by its requirement."""
         wanted = requirement(text)
         found = None if wanted is None else self._sources.find(wanted)
-        if found is None:
-            self._recipe.refuse(f"{self._where} installs {text}, which is neither here nor in the mirror")
-        else:
+        if isinstance(found, Found):
             self._recipe.add(found)
+            return
+        needs = "" if found in (None, wanted) else f"which needs {found}, "
+        self._recipe.refuse(f"{self._where} installs {text}, {needs}which is neither here nor in the mirror")
 
 
 def _check_scripts(task: TaskFolder, recipe: Recipe, sources: Sources) -> None:
@@ -367,6 +376,7 @@ def _needs_of_tester(words: Sequence[str], installs: _Installs) -> None:
     names = [name for text in given for name in text.strip("\"'").split(",")]
     for text in ("pytest", *names):
         wanted = requirement(text)
-        name = wanted.name if wanted is not None and wanted.name in _TESTERS else text
+        name = canonicalize_name("" if wanted is None else wanted.name)
+        name = name if name in _TESTERS else text
         if name != "pytest-json-ctrf":
             installs.needs(name)

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from agentrl.cli import main
 from agentrl.config import by_section, parse
 from agentrl.errors import ConfigError
-from agentrl.evaluation import gateway
+from agentrl.evaluation import gateway, open_episodes
 from agentrl.evaluation.config import GatewayConfig
-from agentrl.records import read_journal
+from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
 from tests.engine.chat.chat_server import ChatServer, assistant
 from tests.engine.subjects import tiny
@@ -64,6 +65,13 @@ async def ask(url, messages, key="k", status=200, **more):
     reply = await post(url, "/chat/completions", key, body)
     assert reply.status_code == status, reply.text
     return reply.json()["choices"][0]["message"] if status == 200 else reply.json()["error"]
+
+
+async def emptied(folder):
+    """The journal's thread removes files after the last episode is written."""
+    async with asyncio.timeout(60):
+        while [*folder.iterdir()]:
+            await asyncio.sleep(0.02)
 
 
 def entries_of(folder):
@@ -153,6 +161,75 @@ async def test_a_folder_of_another_model_or_command_is_refused(model, tmp_path, 
             async with serving(model, tmp_path):
                 pass
         assert (tmp_path / "config.toml").read_text() == text
+
+
+@pytest.mark.full
+async def test_a_killed_gateway_has_lost_the_last_request_at_most(model, tmp_path):
+    flags = ["--model", model, "--output-dir", tmp_path, "--max-slots=4", "--port=0", "--json"]
+    command = [sys.executable, "-m", "agentrl.cli", "gateway", *map(str, flags)]
+    said = {"one": [], "two": [], "three": []}
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        url = json.loads(await asyncio.to_thread(process.stdout.readline))["url"]
+        for name in ("one", "two", "one", "one", "three"):
+            # The third request of the first conversation begins anew.
+            told = [part for reply in said[name] for part in (ASKED, reply["message"])]
+            messages = [*([] if len(said[name]) == 2 else told), ASKED]
+            body = {"model": "m", "messages": messages, "tools": [TOOL], "max_tokens": 5, "logprobs": True}
+            reply = await post(f"{url}/{name}/v1", "/chat/completions", "k", body)
+            said[name].append(reply.json()["choices"][0])
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "trajectories").exists(), "no episode has ended"
+    for _ in range(2):
+        async with serving(model, tmp_path, max_slots=4) as url:
+            await ask(f"{url}/one/v1", [ASKED])
+        await emptied(tmp_path / "open")
+    found = entries_of(tmp_path)
+    assert {"one", "two", "one-2", "one-3"} <= found.keys() <= {"one", "two", "three", "one-2", "one-3"}
+    for name in found.keys() & said.keys():
+        turns = found[name].episode.turns
+        logprobs = [turn.tokens.completion.logprobs.tolist() for turn in turns]
+        sent = [[token["logprob"] for token in reply["logprobs"]["content"]] for reply in said[name]]
+        assert len(said[name]) - len(turns) in (0, int(name in ("one", "three")))
+        assert logprobs == sent[: len(turns)]
+        assert found[name].episode.ending is Ending.TRUNCATED
+
+
+@pytest.mark.parametrize("has_tokens", [False, pytest.param(True, marks=pytest.mark.full)])
+async def test_no_reply_waits_for_the_disk(request, tmp_path, monkeypatch, has_tokens):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(write):
+        def waits(*given, **more):
+            began.set()
+            assert goes_on.wait(120)
+            return write(*given, **more)
+
+        return waits
+
+    monkeypatch.setattr("agentrl.evaluation.open_episodes.write_bytes", slow(open_episodes.write_bytes))
+    monkeypatch.setattr(members, "append", slow(members.append))
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    directory = request.getfixturevalue("model") if has_tokens else None
+    async with ChatServer(lambda request: assistant("42")).serving() as server:
+        where = {"max_slots": 4} if has_tokens else {"openai_url": server.url, "openai_model": "m"}
+        async with serving(directory, tmp_path, idle_s=1.0, **where) as url:
+            first = await ask(f"{url}/one/v1", [ASKED])
+            assert await asyncio.to_thread(began.wait, 60), "its reply is written"
+            messages = [ASKED, first, ASKED]
+            for name in ("one", "two", "three"):
+                messages.append(await ask(f"{url}/{name}/v1", messages))
+                messages.append(ASKED)
+            # The first of them end, while nothing has been written.
+            await asyncio.sleep(2.0)
+            await ask(f"{url}/four/v1", [ASKED])
+            assert not [path for path in tmp_path.rglob("*.jsonl*") if path.is_file()]
+            goes_on.set()
+    assert {id: len(entry.episode.turns) for id, entry in entries_of(tmp_path).items()} == {
+        **{"one": 2, "two": 1, "three": 1, "four": 1}
+    }
+    await emptied(tmp_path / "open")
 
 
 @pytest.mark.full

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import sys
 import zipfile
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from agentrl.envs.harbor import HarborTasks
 from agentrl.envs.harbor import folder as folders
 from agentrl.envs.harbor.dockerfile import commands, instructions
 from agentrl.envs.harbor.env import survey
-from agentrl.envs.harbor.packages import Sources, requirement, unpacked
+from agentrl.envs.harbor.packages import Found, Sources, requirement, unpacked
 from agentrl.errors import DataError
 from agentrl.runtime import ownership
 from agentrl.tools import release_shared
@@ -140,9 +142,11 @@ def test_a_dockerfile_is_read_as_docker_reads_it():
     assert found == ["one", "two", "three", "four", "five", "six", "fi"]
 
 
-def wheel(folder: Path, name: str, version: str, files: dict[str, str], needs: str = "") -> Path:
+def wheel(
+    folder: Path, name: str, version: str, files: dict[str, str], needs: str = "", tags: str = "py3-none-any"
+) -> Path:
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
+    path = folder / f"{name}-{version}-{tags}.whl"
     with zipfile.ZipFile(path, "w") as packed:
         for inside, text in files.items():
             packed.writestr(inside, text)
@@ -182,6 +186,45 @@ async def test_packages_come_from_a_mirror_in_the_versions_that_are_named(tmp_pa
     assert "pydantic /wheels/greeter-2.0-py3-none-any/greeter.py" in text
     assert "Read-only file system" in text
     await release_shared()
+
+
+def found_in(mirror: Path, text: str) -> list[str] | str:
+    """The wheels of a requirement, or what is missing."""
+    found = Sources(str(mirror)).find(requirement(text))
+    return sorted(path.name for path in found.wheels) if isinstance(found, Found) else str(found)
+
+
+def test_the_newest_wheel_that_fits_and_runs_here_is_chosen(tmp_path):
+    major, minor = sys.version_info[:2]
+    place = f"manylinux_2_17_{platform.machine()}"
+    for version in ("9.0", "10.0", "11.0rc1"):
+        wheel(tmp_path, "one", version, {})
+    assert found_in(tmp_path, "one") == ["one-10.0-py3-none-any.whl"], "versions are no texts"
+    assert found_in(tmp_path, "One[more]>=9,<10") == ["one-9.0-py3-none-any.whl"]
+    assert found_in(tmp_path, "one==9.*") == ["one-9.0-py3-none-any.whl"]
+    assert found_in(tmp_path, "one>11") == "one>11"
+    wheel(tmp_path, "two", "1.0", {}, tags=f"cp{major}{minor - 1}-abi3-{place}")
+    wheel(tmp_path, "two", "2.0", {}, tags=f"cp{major}{minor + 1}-abi3-{place}")
+    wheel(tmp_path, "two", "3.0", {}, tags=f"cp{major}{minor}-cp{major}{minor}-win_amd64")
+    assert found_in(tmp_path, "two") == [f"two-1.0-cp{major}{minor - 1}-abi3-{place}.whl"]
+
+
+def test_what_a_wheel_needs_is_found_in_a_version_that_fits(tmp_path):
+    for version in ("1.0", "1.9", "2.0"):
+        wheel(tmp_path, "need", version, {})
+    lines = "Requires-Dist: need (>=1,<2)\nRequires-Dist: pydantic>=2\n"
+    lines += "Requires-Dist: nothing_of; extra == 'x'\nRequires-Dist: nothing_of; python_version < '3'\n"
+    wheel(tmp_path, "one", "1.0", {}, lines)
+    assert found_in(tmp_path, "one") == ["need-1.9-py3-none-any.whl", "one-1.0-py3-none-any.whl"]
+    assert Sources(str(tmp_path)).find(requirement("one")).installed == {"pydantic"}
+    assert found_in(tmp_path, "one[x]") == 'nothing_of; extra == "x"'
+    wheel(tmp_path, "two", "1.0", {}, "Requires-Dist: need>2\n")
+    assert found_in(tmp_path, "two") == "need>2"
+    wheel(tmp_path, "three", "1.0", {}, "Requires-Dist: pydantic<1\n")
+    assert found_in(tmp_path, "three") == "pydantic<1"
+    # A version is chosen once.
+    wheel(tmp_path, "four", "1.0", {}, "Requires-Dist: one\nRequires-Dist: need==2\n")
+    assert found_in(tmp_path, "four") in ("need==2", "need<2,>=1")
 
 
 @pytest.mark.parametrize("name", ["../out.py", "/tmp/out.py", "a/../../out.py", "a\\..\\out.py"])
