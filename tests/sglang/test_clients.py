@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.serving import sglang_python
-from tests.envs.gateway.boxes import trained_model
-from tests.envs.gateway.played import check, played
+from tests.envs.gateway.boxes import WAYS, trained_model
+from tests.envs.gateway.played import by_way, check, played
 from tests.envs.gateway.sampled import logged_by_sglang
 
 pytestmark = pytest.mark.full
@@ -28,4 +28,6 @@ def test_the_journal_has_what_sglang_says_that_it_has_sampled(tmp_path, tmp_path
         sglang={**logging, "log_requests_target": [str(requests)], "max_total_tokens": 16_000},
         max_slots=8,
     )
-    check("", run, logged_by_sglang(requests))
+    ways = by_way(check(run, logged_by_sglang(requests)))
+    assert {*ways} == {(client, way) for client, ways in WAYS.items() for way in ways}
+    assert any(found.shares[1] for found in ways.values()), "two calls in one turn"

@@ -1,8 +1,8 @@
 """Clients and frameworks of others play as they are: the journal has the tokens that the engine has sampled.
 
 A small model that was trained on their conversations opens boxes with them (`boxes`): it calls their tool,
-also twice in a turn, and answers. All clients are installed in one environment beside ours, and each way of
-each client is a process of its own. tests/sglang/test_clients.py plays the same on a real SGLang.
+also twice in a turn, and answers. All clients are installed in one environment beside ours, and each is a
+process of its own. tests/sglang/test_clients.py plays the same on a real SGLang.
 """
 
 from __future__ import annotations
@@ -10,11 +10,24 @@ from __future__ import annotations
 import pytest
 
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.types import Restart
 from tests.envs.gateway.boxes import WAYS, Boxes, trained_model
-from tests.envs.gateway.played import NUM_SAMPLES, check, played
+from tests.envs.gateway.played import NUM_SAMPLES, by_way, check, played
 from tests.envs.gateway.sampled import logged
 
 pytestmark = pytest.mark.full
+
+BEGUN = {
+    ("openai", "compacted"): {Restart.COMPACTED},
+    ("openai", "results dropped"): {Restart.REWRITTEN},
+    ("openai", "beside each other"): {Restart.PARALLEL},
+    ("openai_agents", "handoff"): {Restart.SUB_AGENT},
+    ("openai_agents", "sub-agent"): {Restart.SUB_AGENT},
+    ("langgraph", "trimmed"): {Restart.PARALLEL},
+    # It writes the calls of a reply again as a text, and their results as one of the user.
+    ("smolagents", "chat"): {Restart.REWRITTEN},
+}
+"""Why trajectories of a way begin. In all others each request goes on from the tokens of the reply before."""
 
 
 @pytest.mark.parametrize("client", WAYS)
@@ -23,8 +36,17 @@ def test_the_journal_has_what_the_embedded_engine_has_sampled(
 ):
     model = trained_model(tmp_path_factory.getbasetemp().parent)
     sampled = logged(EmbeddedEngine, monkeypatch)
-    run = played(client, model, tmp_path, inline=True, max_slots=16)
-    check(client, run, sampled)
+    entries = check(played(client, model, tmp_path, inline=True, max_slots=16), sampled)
+    ways = by_way(entries)
+    assert {way: found.number for way, found in ways.items()} == {
+        (client, way): len(entries) // len(WAYS[client]) for way in WAYS[client]
+    }
+    assert {way: {*found.begun} for way, found in ways.items()} == {
+        way: BEGUN.get(way, set()) for way in ways
+    }, ways
+    assert {way: {*found.changed} for way, found in ways.items()} == {way: set() for way in ways}, ways
+    assert any(found.shares[1] for found in ways.values()), "two calls in one turn"
+    assert min(found.shares[0] for found in ways.values()) >= 0.5, ways
 
 
 def test_they_are_two_hundred_episodes():
