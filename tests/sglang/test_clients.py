@@ -23,6 +23,7 @@ def test_the_journal_has_what_sglang_says_that_it_has_sampled(tmp_path, tmp_path
         "",
         model,
         tmp_path,
+        num_samples=1,
         engine="sglang",
         sglang_python=str(sglang_python()),
         sglang={**logging, "log_requests_target": [str(requests)], "max_total_tokens": 16_000},

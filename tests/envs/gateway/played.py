@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 import agentrl
 from agentrl.records import Entry
+from agentrl.rendering.fresh_tokenizer import CALL_MARKERS
 from agentrl.types import Ending
 from tests.envs.gateway.boxes import Boxes
 from tests.envs.gateway.sampled import Sampled, journalled
 
-NUM_SAMPLES = 2
 
-
-def played(client: str, model: Path, folder: Path, **settings) -> Path:
-    """The folder of a run that plays each task of a client, and trains nothing."""
+def played(client: str, model: Path, folder: Path, *, num_samples: int, **settings) -> Path:
+    """The folder of a run that plays each task of a client some times, and trains nothing."""
     home = folder / "home"
     home.mkdir()
     result = agentrl.train(
@@ -27,7 +26,7 @@ def played(client: str, model: Path, folder: Path, **settings) -> Path:
         hf_checkpoint=str(model),
         debug_rollout_only=True,
         rollout_batch_size=len(Boxes(str(home), client).tasks("train")),
-        n_samples_per_prompt=NUM_SAMPLES,
+        n_samples_per_prompt=num_samples,
         num_rollout=1,
         rollout_max_response_len=160,
         output_dir=str(folder),
@@ -78,6 +77,7 @@ def _way(entries):
         begun.update(str(t.reason) for t in entry.episode.trajectories if t.reason is not None)
         counts = entry.episode.counts.items()
         changed.update({name: number for name, number in counts if not name.startswith("requests")})
-        num_calls.append(max(len(turn.action.tool_calls) for turn in entry.episode.turns))
+        # The turns of such an episode are texts, as they were sampled.
+        num_calls.append(max(turn.action.text.count(CALL_MARKERS[0]) for turn in entry.episode.turns))
     shares = (fmean(n > 0 for n in num_calls), fmean(n > 1 for n in num_calls))
     return Way(len(entries), begun, changed, (*shares, fmean(e.verdict.total for e in entries)))

@@ -12,10 +12,12 @@ import pytest
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.types import Restart
 from tests.envs.gateway.boxes import WAYS, Boxes, trained_model
-from tests.envs.gateway.played import NUM_SAMPLES, by_way, check, played
+from tests.envs.gateway.played import by_way, check, played
 from tests.envs.gateway.sampled import logged
 
 pytestmark = pytest.mark.full
+
+NUM_SAMPLES = 2
 
 BEGUN = {
     ("openai", "compacted"): {Restart.COMPACTED},
@@ -28,6 +30,8 @@ BEGUN = {
     ("smolagents", "chat"): {Restart.REWRITTEN},
 }
 """Why trajectories of a way begin. In all others each request goes on from the tokens of the reply before."""
+MAY_BEGIN = {("mini", "command"): {Restart.REWRITTEN}}
+"""Why some may, too: a reply that it cannot read is left out, and the next request says so."""
 
 
 @pytest.mark.parametrize("client", WAYS)
@@ -36,14 +40,14 @@ def test_the_journal_has_what_the_embedded_engine_has_sampled(
 ):
     model = trained_model(tmp_path_factory.getbasetemp().parent)
     sampled = logged(EmbeddedEngine, monkeypatch)
-    entries = check(played(client, model, tmp_path, inline=True, max_slots=16), sampled)
+    run = played(client, model, tmp_path, num_samples=NUM_SAMPLES, inline=True, max_slots=16)
+    entries = check(run, sampled)
     ways = by_way(entries)
     assert {way: found.number for way, found in ways.items()} == {
         (client, way): len(entries) // len(WAYS[client]) for way in WAYS[client]
     }
-    assert {way: {*found.begun} for way, found in ways.items()} == {
-        way: BEGUN.get(way, set()) for way in ways
-    }, ways
+    begun = {way: {*found.begun} - MAY_BEGIN.get(way, set()) for way, found in ways.items()}
+    assert begun == {way: BEGUN.get(way, set()) for way in ways}, ways
     assert {way: {*found.changed} for way, found in ways.items()} == {way: set() for way in ways}, ways
     assert any(found.shares[1] for found in ways.values()), "two calls in one turn"
     assert min(found.shares[0] for found in ways.values()) >= 0.5, ways
