@@ -34,6 +34,7 @@ class Restart(StrEnum):
     PARALLEL = "parallel"
     REASONING_STRIPPED = "reasoning_stripped"
     REWRITTEN = "rewritten"
+    SUB_AGENT = "sub_agent"
     TOOLS_CHANGED = "tools_changed"
 
 

@@ -178,10 +178,14 @@ def _parsed(path: Sequence[Vertex]) -> Observation:
 def _reason(messages: Sequence[Message], last: Vertex) -> Restart:
     """Why a request goes another way than those before it after `last`, if there are any.
 
-    One that is as long stands beside them. So does one that repeats what was asked before, and one that
-    shares no more than the system's words.
+    One that shares no more than the system's words with any is another agent's: that of a sub-agent, or of
+    one that was handed the task. One that is as long as another stands beside it, and so does one that
+    repeats what was asked before.
     """
-    shares_more = any(message.role != "system" for message in messages[: last.depth])
-    if not shares_more or len(messages) in (last.depth, last.longest):
+    if len(messages) == last.depth:
+        return Restart.PARALLEL
+    if all(message.role == "system" for message in messages[: last.depth]):
+        return Restart.SUB_AGENT
+    if len(messages) == last.longest:
         return Restart.PARALLEL
     return Restart.COMPACTED if len(messages) < last.longest else Restart.REWRITTEN

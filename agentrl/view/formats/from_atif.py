@@ -165,7 +165,7 @@ def _foreign(document: _Document, id: str, where: str, trial: Trial) -> Imported
         turns.read(part.steps)
         step, num_bare = turns.step, num_bare + turns.num_bare
         for place, found in enumerate(turns.trajectories):
-            reason = Restart.REWRITTEN if place else Restart.PARALLEL
+            reason = Restart.REWRITTEN if place else Restart.SUB_AGENT
             parent = len(trajectories) - 1 if place else 0
             link = {"parent": parent, "reason": reason} if trajectories else {}
             trajectories.append({"turns": found, **link})

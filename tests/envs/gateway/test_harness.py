@@ -228,7 +228,7 @@ async def test_parallel_and_rewritten_histories_are_trajectories_of_their_own():
         return "5"
 
     episode, policy = await episode_of(asks, says("one"), says("two"), says("5"))
-    assert [t.reason for t in episode.trajectories] == [None, Restart.PARALLEL, Restart.PARALLEL]
+    assert [t.reason for t in episode.trajectories] == [None, Restart.SUB_AGENT, Restart.PARALLEL]
     assert [len(t.turns) for t in episode.trajectories] == [2, 1, 1]
     assert episode.counts["changed_white_space"] == 1
     trained = [sample.token_ids[sample.loss_mask].tolist() for sample in samples_of(episode)]

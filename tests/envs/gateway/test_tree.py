@@ -118,8 +118,9 @@ LOOK = Message("user", "Look.")
 @pytest.mark.parametrize(
     ("messages", "reason", "continues"),
     [
-        ((Message("system", "Other."), ASK), Restart.PARALLEL, None),
-        ((SYSTEM, Message("user", "Other?")), Restart.PARALLEL, None),
+        ((Message("system", "Other."), ASK), Restart.SUB_AGENT, None),
+        ((SYSTEM, Message("user", "Other?")), Restart.SUB_AGENT, None),
+        ((ASK,), Restart.SUB_AGENT, None),
         ((SYSTEM, ASK), Restart.PARALLEL, None),
         ((SYSTEM, ASK, says("1"), LOOK), Restart.PARALLEL, 1),
         ((SYSTEM, ASK, says("1"), Message("user", "Other."), says("2"), LOOK), Restart.PARALLEL, 1),

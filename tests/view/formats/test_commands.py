@@ -295,7 +295,7 @@ def test_subagents_of_another_tool_are_trajectories_of_the_episode(tmp_path):
     folder = imported(lines_of(tmp_path / "x.jsonl", changed(subagent_trajectories=[inner, inner])), tmp_path)
     (found,) = read_journal(folder / "trajectories" / "eval_imported_000000.jsonl.gz")
     links = [(trajectory.parent, trajectory.reason) for trajectory in found.episode.trajectories]
-    assert links == [(None, None), (0, "parallel"), (0, "parallel")]
+    assert links == [(None, None), (0, "sub_agent"), (0, "sub_agent")]
     assert [turn.step for turn in found.episode.turns] == [*range(6)]
 
 

@@ -1,19 +1,27 @@
 """An agent of Pydantic AI, over the protocols of OpenAI and of Anthropic."""
 
-import sys
-
+from playing import SYSTEM, serve
+from playing import open_box as opened
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 
-models = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel, "anthropic": AnthropicModel}
-agent = Agent(models[sys.argv[1]]("m"), instructions="Be brief.")
+
+def played(kind, question):
+    agent = Agent(kind("m"), instructions=SYSTEM, retries=3)
+
+    @agent.tool_plain
+    def open_box(box: str, times: int = 1) -> str:
+        """Open a box."""
+        return opened(box)
+
+    return agent.run_sync(question).output
 
 
-@agent.tool_plain
-def add(a: int, b: int = 3) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-print(agent.run_sync("How many are 2 and 3?").output)
+serve(
+    {
+        "chat": lambda question: played(OpenAIChatModel, question),
+        "responses": lambda question: played(OpenAIResponsesModel, question),
+        "anthropic": lambda question: played(AnthropicModel, question),
+    }
+)

@@ -2,20 +2,25 @@
 
 import os
 
+from playing import open_box as opened
+from playing import serve
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
 
 @tool
-def add(a: int, b: int) -> int:
-    """Add two numbers.
+def open_box(box: str) -> str:
+    """Open a box.
 
     Args:
-        a: One number.
-        b: The other one.
+        box: The box.
     """
-    return a + b
+    return opened(box)
 
 
-model = OpenAIModel("m", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
-agent = ToolCallingAgent(tools=[add], model=model, max_steps=4, verbosity_level=0)
-print(agent.run("How many are 2 and 3?"))
+def played(question):
+    model = OpenAIModel("m", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+    agent = ToolCallingAgent(tools=[open_box], model=model, max_steps=5, verbosity_level=0)
+    return str(agent.run(question))
+
+
+serve({"chat": played})
