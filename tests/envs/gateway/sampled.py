@@ -53,10 +53,11 @@ def logged_by_sglang(folder: Path) -> Sampled:
         for line in path.read_text().splitlines():
             # After the time.
             entry = json.loads(line.partition("] ")[2])
-            if entry.get("event") == "request.finished":
-                out, prompt = entry["out"], entry["obj"]["input_ids"]
+            # Its own health checks ask for no logprobs.
+            if entry.get("event") == "request.finished" and entry["obj"]["return_logprob"]:
+                out = entry["out"]
                 logprobs = [logprob for logprob, *_ in out["meta_info"]["output_token_logprobs"]]
-                sampled.add(prompt, out["output_ids"], logprobs)
+                sampled.add(entry["obj"]["input_ids"], out["output_ids"], logprobs)
     return sampled
 
 
