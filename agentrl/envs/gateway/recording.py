@@ -168,11 +168,13 @@ class EpisodeRecording:
                 (seen, completion, *await self._answered(seen, completion, asked, f"{number}/{index}"))
             )
         answers = []
-        for before, completion, answered, action in parsed:
+        for index, (before, completion, answered, action) in enumerate(parsed):
             seen = before._replace(messages=(*place.messages, action))
             sent = sent_message(answered.turn)
             ids = sent_ids(answered.turn, action)
-            reply = SampledReply(number, action, sent, ids, seen, completion, previous, reason)
+            # All choices but the first stand beside it.
+            why = Restart.PARALLEL if index else reason
+            reply = SampledReply(number, action, sent, ids, seen, completion, previous, why)
             place.end.add(sent, reply)
             self._replies.append(reply)
             answers.append(answered)

@@ -179,13 +179,22 @@ def _reason(messages: Sequence[Message], last: Vertex) -> Restart:
     """Why a request goes another way than those before it after `last`, if there are any.
 
     One that shares no more than the system's words with any is another agent's: that of a sub-agent, or of
-    one that was handed the task. One that is as long as another stands beside it, and so does one that
-    repeats what was asked before.
+    one that was handed the task, unless its first message is a longer form of another one's. One that is as
+    long as another stands beside it, and so does one that repeats what was asked before.
     """
     if len(messages) == last.depth:
         return Restart.PARALLEL
     if all(message.role == "system" for message in messages[: last.depth]):
-        return Restart.SUB_AGENT
+        return Restart.REWRITTEN if _extends(messages[last.depth], last.children) else Restart.SUB_AGENT
     if len(messages) == last.longest:
         return Restart.PARALLEL
     return Restart.COMPACTED if len(messages) < last.longest else Restart.REWRITTEN
+
+
+def _extends(message: Message, others: Sequence[Vertex]) -> bool:
+    """Whether a message that is not the system's begins with the text of another one in its place.
+
+    Clients that write results into the user's message have such ones.
+    """
+    texts = [other.message.text for other in others if other.message and other.message.role == message.role]
+    return message.role != "system" and any(text and message.text.startswith(text) for text in texts)

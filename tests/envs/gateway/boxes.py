@@ -144,9 +144,11 @@ class Boxes(HarnessEnv):
     """
 
     id = "ClientsOpenBoxes"
-    limits = Limits(max_turns=24, max_tokens=3800, reset_timeout_s=None, step_timeout_s=None)
     # Of an episode and those of its client before it.
-    timeout_s = 1800.0
+    timeout_s = 3000.0
+    limits = Limits(
+        max_turns=24, max_tokens=3800, episode_timeout_s=3600.0, reset_timeout_s=None, step_timeout_s=None
+    )
     splits = ("train", "test", "demonstrated")
     tools = (OPEN,)
 
@@ -222,7 +224,7 @@ def tasks_of(client, way, *, demonstrates=False):
     demonstrates: all of them, or every second one; else four, those with the most turns among them.
     """
     alone = [(box,) for box in CONTENTS]
-    asked = [*alone, *PAIRS] if demonstrates else [alone[-1], alone[-2], PAIRS[0], PAIRS[1]]
+    asked = [*alone, *PAIRS] if demonstrates else [*alone[-3:], PAIRS[0]]
     if demonstrates and client in LONG:
         asked = asked[::2]
     for boxes in asked:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from agentrl.algorithms.samples import samples_of
-from agentrl.records import read_journal
+from agentrl.records import Entry, read_journal
 
 
 class Sampled(Counter):
@@ -52,21 +53,27 @@ def logged_by_sglang(folder: Path) -> Sampled:
         for line in path.read_text().splitlines():
             # After the time.
             entry = json.loads(line.partition("] ")[2])
-            if entry.get("event") == "request.finished":
-                out, prompt = entry["out"], entry["obj"]["input_ids"]
+            # Its own health checks ask for no logprobs.
+            if entry.get("event") == "request.finished" and entry["obj"]["return_logprob"]:
+                out = entry["out"]
                 logprobs = [logprob for logprob, *_ in out["meta_info"]["output_token_logprobs"]]
-                sampled.add(prompt, out["output_ids"], logprobs)
+                sampled.add(entry["obj"]["input_ids"], out["output_ids"], logprobs)
     return sampled
 
 
-def journalled(folder: Path) -> tuple[list, Sampled]:
-    """The entries of a run, read from its files, and the tokens that they are trained on."""
+def journal_of(folder: Path) -> list[Entry]:
+    """The entries of a run, read from its files."""
     files = sorted((folder / "trajectories").glob("*.jsonl.gz"))
-    entries, sampled = [entry for file in files for entry in read_journal(file)], Sampled()
+    return [entry for file in files for entry in read_journal(file)]
+
+
+def trained_in(entries: Sequence[Entry]) -> Sampled:
+    """The tokens that the entries of a journal are trained on."""
+    sampled = Sampled()
     for entry in entries:
         for sample in samples_of(entry.episode):
             _add_sample(sampled, sample)
-    return entries, sampled
+    return sampled
 
 
 def _add_sample(sampled, sample):

@@ -17,12 +17,12 @@ from tests.envs.gateway.sampled import logged
 
 pytestmark = pytest.mark.full
 
-NUM_SAMPLES = 2
+NUM_SAMPLES = 3
 
 BEGUN = {
     ("openai", "compacted"): {Restart.COMPACTED},
     ("openai", "results dropped"): {Restart.REWRITTEN},
-    ("openai", "beside each other"): {Restart.PARALLEL},
+    ("openai", "beside each other"): {Restart.PARALLEL, Restart.REWRITTEN},
     ("openai_agents", "handoff"): {Restart.SUB_AGENT},
     ("openai_agents", "sub-agent"): {Restart.SUB_AGENT},
     ("langgraph", "trimmed"): {Restart.PARALLEL},
@@ -30,8 +30,20 @@ BEGUN = {
     ("smolagents", "chat"): {Restart.REWRITTEN},
 }
 """Why trajectories of a way begin. In all others each request goes on from the tokens of the reply before."""
-MAY_BEGIN = {("mini", "command"): {Restart.REWRITTEN}}
-"""Why some may, too: a reply that it cannot read is left out, and the next request says so."""
+MAY_BEGIN = {
+    # A reply that it cannot read is left out, and the next request says so.
+    ("mini", "command"): {Restart.REWRITTEN},
+    ("smolagents", "chat"): {Restart.PARALLEL},
+}
+"""Why some may, too."""
+STRICT = {"overruled_strict"}
+CHANGED = {
+    **{("openai", way): STRICT for way in WAYS["openai"] if way.startswith("responses")},
+    **{("openai_agents", way): STRICT for way in WAYS["openai_agents"]},
+    # It parses arguments, and writes them again.
+    **{("pydantic_ai", way): {"changed_arguments"} for way in ("chat", "responses")},
+}
+"""What clients change in messages that stay the same, and which of their settings are overruled."""
 
 
 @pytest.mark.parametrize("client", WAYS)
@@ -48,7 +60,9 @@ def test_the_journal_has_what_the_embedded_engine_has_sampled(
     }
     begun = {way: {*found.begun} - MAY_BEGIN.get(way, set()) for way, found in ways.items()}
     assert begun == {way: BEGUN.get(way, set()) for way in ways}, ways
-    assert {way: {*found.changed} for way, found in ways.items()} == {way: set() for way in ways}, ways
+    assert {way: {*found.changed} for way, found in ways.items()} == {
+        way: CHANGED.get(way, set()) for way in ways
+    }, ways
     assert any(found.shares[1] for found in ways.values()), "two calls in one turn"
     assert min(found.shares[0] for found in ways.values()) >= 0.5, ways
 

@@ -121,6 +121,8 @@ LOOK = Message("user", "Look.")
         ((Message("system", "Other."), ASK), Restart.SUB_AGENT, None),
         ((SYSTEM, Message("user", "Other?")), Restart.SUB_AGENT, None),
         ((ASK,), Restart.SUB_AGENT, None),
+        ((Message("system", f"{SYSTEM.text} And polite."), ASK), Restart.SUB_AGENT, None),
+        ((SYSTEM, Message("user", f"{ASK.text}\nYou found 1.")), Restart.REWRITTEN, None),
         ((SYSTEM, ASK), Restart.PARALLEL, None),
         ((SYSTEM, ASK, says("1"), LOOK), Restart.PARALLEL, 1),
         ((SYSTEM, ASK, says("1"), Message("user", "Other."), says("2"), LOOK), Restart.PARALLEL, 1),
