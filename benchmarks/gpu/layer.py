@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from torch.distributed import HashStore
+from torch.distributed.distributed_c10d import HashStore
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch, micro_batches
@@ -90,8 +90,7 @@ async def run(bench: Bench) -> None:
 def _config(*, tiny: bool) -> Qwen3MoeConfig:
     from transformers import Qwen3MoeConfig
 
-    return Qwen3MoeConfig(
-        **(_TINY if tiny else _SIZES),
+    config = Qwen3MoeConfig(
         vocab_size=_VOCAB,
         num_hidden_layers=1,
         norm_topk_prob=True,
@@ -101,6 +100,8 @@ def _config(*, tiny: bool) -> Qwen3MoeConfig:
         bos_token_id=None,
         eos_token_id=None,
     )
+    config.update(_TINY if tiny else _SIZES)
+    return config
 
 
 def _passes(config: Qwen3MoeConfig, layout: MegatronConfig, *, bf16: bool) -> Passes:

@@ -376,7 +376,7 @@ def _needs_of_tester(words: Sequence[str], installs: _Installs) -> None:
     names = [name for text in given for name in text.strip("\"'").split(",")]
     for text in ("pytest", *names):
         wanted = requirement(text)
-        name = canonicalize_name("" if wanted is None else wanted.name)
-        name = name if name in _TESTERS else text
+        package = canonicalize_name("" if wanted is None else wanted.name)
+        name = package if package in _TESTERS else text
         if name != "pytest-json-ctrf":
             installs.needs(name)

@@ -156,7 +156,7 @@ def _heads_of(
 @fused
 def _gated(attended_t1C: Tensor, mixed_tGC: Tensor, channels: int) -> Tensor:
     """What each head attended to, times the sigmoid of its gate."""
-    gates = mixed_tGC[..., : -2 * channels].unflatten(-1, (-1, 2, channels))[..., 1, :]
+    gates: Tensor = mixed_tGC[..., : -2 * channels].unflatten(-1, (-1, 2, channels))[..., 1, :]
     return attended_t1C * gates.reshape(attended_t1C.shape).sigmoid()
 
 
