@@ -22,6 +22,7 @@ PAGES = {
         "docs/your-own-data",
         "docs/environments",
         "docs/tasks-in-other-formats",
+        "docs/reports",
         "docs/rfc-008",
         "docs/agentdojo",
         "docs/bfcl-and-tau2",
@@ -49,7 +50,14 @@ PAGES = {
         "docs/record-and-replay",
         "docs/trajectory-formats",
     ],
-    "Engines and clusters": ["docs/engines", "docs/gpus", "docs/megatron", "docs/ray", "docs/simulate"],
+    "Engines and clusters": [
+        "docs/engines",
+        "docs/gpus",
+        "docs/megatron",
+        "docs/mixtures-of-experts",
+        "docs/ray",
+        "docs/simulate",
+    ],
     "Examples": [
         f"examples/{name}/README"
         for name in (

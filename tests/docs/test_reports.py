@@ -1,0 +1,38 @@
+"""docs/reports.md has a row for each environment that ships, and none says that cheating pays."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agentrl.envs.registry import env_ids, families, find, matching
+from tests.docs.blocks import ROOT
+from tests.docs.reports import rows
+
+ROWS = rows()
+
+
+def test_every_environment_that_ships_has_a_row_and_no_other():
+    shipped = {
+        id for id in env_ids() if find(id).env_class.__module__.startswith(("agentrl.", "envs_contrib."))
+    }
+    members = {pattern: {*matching(pattern)} for pattern in families()}
+    alone = shipped - set().union(*members.values())
+    assert alone <= set(ROWS) <= shipped, "run `python -m tests.docs.reports ID`"
+    for pattern, ids in members.items():
+        assert ids & set(ROWS), f"run `python -m tests.docs.reports` for one of {pattern}"
+
+
+@pytest.mark.parametrize("env_id", ROWS)
+def test_a_row_says_that_the_expert_earns_what_no_cheat_does(env_id):
+    findings, rfc, expert, chance, cheats, attack, strategy, played = ROWS[env_id]
+    explained = (ROOT / "docs" / "write-an-environment.md").read_text(encoding="utf-8")
+    assert all(f"`{code}`" in explained for code in re.findall(r"`([\w-]+)`", findings))
+    assert re.fullmatch(r"\d+ of 34", rfc)
+    assert re.fullmatch(r"2\d{3}-\d{2}-\d{2}", played)
+    assert "**paid**" not in strategy
+    env_class = find(env_id).env_class
+    if expert:
+        assert float(expert) == pytest.approx(env_class.expert_score, abs=0.1)
+        assert max(float(score) for score in (chance, cheats, attack) if score) < float(expert)
