@@ -96,13 +96,14 @@ class Client:
         """
         async with self._turn:
             process = self._process = self._process or await self._started(folder)
+            line = None
             try:
                 process.stdin.write(json.dumps(task).encode() + b"\n")
                 line = await process.stdout.readline()
-            except BaseException:
-                # Its next line would be the answer to this task.
-                await self.close()
-                raise
+            finally:
+                if line is None:
+                    # Its next line would be the answer to this task.
+                    await self.close()
         reply = json.loads(line or '{"error": "its process has ended"}')
         if reply["error"] is not None:
             raise ClientError(reply["error"])

@@ -62,19 +62,31 @@ async def answered_without_threads(conversation, ask):
         reply = await ask(request)
 
 
+class Failing:
+    """A block that ends with the exception that it has raised. error: its sentence; None = it raised none."""
+
+    error = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, raised, trace):
+        if not isinstance(raised, Exception):
+            return False
+        logging.error("a task has failed", exc_info=raised)
+        self.error = f"{kind.__name__}: {raised}"
+        return True
+
+
 def serve(ways):
     """Play the tasks that come in; `ways` are functions from a question to its answer, by name."""
     replies = os.fdopen(os.dup(1), "w")
     # Frameworks print.
     os.dup2(2, 1)
     for line in sys.stdin:
-        task = json.loads(line)
+        task, answer = json.loads(line), None
         os.environ.update(task["variables"])
-        answer = error = None
-        try:
+        with Failing() as failing:
             answer = ways[task["way"]](task["question"])
-        except Exception as failed:
-            logging.exception("a task has failed")
-            error = f"{type(failed).__name__}: {failed}"
-        replies.write(json.dumps({"answer": answer, "error": error}) + "\n")
+        replies.write(json.dumps({"answer": answer, "error": failing.error}) + "\n")
         replies.flush()
