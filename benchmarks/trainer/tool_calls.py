@@ -29,10 +29,10 @@ from benchmarks.trainer.boxes_env import MOST_TOKENS, NUM_TASKS, TURN_TOKENS, Bo
 from benchmarks.trainer.context import OURS, TrainerContext
 
 _TARGET = 3.0
-_WARM_START, _INTERVAL, _MOST_STEPS = 150, 5, 150
+_WARM_START, _INTERVAL, _MOST_STEPS = 150, 10, 150
 _SUCCESS = 0.5
 _SEEDS = (0, 1, 2)
-_LR = 5e-4
+_LR = 2e-4
 
 
 class Solved(NamedTuple):
@@ -57,7 +57,7 @@ async def bench_tools(context: TrainerContext) -> list[ResultRow]:
 
 
 async def bench_success(context: TrainerContext) -> list[ResultRow]:
-    """Seconds of steps until held-out tasks are solved so often, in evaluations after every fifth step."""
+    """Seconds of steps until held-out tasks are solved so often, in evaluations after every tenth step."""
     model, found = await _model(context), dict[str, list[Solved]]({OURS: [], "trl": []})
     for seed in _SEEDS:
         found[OURS].append(await _ours_solved(context, model, seed))
