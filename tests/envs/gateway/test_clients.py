@@ -44,6 +44,8 @@ CHANGED = {
     **{("pydantic_ai", way): {"changed_arguments"} for way in ("chat", "responses")},
 }
 """What clients change in messages that stay the same, and which of their settings are overruled."""
+# Its history may begin with the results of calls that it has cut off.
+MAY_CHANGE = {("langgraph", "trimmed"): {"changed_ids"}}
 
 
 @pytest.mark.parametrize("client", WAYS)
@@ -60,9 +62,8 @@ def test_the_journal_has_what_the_embedded_engine_has_sampled(
     }
     begun = {way: {*found.begun} - MAY_BEGIN.get(way, set()) for way, found in ways.items()}
     assert begun == {way: BEGUN.get(way, set()) for way in ways}, ways
-    assert {way: {*found.changed} for way, found in ways.items()} == {
-        way: CHANGED.get(way, set()) for way in ways
-    }, ways
+    changed = {way: {*found.changed} - MAY_CHANGE.get(way, set()) for way, found in ways.items()}
+    assert changed == {way: CHANGED.get(way, set()) for way in ways}, ways
     assert any(found.shares[1] for found in ways.values()), "two calls in one turn"
     assert min(found.shares[0] for found in ways.values()) >= 0.5, ways
 
