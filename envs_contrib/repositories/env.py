@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from agentrl import Limits, Script, Task
 from agentrl.tools import Shell
 from envs_contrib.repositories.grading import passes
-from envs_contrib.repositories.programs import LANGUAGES
-from envs_contrib.repositories.suite import repairs, repository_of, shell_tool, tasks_of
+from envs_contrib.repositories.suite import OfSuite, repairs, repository_of, shell_tool
 from envs_contrib.terminal.world import ShellEnv
 
 
-class Repositories(ShellEnv):
+class Repositories(OfSuite, ShellEnv):
     """Programs in Python, shell, awk and Perl to repair, each with a history, graded by hidden tests.
 
     The folder of the shell is a repository of git with one mistake, and tests of which one or more fail. When
@@ -24,20 +23,7 @@ class Repositories(ShellEnv):
     languages: python, shell, awk, perl, or some of them.
     """
 
-    breakdown = "language"
     limits = Limits(max_turns=16, max_tokens=16_384, reward_timeout_s=90.0)
-
-    def __init__(self, seed: int = 0, languages: Sequence[str] = tuple(LANGUAGES)) -> None:
-        super().__init__()
-        self.seed, self.languages = seed, tuple(languages)
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The repositories of a split: train or test.
-
-        Raises:
-            UserError: no such split or language, or its interpreter is missing here.
-        """
-        return tasks_of(split, self.seed, self.languages)
 
     def machine(self, task: Task) -> Shell:
         """A shell over the repository, whose history is made with the first command."""

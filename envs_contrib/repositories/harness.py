@@ -10,14 +10,14 @@ from agentrl.envs.gateway import HarnessEnv
 from agentrl.tools import ShellTool
 from envs_contrib.repositories.grading import passes
 from envs_contrib.repositories.programs import LANGUAGES
-from envs_contrib.repositories.suite import more_programs, repository_of, tasks_of
+from envs_contrib.repositories.suite import OfSuite, more_programs, repository_of
 
 AGENT = ".agent"
 """A folder in that of the repository which no commit and no grader sees: what an agent brings along."""
 TASK = f"{AGENT}/task.md"
 
 
-class RepositoriesHarness(HarnessEnv):
+class RepositoriesHarness(OfSuite, HarnessEnv):
     """The repositories of `Repositories-v0` for a program that has tools of its own.
 
         class Mine(RepositoriesHarness):
@@ -34,24 +34,14 @@ class RepositoriesHarness(HarnessEnv):
 
     group = "code"
     needs = ("sandbox",)
-    breakdown = "language"
     limits = Limits(
         max_turns=24, max_tokens=16_384, reset_timeout_s=None, step_timeout_s=None, reward_timeout_s=90.0
     )
 
     def __init__(self, seed: int = 0, languages: Sequence[str] = tuple(LANGUAGES)) -> None:
-        super().__init__()
-        self.seed, self.languages = seed, tuple(languages)
+        super().__init__(seed, languages)
         if self.shell is None:
             self.shell = _shell(self.languages)
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The repositories of a split: train or test.
-
-        Raises:
-            UserError: no such split or language, or its interpreter is missing here.
-        """
-        return tasks_of(split, self.seed, self.languages)
 
     def files(self, task: Task) -> Mapping[str, str]:
         """Those of the repository, and the task in words."""

@@ -37,15 +37,24 @@ def checked_languages(languages: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def tasks_of(split: str, seed: int, languages: Sequence[str]) -> Sequence[Task]:
-    """The tasks of a split: train or test.
+class OfSuite:
+    """The settings and the tasks of the suite, for whichever environment comes next in the class."""
 
-    Raises:
-        UserError: no such split; or as `checked_languages`.
-    """
-    if split not in NUM_VARIANTS:
-        raise UserError(f"Repositories has no split `{split}`; it has {', '.join(NUM_VARIANTS)}.")
-    return _tasks(split, seed, checked_languages(languages))
+    breakdown = "language"
+
+    def __init__(self, seed: int = 0, languages: Sequence[str] = tuple(LANGUAGES)) -> None:
+        super().__init__()
+        self.seed, self.languages = seed, tuple(languages)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The repositories of a split: train or test.
+
+        Raises:
+            UserError: no such split or language, or its interpreter is missing here.
+        """
+        if split not in NUM_VARIANTS:
+            raise UserError(f"Repositories has no split `{split}`; it has {', '.join(NUM_VARIANTS)}.")
+        return _tasks(split, self.seed, checked_languages(self.languages))
 
 
 @lru_cache(maxsize=16)

@@ -23,9 +23,10 @@ from agentrl.engine.served.requests import (
     MAX_STOPS,
     MAX_TEMPERATURE,
     RefusedError,
+    check_supported,
     read,
 )
-from agentrl.tools.json_text import encodable, read_json, storable
+from agentrl.tools.json_text import read_json, storable
 from agentrl.types import JSON, Message, Observation, ToolCall
 from agentrl.types.seams import ToolSchema
 
@@ -155,12 +156,7 @@ def read_chat(body: bytes | Mapping[str, JSON]) -> ChatRequest:
 
 
 def _check_supported(chat: _Chat) -> None:
-    for name, value in (chat.model_extra or {}).items():
-        if value is not None and name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
-            raise RefusedError(
-                f"This server does not do `{encodable(name):.40}` = {reprlib.repr(value)}; leave it out.",
-                "unsupported_parameter",
-            )
+    check_supported(chat.model_extra or {}, _NEUTRAL, _IGNORED)
     if chat.top_logprobs:
         raise RefusedError(
             "`top_logprobs` is 0 here: a reply has the logprobs of the sampled tokens alone.",

@@ -6,13 +6,14 @@ import asyncio
 import re
 import reprlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.engine.sglang.wire import UNSET_VERSION
+from agentrl.tools.json_text import encodable
 from agentrl.types import JSON, ExpertLayers
 from agentrl.types.seams import MemoryTag, Sampling
 
@@ -70,6 +71,24 @@ def sentence_of(error: Exception) -> str:
     """A reason of a renderer as one sentence in one line."""
     line = " ".join(str(error).split())
     return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith(".") else ".")
+
+
+def check_supported(
+    fields: Mapping[str, JSON], neutral: Mapping[str, Sequence[JSON]], ignored: Collection[str] = ()
+) -> None:
+    """Refuse fields that would change a reply, and that no one reads.
+
+    neutral: by name, the values that change nothing, beside none. ignored: names that never do.
+
+    Raises:
+        RefusedError: by the name of the first one.
+    """
+    for name, value in fields.items():
+        if value is not None and name not in ignored and value not in neutral.get(name, ()):
+            raise RefusedError(
+                f"This server does not do `{encodable(name):.40}` = {reprlib.repr(value)}; leave it out.",
+                "unsupported_parameter",
+            )
 
 
 class TextCodec(NamedTuple):
@@ -386,9 +405,7 @@ def _each(name: str, value: _V | list[_V], count: int) -> list[_V]:
 
 
 def _sampling(rule: _Rules, copy: int, limits: RequestLimits) -> Sampling:
-    for name, value in (rule.model_extra or {}).items():
-        if value is not None and value not in _NEUTRAL.get(name, ()):
-            raise RefusedError(f"This server does not do `{name:.40}` = {reprlib.repr(value)}; leave it out.")
+    check_supported(rule.model_extra or {}, _NEUTRAL)
     stops = (rule.stop,) if isinstance(rule.stop, str) else tuple(rule.stop or ())
     stop_ids = tuple(rule.stop_token_ids or ())
     if outside := [token for token in stop_ids if not 0 <= token < limits.vocab_size]:

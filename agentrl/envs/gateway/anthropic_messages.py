@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentrl.engine.served.chat_replies import Body, ReplyTurn
-from agentrl.engine.served.requests import RefusedError
+from agentrl.engine.served.requests import RefusedError, check_supported
 from agentrl.envs.gateway.openai_chat import (
     WireRequest,
     deltas_of,
@@ -30,8 +30,8 @@ _THINKING = "thinking"
 _FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
 _EFFORT = "effort"
 _ROLES = ("user", "assistant", "system")
-_NEUTRAL: Mapping[str, JSON] = {
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+_NEUTRAL: Mapping[str, Sequence[JSON]] = {
+    "context_management": ({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},),
 }
 """Fields that are accepted with this value, which changes nothing."""
 _OF_SERVERS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_", "mcp_")
@@ -71,11 +71,8 @@ def read_messages(fields: Body, *, counts_only: bool = False) -> WireRequest:
     if isinstance(output, dict) and set(output) <= {_EFFORT}:
         overruled += output
         del fields["output_config"]
-    for name in _IGNORED:
-        fields.pop(name, None)
-    for name, value in fields.items():
-        if value not in (None, [], {}, _NEUTRAL.get(name)):
-            raise RefusedError(f"`{name[:40]}` is not supported here; leave it out.")
+    given = {name: value for name, value in fields.items() if value not in ([], {})}
+    check_supported(given, _NEUTRAL, _IGNORED)
     request = read_request(chat)
     asked = request.asked
     return request._replace(asked=asked.with_overruled((*asked.overruled, *overruled)))

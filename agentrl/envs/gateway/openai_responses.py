@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 
 from agentrl.engine.served.chat_replies import Body, ReplyTurn, arguments_of
-from agentrl.engine.served.requests import RefusedError
+from agentrl.engine.served.requests import RefusedError, check_supported
 from agentrl.envs.gateway.openai_chat import (
     WireRequest,
     deltas_of,
@@ -34,6 +34,7 @@ _COPIED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "store"),
     *("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
+_IGNORED = ("client_metadata",)
 _REASONING = "reasoning"
 _LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
@@ -81,14 +82,11 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     include = fields.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
         chat["logprobs"], fields["include"] = True, [name for name in include if name != _LOGPROBS]
-    fields.pop("client_metadata", None)
     choice = fields.pop("tool_choice", None)
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
     chat["tool_choice"] = {"function": choice} if is_named else choice
     reasoning = fields.pop(_REASONING, None)
-    for name, value in fields.items():
-        if value is not None and value not in _NEUTRAL.get(name, ()):
-            raise RefusedError(f"`{name[:40]}` is not supported here with this value; leave it out.")
+    check_supported(fields, _NEUTRAL, _IGNORED)
     request = read_request(chat)
     if reasoning and any(value is not None for value in _values(reasoning)):
         overruled.append(_REASONING)

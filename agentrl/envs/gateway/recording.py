@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from agentrl.engine.served.chat_replies import ID_CHARS, ReplyTurn, arguments_of, is_thinking, turn_of
 from agentrl.engine.served.requests import RefusedError, sentence_of
-from agentrl.envs.gateway.same import SPLIT
+from agentrl.envs.gateway.same import Change
 from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
@@ -309,7 +309,7 @@ def note(counts: Counter[str], asked: ModelRequest) -> None:
     """Count a request."""
     counts["requests"] += 1
     counts.update(f"overruled_{name}" for name in asked.overruled)
-    counts.update({f"changed_{SPLIT}": asked.num_split} if asked.num_split else {})
+    counts.update({f"changed_{Change.SPLIT}": asked.num_split} if asked.num_split else {})
 
 
 def id_of(name: str) -> Callable[[int], str]:

@@ -8,22 +8,28 @@ message is the same; its tokens are those that were sampled. Any other change ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from agentrl.types import JSON, Message, ToolCall
 from agentrl.types.seams import ToolSchema
 
-WHITE_SPACE, ARGUMENTS, DEFAULTS, IDS, REASONING, SPLIT = (
-    *("white_space", "arguments", "defaults", "ids", "reasoning", "split"),
-)
-KINDS = (WHITE_SPACE, ARGUMENTS, DEFAULTS, IDS, REASONING, SPLIT)
-"""The kinds of changes that leave a message the same."""
+
+class Change(StrEnum):
+    """A kind of change that leaves a message the same."""
+
+    WHITE_SPACE = "white_space"
+    ARGUMENTS = "arguments"
+    DEFAULTS = "defaults"
+    IDS = "ids"
+    REASONING = "reasoning"
+    SPLIT = "split"
 
 
 class Rewriting(NamedTuple):
     """What a client changed in a message. ids: the id of each of its calls -> that of the call it is."""
 
-    kinds: frozenset[str] = frozenset()
+    kinds: frozenset[Change] = frozenset()
     ids: Mapping[str, str] = {}
 
 
@@ -45,7 +51,7 @@ def changes(
     if thoughts is None:
         if theirs.reasoning:
             return None
-        thoughts = frozenset({REASONING})
+        thoughts = frozenset({Change.REASONING})
     kinds |= thoughts
     own_ids: dict[str, str] = {}
     for call, written in zip(ours.tool_calls, theirs.tool_calls, strict=True):
@@ -57,10 +63,10 @@ def changes(
     return Rewriting(kinds, own_ids)
 
 
-def _text_changes(ours: str, theirs: str) -> frozenset[str] | None:
+def _text_changes(ours: str, theirs: str) -> frozenset[Change] | None:
     if ours == theirs:
         return frozenset()
-    return frozenset({WHITE_SPACE}) if _trimmed(ours) == _trimmed(theirs) else None
+    return frozenset({Change.WHITE_SPACE}) if _trimmed(ours) == _trimmed(theirs) else None
 
 
 def _trimmed(text: str) -> list[str]:
@@ -68,19 +74,19 @@ def _trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def _call_changes(ours: ToolCall, theirs: ToolCall, tools: Sequence[ToolSchema]) -> frozenset[str] | None:
+def _call_changes(ours: ToolCall, theirs: ToolCall, tools: Sequence[ToolSchema]) -> frozenset[Change] | None:
     if ours.name != theirs.name:
         return None
-    kinds = frozenset() if ours.id == theirs.id else frozenset({IDS})
+    kinds = frozenset() if ours.id == theirs.id else frozenset({Change.IDS})
     if ours.raw == theirs.raw:
         return kinds
     if ours.arguments is None or theirs.arguments is None:
         return None
     if _is_equal(dict(ours.arguments), dict(theirs.arguments)):
-        return kinds | {ARGUMENTS}
+        return kinds | {Change.ARGUMENTS}
     schema = next((tool.parameters for tool in tools if tool.name == ours.name), {})
     if _adds_defaults(ours.arguments, theirs.arguments, schema):
-        return kinds | {DEFAULTS}
+        return kinds | {Change.DEFAULTS}
     return None
 
 

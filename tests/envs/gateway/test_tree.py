@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl import Message, ToolCall
-from agentrl.envs.gateway.same import KINDS, changes
+from agentrl.envs.gateway.same import Change, changes
 from agentrl.envs.gateway.tree import ConversationTree, SampledReply
 from agentrl.types import Image, Restart
 from agentrl.types.seams import Seen, ToolSchema
@@ -62,7 +62,7 @@ OURS = says("So.\n\nIt is", adds({"a": 1, "b": 3}), reasoning="Hm.")
 def test_a_message_is_the_same_in_its_normal_form_and_in_no_other(theirs, kinds):
     found = changes(OURS, theirs, {}, TOOLS)
     assert (found and set(found.kinds)) == kinds
-    assert kinds is None or kinds <= set(KINDS)
+    assert kinds is None or kinds <= set(Change)
 
 
 def test_a_default_may_be_added_and_left_out():
