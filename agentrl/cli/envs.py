@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,17 +31,22 @@ from rich.text import Text
 
 from agentrl.cli.commands import Command, CommandGroup
 from agentrl.cli.flags import read_json_object
-from agentrl.cli.new_env import new_command
-from agentrl.envs import AnyEnv, find, tasks_of
+from agentrl.envs import AnyEnv, Env, ScriptedAgent, find, play, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
 from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
 from agentrl.envs.export import FORMATS, export_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
-from agentrl.errors import ConfigError
+from agentrl.envs.scaffold import KINDS, NewPackage, scaffold
+from agentrl.errors import ConfigError, UserError
+from agentrl.records import lines
+from agentrl.runtime.event_loop import blocking
+from agentrl.runtime.files import write_bytes
+from agentrl.runtime.interrupts import run_until_signal
 from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
+from agentrl.view.formats.messages import messages_in
 from agentrl.view.scores import time_text
 
 # `agentrl envs check`.
@@ -204,6 +211,70 @@ def _show_attack(report: AttackReport, console: Console) -> None:
     tried = f"{report.tried} of {report.strategies} strategies in {report.episodes} episodes"
     found = f"{_counted(len(report.paid), 'strategy', 'strategies')} paid more than"
     console.print(f"{tried}: {found} chance_score = {report.chance_score:g}.", highlight=False)
+
+
+# `agentrl envs new`.
+_SHOWN = 3
+_CHECKED = 16
+_KINDS = "; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
+
+
+@click.command("new", cls=Command)
+@click.argument("name")
+@click.option("--kind", default="tool", show_default=True, type=click.Choice(list(KINDS)), help=f"{_KINDS}.")
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), help="Where to write it; else a folder of its name."
+)
+def new_command(name: str, kind: str, folder: Path | None) -> None:
+    """Write a working package with an environment called NAME: tasks, a reward, tests, a README.
+
+    With it come the report of `agentrl envs check` with its badge, and episodes of its expert as messages.
+    The package does not depend on agentrl by name, since a package index may hold another project of that
+    name. Its README installs agentrl from where the running one was installed.
+    """
+    new = scaffold(name, folder, kind)
+    env_class = _imported(new)
+    report = check_env(env_class, n=_CHECKED)
+    report.write(new.folder / "report.json")
+    rollouts = b"".join(
+        lines.to_line(row) for row in blocking(lambda: run_until_signal(_played(env_class())))
+    )
+    write_bytes(new.folder / "rollouts.jsonl", rollouts)
+    click.echo(
+        f"{new.env_id} is in {new.folder}; its check {report.summary}. Next, as its README.md shows:\n"
+        f"  cd {shlex.quote(str(new.folder))}\n"
+        "  python -m pip install -e '.[dev]'\n"
+        f"  agentrl envs check {new.env_id}\n"
+        "  python -m pytest"
+    )
+
+
+def _imported(new: NewPackage) -> type[Env]:
+    """The class, from the sources that were just written; the package is not imported by its name."""
+    sources = str(new.folder.resolve() / "src")
+    sys.path.insert(0, sources)
+    try:
+        env_class = getattr(importlib.import_module(new.package), new.env_class)
+    finally:
+        sys.path.remove(sources)
+        for module in [*sys.modules]:
+            if module.partition(".")[0] == new.package:
+                del sys.modules[module]
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"{new.package}.{new.env_class} is no environment; is a template damaged?")
+    return env_class
+
+
+async def _played(env: Env) -> list[dict[str, JSON]]:
+    """Episodes of the expert, as messages."""
+    rows: list[dict[str, JSON]] = []
+    for task in env.tasks("train")[:_SHOWN]:
+        episode = await play(env, ScriptedAgent(env.expert(task)), task, seed=0)
+        (trajectory,) = episode.trajectories
+        messages: list[JSON] = [*messages_in(trajectory)]
+        rows.append({"messages": messages, "reward": episode.total_of(), "task": task.id})
+    await env.close()
+    return rows
 
 
 # `agentrl envs export`.

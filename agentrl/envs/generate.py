@@ -44,9 +44,8 @@ class EpisodeInPlay:
     """An episode of an environment with one agent, driven by a generate function.
 
     The function calls `reset` once, then `act` and `step`. It never makes tokens: each turn is one of the
-    agent's, with the tokens, authors, logprobs and versions that were recorded when it was sampled. Limits
-    and deadlines of the environment hold. The episode ends when the world ends it, when a turn is unfinished,
-    after `limits.max_turns` turns, or when the function returns, which truncates it.
+    agent's, as it was recorded when it was sampled. Limits and deadlines hold. The episode ends when the world
+    ends it, when a turn is unfinished, after `limits.max_turns`, or when the function returns: truncated.
 
     One that writes its prompts itself calls `tokens.sample` and `keep` in place of `act`. It ends the episode
     with a `step`, which the environment rewards, or with `finish`, and a reward of its own. It may also play
@@ -58,9 +57,7 @@ class EpisodeInPlay:
         (self._name,) = game.players
         self.tokens = OwnTokens(game)
         self._ending: Ending | None = None
-        self._has_news = False
-        self._is_step_due = False
-        self._has_kept = False
+        self._has_news = self._is_step_due = self._has_kept = False
 
     @property
     def task(self) -> Task:
@@ -212,11 +209,7 @@ class EpisodeInPlay:
         return copy
 
     def cut(self) -> Episode:
-        """End it here, without a reward.
-
-        Raises:
-            EpisodeEndedError, StageError: as of `finish`.
-        """
+        """End it here, without a reward; it raises what `finish` does."""
         self.finish(None, truncated=True)
         return self._game.episode(Ending.TRUNCATED, None, 0.0)
 
