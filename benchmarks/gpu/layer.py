@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch, micro_batches

@@ -40,7 +40,7 @@ def checked_languages(languages: Sequence[str]) -> tuple[str, ...]:
 class OfSuite:
     """The settings and the tasks of the suite, for whichever environment comes next in the class."""
 
-    breakdown = "language"
+    breakdown: str | None = "language"
 
     def __init__(self, seed: int = 0, languages: Sequence[str] = tuple(LANGUAGES)) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ import pytest
 from agentrl.cli import main
 from agentrl.config import by_section, parse
 from agentrl.errors import ConfigError
-from agentrl.evaluation import gateway, open_episodes
+from agentrl.evaluation import gateway
 from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
@@ -208,7 +208,7 @@ async def test_no_reply_waits_for_the_disk(request, tmp_path, monkeypatch, has_t
 
         return waits
 
-    monkeypatch.setattr("agentrl.evaluation.open_episodes.write_bytes", slow(open_episodes.write_bytes))
+    monkeypatch.setattr("agentrl.evaluation.gateway.write_bytes", slow(gateway.write_bytes))
     monkeypatch.setattr(members, "append", slow(members.append))
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     directory = request.getfixturevalue("model") if has_tokens else None
