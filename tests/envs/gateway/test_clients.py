@@ -2,7 +2,7 @@
 
 A small model that was trained on their conversations opens boxes with them (`boxes`): it calls their tool,
 also twice in a turn, and answers. All clients are installed in one environment beside ours, and each is a
-process of its own. tests/sglang/test_clients.py plays the same on a real SGLang.
+process of its own. tests/envs/gateway/test_clients_on_sglang.py plays the same on a real SGLang.
 """
 
 from __future__ import annotations
