@@ -105,3 +105,8 @@ def test_a_tokenizer_of_tiktokens_file_is_read_once_it_has_a_tokenizer_json(tmp_
         expected = encoding.encode(text, allowed_special="all")
         assert tokenizer.encode(text, add_special_tokens=False) == expected
     assert tokenizer.eos_token_id == special["[EOS]"]
+
+
+def test_a_type_that_nobody_has_is_named(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"is of model type `kimi_k9`, which neither .* has"):
+        open_config(written(tmp_path, {"model_type": "kimi_k9"}))

@@ -6,6 +6,7 @@ model, the matrices that its numbers and scales stand for, in the dtype of its o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
@@ -36,6 +38,7 @@ from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import INDEX_FILE, SINGLE_FILE
 
 _CONFIG = "config.json"
+_UNKNOWN_TYPE = re.compile("has model type `([^`]{1,80})` but Transformers does not recognize")
 FLOATS = ("bfloat16", "float16", "float32")
 """The dtypes of weights that are not quantized, as torch prints them."""
 CONFIG_ERRORS = (
@@ -240,5 +243,10 @@ def config_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except CONFIG_ERRORS as error:
+        if unknown := _UNKNOWN_TYPE.search(str(error)):
+            raise ModelLoadError(
+                f"{directory / _CONFIG} is of model type `{unknown[1]}`, which neither transformers "
+                f"{transformers.__version__} nor agentrl has; its Python files are never run. Choose another."
+            ) from error
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
