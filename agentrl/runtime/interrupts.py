@@ -25,6 +25,10 @@ INTERRUPTED: Final = 130
 _SIGNALLED: Final = 128
 
 
+class SignalExit(SystemExit):
+    """SIGTERM or SIGHUP ends the program, wherever it is; exit() of a user's code is an error of it."""
+
+
 def run_until_signal(main: Coroutine[None, None, T]) -> T:
     """`run_coroutine`, in which SIGTERM and SIGHUP cancel the coroutine as Ctrl-C does.
 
@@ -75,7 +79,7 @@ def exits_on_signals() -> Iterator[None]:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     del frame
-    sys.exit(_SIGNALLED + number)
+    raise SignalExit(_SIGNALLED + number)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from agentrl.errors import AgentRLError, EnvCodeError, StageError, UserError
 from agentrl.runtime.activity import Activity, current_activity
 from agentrl.runtime.authorship import place_of
 from agentrl.runtime.clocks import Clock
+from agentrl.runtime.interrupts import SignalExit
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class Stage:
         if activity is not None:
             activity.end(self)
         is_late = await self._ended(kind, error, trace)
-        if isinstance(error, StageError | UserError):
+        if isinstance(error, StageError | UserError | SignalExit):
             return
         if is_late:
             raise StageError(self.name, "timeout", f"took longer than {self._timeout_s:g} s") from error
@@ -115,7 +116,7 @@ class EnvCode:
         return EnvCodeError(self._stage, kind, f"{self._owner}: `{self._method}` {problem}.")
 
 
-_PASSING = (AgentRLError, ModuleNotFoundError)
+_PASSING = (AgentRLError, ModuleNotFoundError, SignalExit)
 
 
 def summary_of(error: BaseException) -> str:

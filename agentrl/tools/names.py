@@ -19,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from agentrl.config import import_path
 from agentrl.errors import AgentRLError, UserError, did_you_mean
 from agentrl.runtime.authorship import place_of
+from agentrl.runtime.interrupts import SignalExit
 from agentrl.runtime.stage import summary_of
 
 given: dict[str, object] = {}
@@ -55,7 +56,7 @@ class _Importing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, AgentRLError):
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, AgentRLError | SignalExit):
             raise self._broken(error) from error
 
 

@@ -10,7 +10,10 @@ import time
 
 import pytest
 
+from agentrl.errors import UserError
 from agentrl.runtime.interrupts import exits_on_signals, run_until_signal
+from agentrl.runtime.stage import EnvCode, stage
+from agentrl.tools.names import _Importing
 
 ENDLESS_S = 60.0
 
@@ -135,6 +138,31 @@ def test_outside_of_a_loop_a_signal_raises_at_once_and_only_in_the_block(number)
         strike()
     assert (caught.value.code, lines) == (128 + number, [])
     assert signal.getsignal(number) == before
+
+
+def in_code_of_an_environment():
+    with EnvCode("Maze-v0", "tasks"):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def in_a_step():
+    async def step():
+        async with stage("step", 5.0):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(step())
+
+
+def in_a_module_of_a_user():
+    with _Importing(lambda error: UserError(f"it is broken: {error}")):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("place", [in_code_of_an_environment, in_a_step, in_a_module_of_a_user])
+def test_a_signal_in_code_of_users_ends_the_program_and_is_no_exit_of_theirs(place):
+    with pytest.raises(SystemExit) as caught, exits_on_signals():
+        place()
+    assert caught.value.code == 128 + signal.SIGTERM
 
 
 def test_in_another_thread_it_runs_without_signals():
