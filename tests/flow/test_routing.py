@@ -183,6 +183,7 @@ def test_a_run_that_replays_and_is_killed_ends_as_if_it_had_not_been(unsure, tmp
     """The engine computes in bfloat16, so that its experts are others than the trainer's own."""
     options = {**SETTINGS, **NOISY, "router_replay": "R3", "num_steps_per_rollout": 2, "num_rollout": 3}
     options |= {"hf_checkpoint": str(unsure), "eval_interval": 2, "save_interval": 1}
+    options |= {"enable_deterministic_inference": True}
     whole = train("Talkative", tmp_path / "whole", "x", **options).folder
     assert all(row[MISMATCH] > 0 for row in rows_of(whole))
     folder = tmp_path / "killed" / "x"
