@@ -179,9 +179,11 @@ def expect_near(result: Reference, expected: Reference) -> None:
     ]
     # Eight bits of mantissa, and weights so large that logits reach 30.
     assert 1e-3 < np.abs(logps[0] - logps[1]).mean() < 0.1
-    for number, gradient in expected.gradients.items():
-        assert (result.gradients[number] - gradient).norm() <= 0.15 * gradient.norm(), number
-        assert result.gradients[number].dtype == torch.float32
+    for name, gradient in expected.gradients.items():
+        # transformers in bf16 is 0.06 from itself in fp32, but of gpt-oss 0.14 in a bias, and 0.55 in sinks.
+        most = 0.6 if name.endswith("sinks") else 0.2
+        assert (result.gradients[name] - gradient).norm() <= most * gradient.norm(), name
+        assert result.gradients[name].dtype == torch.float32
 
 
 ALLOCATED = {
