@@ -14,9 +14,11 @@ import random
 BOXES = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 VALUES = ("amber", "blue", "coral", "denim", "ebony", "fawn", "green", "honey")
 MOST_OPENED = 3
-TRAINED, HELD_OUT = range(100_000), range(1_000_000, 1_000_128)
+TRAINED, HELD_OUT = range(100_000), range(1_000_000, 1_000_256)
 """The seeds of the tasks that are trained, and that are held out."""
 TOOL = "open_box"
+TEMPLATE = {"enable_thinking": False}
+"""What both sides give the chat template: turns begin behind empty reasoning."""
 _MEDIAN, _SPREAD, _LONGEST = 30.0, 0.9, 400
 _FILLER = ("the", "a", "of", "and", "to", "in", "is", "on")
 

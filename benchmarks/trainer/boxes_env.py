@@ -77,6 +77,7 @@ def with_form(settings: TrainSettings) -> TrainSettings:
     form = TrainSettings(
         dialect="chat",
         chat_format="qwen3",
+        apply_chat_template_kwargs=boxes.TEMPLATE,
         rollout_max_response_len=TURN_TOKENS,
         eval_episodes=len(boxes.HELD_OUT),
     )
@@ -90,7 +91,7 @@ def _seed_of(task: Task) -> int:
 
 
 def begun(folder: Path, trl: Path, *, steps: int, threads: int) -> Path:
-    """The model after a warm start of so many steps: it calls the tool, and is right in a fifth of the tasks.
+    """The model after a warm start of so many steps: it calls the tool, and is right in a third of the tasks.
 
     trl: an interpreter with TRL, whose template of Qwen3 it gets.
     """

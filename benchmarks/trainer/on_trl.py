@@ -196,6 +196,7 @@ def _of_boxes(
             max_completion_length=settings["most"],
             generation_kwargs={"max_new_tokens": settings["turn"]},
             max_tool_calling_iterations=5,
+            chat_template_kwargs=boxes.TEMPLATE,
             learning_rate=settings["lr"],
             seed=settings.get("seed", 42),
         ),

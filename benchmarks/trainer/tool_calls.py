@@ -24,13 +24,13 @@ from benchmarks.compare import rates
 from benchmarks.peers.sides import Side
 from benchmarks.sections import ResultRow
 from benchmarks.trainer.beside_trl import asking, trl_program
-from benchmarks.trainer.boxes import HELD_OUT
+from benchmarks.trainer.boxes import HELD_OUT, TEMPLATE
 from benchmarks.trainer.boxes_env import MOST_TOKENS, NUM_TASKS, TURN_TOKENS, Boxes, begun, with_form
 from benchmarks.trainer.context import OURS, TrainerContext
 
 _TARGET = 3.0
-_WARM_START, _INTERVAL, _MOST_STEPS = 150, 10, 150
-_SUCCESS = 0.5
+_WARM_START, _INTERVAL, _MOST_STEPS = 300, 5, 100
+_SUCCESS = 0.75
 _SEEDS = (0, 1, 2)
 _LR = 2e-4
 
@@ -57,11 +57,12 @@ async def bench_tools(context: TrainerContext) -> list[ResultRow]:
 
 
 async def bench_success(context: TrainerContext) -> list[ResultRow]:
-    """Seconds of steps until held-out tasks are solved so often, in evaluations after every tenth step."""
+    """Seconds of steps until held-out tasks are solved so often, in evaluations after every fifth step."""
     model, found = await _model(context), dict[str, list[Solved]]({OURS: [], "trl": []})
     for seed in _SEEDS:
-        found[OURS].append(await _ours_solved(context, model, seed))
-        found["trl"].append(await _theirs_solved(context, model, seed))
+        for side, solved in ((OURS, _ours_solved), ("trl", _theirs_solved)):
+            found[side].append(took := await solved(context, model, seed))
+            context.on_event(f"success: seed {seed}, {side}: {took.seconds:.0f} s in {took.steps} steps")
     seconds = {side: median(each.seconds for each in runs) for side, runs in found.items()}
     steps = {side: median(each.steps for each in runs) for side, runs in found.items()}
     ratio = seconds["trl"] / seconds[OURS]
@@ -119,6 +120,7 @@ async def _solved_by(side: Side, folder: Path) -> float:
         eval_max_response_len=TURN_TOKENS,
         dialect="chat",
         chat_format="qwen3",
+        apply_chat_template_kwargs=TEMPLATE,
     )
     return report.mean
 
