@@ -126,8 +126,8 @@ def _predictions(sweep: Sweep) -> Iterator[str]:
     yield from (f"{source}: {', '.join(values)}." for source, values in by_source.items())
     if by_source:
         yield (
-            "All else, how long episodes are and how fast engines decode, is given by flags, or the default, "
-            "which is nobody's machine."
+            "All else, how long episodes are above all, is given by flags, or the default, which is nobody's "
+            "machine."
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from agentrl.assembly.algorithm import roles_of
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import BF16
-from agentrl.assembly.speed import Work, trainer_speed
+from agentrl.assembly.speed import EngineSpeed, Work, engine_speed, trainer_speed
 from agentrl.types import JSON
 from agentrl.weights.hf.source import open_config
 from agentrl.weights.hf.tensors import num_parameters
@@ -17,6 +19,7 @@ from agentrl_simulate.config import EpisodesSection, Spread
 _PUBLISHED_PER_S = 19.2e9
 """Bytes of weights that a trainer sent to a server on the same H200, measured (docs/benchmarks.md)."""
 _FIT = "By the model of H100s behind `agentrl fit`"
+_DECODE = "By a model of servers on H100s (docs/mixtures-of-experts.md)"
 _PUBLISH = "Of weights in bfloat16, at 19.2 GB/s as one small model on an H200 was sent"
 _RUN = "Of the run file"
 
@@ -41,6 +44,20 @@ def predicted(config: RunConfig, model: Path, episodes: EpisodesSection) -> Iter
     yield "optimizer_step_s", speed.step, _FIT
     yield "publish_s", BF16 * num_parameters(policy) / _PUBLISHED_PER_S, _PUBLISH
     yield from ((name, value, _RUN) for name, value in _sizes(config).items())
+    if config.engine.rollout_num_gpus_per_engine:
+        server = _server_speed(config, policy, episodes)
+        yield "decode_step_s", server.step, _DECODE
+        yield "decode_request_s", server.request, _DECODE
+        yield "prefill_tok_per_s", server.prefill, _DECODE
+
+
+def _server_speed(config: RunConfig, policy: PreTrainedConfig, episodes: EpisodesSection) -> EngineSpeed:
+    """Of a server with its share of an iteration's episodes, or of max_slots, where that is less."""
+    engine, rollout = config.engine, config.rollout
+    samples = rollout.prompts * rollout.n_samples_per_prompt * (1 + rollout.max_staleness)
+    requests = min(samples, engine.max_slots) / engine.rollout_num_engines
+    gpus = engine.rollout_num_gpus_per_engine
+    return engine_speed(policy, gpus, requests, _mean_length(episodes) / 2)
 
 
 def _mean_length(episodes: EpisodesSection) -> float:

@@ -1,8 +1,9 @@
 """The config.json of published mixtures of experts: their sizes, and what else decides about layouts.
 
-From the model pages of Qwen/Qwen3-30B-A3B, Qwen/Qwen3-Next-80B-A3B-Instruct, zai-org/GLM-4.5-Air,
-deepseek-ai/DeepSeek-V3, whose sizes R1 has, too, moonshotai/Kimi-K2-Instruct and XiaomiMiMo/MiMo-7B-RL.
-DeepSeek-V3 and Kimi K2 are without the quantization of their files, as after a conversion to bfloat16.
+From the model pages of Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B, Qwen/Qwen3-Next-80B-A3B-Instruct,
+zai-org/GLM-4.5-Air, deepseek-ai/DeepSeek-V3, whose sizes R1 has, too, moonshotai/Kimi-K2-Instruct and
+XiaomiMiMo/MiMo-7B-RL. DeepSeek-V3 and Kimi K2 are without the quantization of their files, as after a
+conversion to bfloat16.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ QWEN3_30B_A3B: Mapping[str, JSON] = {
     "torch_dtype": "bfloat16",
     "use_sliding_window": False,
     "vocab_size": 151936,
+}
+QWEN3_235B_A22B: Mapping[str, JSON] = {
+    **QWEN3_30B_A3B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "moe_intermediate_size": 1536,
 }
 QWEN3_NEXT: Mapping[str, JSON] = {
     "architectures": ["Qwen3NextForCausalLM"],

@@ -32,6 +32,7 @@ from agentrl.assembly.memory import (
     Networks,
     RunSizes,
     TorchRank,
+    cache_bytes,
 )
 from agentrl.assembly.places import local_places
 from agentrl.assembly.rollout import most_in_flight
@@ -343,19 +344,6 @@ def _chosen(config: RunConfig) -> dict[str, float]:
     given = [config.engine.sglang, *(group.sglang for group in config.engine.groups)]
     values = {name.replace("-", "_"): value for arguments in given for name, value in arguments.items()}
     return {name: float(str(values[name])) for name in _LIMITS if name in values}
-
-
-def cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
-    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head.
-
-    With multi-latent attention each has the small state that all heads are made of.
-    """
-    sizes = RunSizes.of(policy)
-    if sizes.latent:
-        return sizes.layers * sizes.latent * BF16
-    fields = policy.get_text_config().to_dict()
-    heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
-    return sizes.cache_bytes(BF16) // min(gpus, heads)
 
 
 def _parts_text(memory: MemoryNeed) -> str:

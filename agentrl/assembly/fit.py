@@ -13,14 +13,13 @@ from transformers import PreTrainedConfig
 from agentrl.assembly.cards import (
     CONTEXT_BYTES,
     SPARE,
-    cache_bytes,
     optimizers_on_cpu,
     rank_on_card,
     server_memory,
 )
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run
-from agentrl.assembly.memory import MemoryNeed
+from agentrl.assembly.memory import MemoryNeed, cache_bytes
 from agentrl.assembly.places import with_devices
 from agentrl.assembly.speed import Work, tokens_per_s
 from agentrl.errors import ConfigError

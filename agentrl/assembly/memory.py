@@ -153,6 +153,19 @@ class RunSizes(NamedTuple):
         return self.layers * 2 * self.key * number_bytes
 
 
+def cache_bytes(policy: PreTrainedConfig, gpus: int) -> int:
+    """Keys and values of one token on one GPU: where there are more GPUs than heads, several have a head.
+
+    With multi-latent attention each has the small state that all heads are made of.
+    """
+    sizes = RunSizes.of(policy)
+    if sizes.latent:
+        return sizes.layers * sizes.latent * BF16
+    fields = policy.get_text_config().to_dict()
+    heads = int(fields.get("num_key_value_heads") or fields["num_attention_heads"])
+    return sizes.cache_bytes(BF16) // min(gpus, heads)
+
+
 def torch_memory(
     networks: Networks,
     trainer: TrainerConfig,

@@ -1,6 +1,6 @@
-"""How long Megatron's ranks take for their rows and steps, computed from shapes: a rough model.
+"""How long Megatron's ranks take for their rows, and servers for their tokens, from shapes: a rough model.
 
-A pass through a layer takes the sum of four times, of which none is hidden behind another:
+A rank's pass through a layer takes the sum of four times, of which none is hidden behind another:
 
     products     operations over the rate of dense products, of grouped ones, and of attention
     memory       what a layer keeps (`row_memory`) is read or written once
@@ -13,7 +13,8 @@ and writes its state once; on the CPU with the bandwidth of the machine's memory
 
 Experts are taken to get equally many tokens. Constants are in `H100` and below, each with its source; those
 that are called chosen were chosen before and with the three published rates that tests/assembly/test_speed.py
-compares with, which are within 30%. It serves to compare layouts: nothing of it has been measured here.
+compares with, which are within 30%; those of servers were chosen before tests/simulate/test_published.py
+compared whole steps. It serves to compare layouts: nothing of it has been measured here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from agentrl.assembly.memory import BF16, FP32
+from agentrl.assembly.memory import BF16, FP32, cache_bytes
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.rules import CHUNK
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
@@ -55,6 +56,14 @@ _LINK, _MEMORY = 0.9, 0.8
 """Shares of the rates of links and of memory: chosen."""
 _LAYER_S = 1e-4
 """What a layer takes besides, in each pass: starts of kernels and of exchanges (seconds): chosen."""
+_DECODED = 0.6
+"""Share of the rate of memory that products of few rows reach: chosen."""
+_DECODED_LAYER_S, _SAMPLED_S = 3e-5, 2e-3
+"""What a layer takes besides in a server's step, and the step: scheduling, sampling (seconds): chosen."""
+_NEAR_S, _FAR_S = 1e-5, 6e-5
+"""Latency of a sum over the GPUs of one machine, and of several (seconds): chosen."""
+_PREFILLED = 8192
+"""Tokens of prompts that a server computes at once."""
 _ADAM_BYTES = 32
 """What AdamW reads and writes for a number: gradient, weight and two means in fp32, the weight in bf16."""
 
@@ -115,6 +124,60 @@ def tokens_per_s(
     speed = trainer_speed(policy, layout, work, offloads=offloads)
     tokens = layout.data_parallel_size * work.rows * work.tokens
     return tokens / (work.rows * speed.learn + speed.step)
+
+
+class EngineSpeed(NamedTuple):
+    """A server's times. step: of a decoding step, without what each of its requests adds; request: that
+    (seconds). prefill: tokens of prompts (tokens/s)."""
+
+    step: float
+    request: float
+    prefill: float
+
+
+def engine_speed(
+    policy: PreTrainedConfig, gpus: int, requests: float, length: float, hardware: Hardware = H100
+) -> EngineSpeed:
+    """A server of SGLang in bfloat16, whose GPUs shard every matrix.
+
+    A step takes the sum of these: weights and what is cached are read; its tokens are multiplied; in each
+    layer two sums over the GPUs. requests: that are decoded at once; length: their mean so far (counts). Few
+    tokens need few of the experts: the line is through the steps of all requests and of half of them.
+    """
+    half, whole = (
+        _pass_s(policy, gpus, part * requests, part * requests * length, hardware) for part in (0.5, 1.0)
+    )
+    each = (whole - half) / (0.5 * requests)
+    prompts = _pass_s(policy, gpus, _PREFILLED, 0.0, hardware)
+    return EngineSpeed(whole - requests * each, each, _PREFILLED / prompts)
+
+
+def _pass_s(policy: PreTrainedConfig, gpus: int, tokens: float, cached: float, hardware: Hardware) -> float:
+    """A server's pass. tokens: that it computes; cached: that these look back at (counts)."""
+    shape, experts = shape_of(policy), _expert_parameters(policy)
+    layers = len(shape.experts_by_layer)
+    # One row of the embedding is read for a token; tied, it is the head.
+    dense = num_parameters(policy) - experts - (not policy.tie_word_embeddings) * shape.vocab * shape.hidden
+    read = used = dense
+    if experts:
+        chosen = int(shape.sizes["moe_router_topk"]) / shape.num_experts
+        read += experts * (1 - (1 - chosen) ** tokens)
+        used += experts * chosen
+    seconds = _SAMPLED_S + layers * _DECODED_LAYER_S
+    seconds += (BF16 * read / gpus + cached * cache_bytes(policy, gpus)) / (_DECODED * hardware.memory)
+    seconds += 2 * tokens * used / gpus / (_DENSE * hardware.peak)
+    if gpus > 1:
+        latency = _NEAR_S if gpus <= hardware.per_machine else _FAR_S
+        summed = 2 * BF16 * tokens * shape.hidden / _link(hardware, gpus)
+        seconds += 2 * layers * (latency + summed)
+    return seconds
+
+
+def _expert_parameters(policy: PreTrainedConfig) -> int:
+    """Of all routed experts (count)."""
+    shape = shape_of(policy)
+    layers = sum(n > 0 for n in shape.experts_by_layer)
+    return layers * shape.num_experts * 3 * shape.hidden * int(shape.sizes.get("moe_ffn_hidden_size", 0))
 
 
 def _layer_s(shape: Shape, layout: MegatronConfig, work: Work, hardware: Hardware, number: int) -> float:
@@ -210,10 +273,7 @@ def _link(hardware: Hardware, ranks: int) -> float:
 
 def _step_s(policy: PreTrainedConfig, layout: MegatronConfig, hardware: Hardware, *, offloads: bool) -> float:
     """The sum of gradients, the weights' gather, and the optimizer."""
-    total, shape = num_parameters(policy), shape_of(policy)
-    size = shape.sizes
-    layers = sum(n > 0 for n in shape.experts_by_layer)
-    experts = layers * shape.num_experts * 3 * shape.hidden * int(size.get("moe_ffn_hidden_size", 0))
+    total, experts = num_parameters(policy), _expert_parameters(policy)
     pipeline, tensor = layout.pipeline_model_parallel_size, layout.tensor_model_parallel_size
     seconds = 0.0
     for part, ranks, is_expert in (

@@ -16,11 +16,12 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl.assembly import memory as module
-from agentrl.assembly.cards import cache_bytes, networks_of, server_memory
+from agentrl.assembly.cards import networks_of, server_memory
 from agentrl.assembly.load import load_config
 from agentrl.assembly.memory import (
     MemoryNeed,
     Networks,
+    cache_bytes,
     check_machine,
     embedded_memory,
     learned_memory,
