@@ -157,8 +157,8 @@ def _pass_s(policy: PreTrainedConfig, gpus: int, tokens: float, cached: float, h
     shape, experts = shape_of(policy), _expert_parameters(policy)
     layers = len(shape.experts_by_layer)
     # One row of the embedding is read for a token; tied, it is the head.
-    dense = num_parameters(policy) - experts - (not policy.tie_word_embeddings) * shape.vocab * shape.hidden
-    read = used = dense
+    embedding = 0 if policy.tie_word_embeddings else shape.vocab * shape.hidden
+    read = used = float(num_parameters(policy) - experts - embedding)
     if experts:
         chosen = int(shape.sizes["moe_router_topk"]) / shape.num_experts
         read += experts * (1 - (1 - chosen) ** tokens)

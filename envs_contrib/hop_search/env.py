@@ -52,9 +52,13 @@ class HopSearch(ToolEnv):
     @tool(inline=True)
     def search(self, query: str) -> str:
         """Find the document that fits some words best."""
-        return next(iter(self.knowledge_base.index.search(query)), NO_HITS)
+        return self.look_up(query)
 
     tools = (search,)
+
+    def look_up(self, query: str) -> str:
+        """The document that fits some words best."""
+        return next(iter(self.knowledge_base.index.search(query)), NO_HITS)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Four questions about each person of a split: demo, train, validation or test.

@@ -9,8 +9,10 @@ import torch
 
 from agentrl.weights.codec import named_weights
 from agentrl.weights.hf.casting import cast_directory
+from agentrl.weights.hf.export import save_model
 from agentrl.weights.hf.loading import open_directory
-from tests.trainer.megatron.test_publish import trainer_over
+from tests.trainer.megatron import models
+from tests.trainer.megatron.test_publish import FAMILIES, trainer_over
 from tests.trainer.test_cast_weights import HostSink, expected_of, same, stored_in, values_of
 from tests.trainer.tiny import batch, tokenizer
 from tests.weights.hf.quantizing import model_of
@@ -38,3 +40,20 @@ async def test_shards_are_gathered_before_they_are_cast(tmp_path, layout, cast):
     assert tensors.keys() == stored_in(folder).keys()
     same(values_of(tensors, cast), expected_of(after, folder, cast))
     assert "quantization_config" not in json.loads((tmp_path / "after" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+async def test_every_family_is_cast_as_it_is_published(tmp_path, kind):
+    save_model(models.model_of(kind), tokenizer(), str(tmp_path / "plain"))
+    folder, sink = tmp_path / "fp8", HostSink()
+    assert cast_directory(tmp_path / "plain", folder, "fp8") > 10
+    with trainer_over(folder, "TP2+SP") as trainer:
+        await trainer.update(batch())
+        await trainer.save(str(tmp_path / "after"))
+        await trainer.publish(sink, version=1)
+        tensors = await sink.tensors()
+    assert tensors.keys() == stored_in(folder).keys()
+    same(
+        values_of(tensors, "fp8"),
+        expected_of(open_directory(tmp_path / "after", torch.float32), folder, "fp8"),
+    )
