@@ -94,7 +94,7 @@ test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_03_
 test-faults: $(INSTALLED_DEV) sglang-cpu ## Servers and ranks that are really killed; run it before a release
 	$(NO_GPU) $(PYTEST) -m faults $(ARGS)
 
-test-learning: $(INSTALLED_DEV) sglang-cpu ## Whole trainings that have to learn; run it before a release
+test-learning: $(INSTALLED_DEV) sglang-cpu $(CLIENTS_INSTALLED) ## Whole trainings that have to learn; run it before a release
 	$(NO_GPU) $(PYTEST) -m learning $(ARGS)
 
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red (20 min at most)

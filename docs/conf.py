@@ -70,6 +70,7 @@ PAGES = {
             "one_gpu",
             "sft_then_rl",
             "coding_agent",
+            "framework_agent",
             "authors",
             "second_look",
             "multi_agent",

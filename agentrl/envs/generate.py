@@ -45,8 +45,7 @@ class EpisodeInPlay:
 
     The function calls `reset` once, then `act` and `step`. It never makes tokens: each turn is one of the
     agent's, as it was recorded when it was sampled. Limits and deadlines hold. The episode ends when the
-    world ends it or a turn is unfinished, and truncated after `limits.max_turns` or when the function
-    returns.
+    world ends it or a turn is unfinished; after `limits.max_turns`, or the function's return, truncated.
 
     One that writes its prompts itself calls `tokens.sample` and `keep` in place of `act`. It ends the episode
     with a `step`, which the environment rewards, or with `finish`, and a reward of its own. It may also play

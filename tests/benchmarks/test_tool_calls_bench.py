@@ -59,7 +59,7 @@ async def test_steps_are_taken_in_turns(context):
 
 
 async def test_steps_alone_are_timed_until_the_success_is_reached(monkeypatch):
-    shares, taken = iter([0.1, 0.2, 0.6]), []
+    shares, taken = iter([0.1, 0.7, 0.8]), []
 
     async def step():
         taken.append(1)
@@ -69,7 +69,7 @@ async def test_steps_alone_are_timed_until_the_success_is_reached(monkeypatch):
         return next(shares)
 
     found = await tool_calls._until_solved(step, solved)
-    assert (found.steps, found.share, len(taken)) == (30, 0.6, 30)
+    assert (found.steps, found.share, len(taken)) == (15, 0.8, 15)
     assert found.seconds < 0.05
     monkeypatch.setattr(tool_calls, "_MOST_STEPS", 10)
 

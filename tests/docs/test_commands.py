@@ -33,6 +33,7 @@ ELSEWHERE = {
     ),
     "python examples/eval_multi_task/write_data.py": "tests/flow/test_example_folders.py runs it",
     f"{ENDPOINT} python3 examples/coding_agent/agent.py task.md": "tests/flow/test_coding_agent.py runs it",
+    "pip install agentrl[train] openai-agents": "test_framework_learns.py has it from .venv-clients",
     "pip install .": "tests/house/test_wheel.py installs the core",
     "pip install .[train]": "test_first_agent.py does it, editable",
     "pip install .[train,ray]": "the Makefile installs the extra",

@@ -36,6 +36,7 @@ from agentrl.weights.hf.tensors import tensor_shapes
 from envs_contrib.search_r1.protocol import PROMPT
 from tests.cards import H200_MIB, with_cards
 from tests.engine.sglang_launch.starting import STAND_IN
+from tests.envs.gateway.boxes import PACKAGES
 from tests.house.source import ROOT
 from tests.rendering.real_templates import template
 from tests.rendering.subjects import CHATML, GLM, LLAMA, tokenizer
@@ -48,6 +49,7 @@ FILES = {
     # That of a benchmark.
     if path.name != "suite.toml"
 }
+FRAMEWORK = "examples/framework_agent/run.toml"
 COMMON = {
     "hidden_act": "silu",
     "num_hidden_layers": 36,
@@ -280,9 +282,13 @@ def test_all_of_them_are_found():
     assert {"examples/hop_search/run.toml", f"{RECIPES}/retool-qwen3-4b.toml"} <= FILES.keys()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.full) if n == FRAMEWORK else n for n in FILES]
+)
 def test_a_run_file_is_valid(name, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
+    if name == FRAMEWORK:
+        monkeypatch.setattr(sys, "path", [*sys.path, str(PACKAGES)])
     facts = dry_run(Path(name), {}).as_json()
     assert facts["run"]["iterations"] > 0
     assert facts["prompts"]["training"] > 0

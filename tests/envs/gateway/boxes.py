@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.house.source import ROOT
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+PACKAGES = ROOT / ".venv-clients" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 MINI = "mini"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 WAYS = {
