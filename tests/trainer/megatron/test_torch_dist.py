@@ -17,9 +17,10 @@ from agentrl.cli import main
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.torch_dist import to_hugging_face, to_torch_dist
+from agentrl.trainer.megatron.model.families import FAMILIES
 from agentrl.weights.hf.export import save_model
 from agentrl.weights.torch_dist import Chunk, TorchDist, write_torch_dist
-from tests.trainer.megatron.models import MIXTURES, checkpoint_of, model_of
+from tests.trainer.megatron.models import LINEAR, MIXTURES, checkpoint_of, model_of
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import tokenizer
 
@@ -163,7 +164,7 @@ def below(name):
     return (f"{head}.experts.{rest}", int(number)) if is_expert else (name,)
 
 
-@pytest.mark.parametrize("kind", ["glm4", "qwen3, tied", "qwen3_moe", "qwen2_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3, tied", *sorted(FAMILIES.keys() - set(LINEAR))])
 def test_a_model_goes_there_and_back(tmp_path, kind):
     like = directory(tmp_path, kind)
     main(["convert", str(like), str(tmp_path / "dist")])
