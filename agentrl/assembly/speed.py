@@ -13,8 +13,8 @@ and writes its state once; on the CPU with the bandwidth of the machine's memory
 
 Experts are taken to get equally many tokens. Constants are in `H100` and below, each with its source; those
 that are called chosen were chosen before and with the three published rates that tests/assembly/test_speed.py
-compares with, which are within 30%; those of servers were chosen before tests/simulate/test_published.py
-compared whole steps. It serves to compare layouts: nothing of it has been measured here.
+compares with, which are within 30%; those of servers with the steps of tests/simulate/test_published.py in
+view, before they were simulated. It serves to compare layouts: nothing of it has been measured here.
 """
 
 from __future__ import annotations
