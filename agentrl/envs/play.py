@@ -25,6 +25,7 @@ from agentrl.errors import StageError, UserError
 from agentrl.runtime.stage import Stage, all_of, stage
 from agentrl.types import (
     AGENT,
+    JSON,
     Ending,
     Episode,
     Failure,
@@ -128,8 +129,15 @@ async def play(
 class PlaysItself(Protocol):
     """An environment whose episodes may go otherwise than turn by turn."""
 
+    @property
+    def response_format(self) -> JSON:
+        """The form of the turn that it waits for, as in `Session`; None = any."""
+
     async def play_game(self, game: Game) -> Ending | None:
         """Play an episode that has not begun; None = turn by turn, as any other."""
+
+    def goes_on_after(self, finish: Finish) -> bool:
+        """Whether it takes a message that has ended so, before it is whole, and the episode goes on."""
 
 
 class Frozen:
@@ -253,7 +261,7 @@ class Game:
                 return Ending.TRUNCATED
             acts = await self.acts(acting, number)
             unfinished = ending_of(acts)
-            if unfinished is not None:
+            if unfinished is not None and not self._goes_on_after(acts):
                 return unfinished
             step = await self.step({name: act.message for name, act in acts.items()})
             if step.terminated:
@@ -262,6 +270,9 @@ class Game:
                 return Ending.TRUNCATED
             observations = step.observations
         return Ending.TRUNCATED
+
+    def _goes_on_after(self, acts: Mapping[str, Act]) -> bool:
+        return self.own is not None and self.own.goes_on_after(_finish(acts[AGENT]))
 
     async def reset(self) -> Mapping[str, Observation]:
         """Begin the task; the first observations."""
@@ -348,7 +359,8 @@ class Game:
         """An agent's part of the episode in its turn of this number."""
         prefix = "" if name == AGENT else f"{name}/"
         seed = zlib.crc32(f"{self.sampling_seed}/{prefix}{number}".encode())
-        return Session(session_id_of(self.episode_id, name), seed, self.world.limits.max_tokens)
+        form = None if self.own is None else self.own.response_format
+        return Session(session_id_of(self.episode_id, name), seed, self.world.limits.max_tokens, form)
 
 
 def _players(world: MultiAgentEnvironment, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:

@@ -117,7 +117,11 @@ class ChatAgent:
         if num_free is not None and num_free < 1:
             return Act(Message("assistant"), None, restart, Finish.LENGTH)
         request = self._settings.request(
-            self._transcript.messages, tools, seed=session.seed, num_free_tokens=num_free
+            self._transcript.messages,
+            tools,
+            seed=session.seed,
+            num_free_tokens=num_free,
+            response_format=session.response_format,
         )
         turn = await self._connection.complete(request)
         reply = turn.reply

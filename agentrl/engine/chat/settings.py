@@ -56,8 +56,12 @@ class ChatSettings:
         *,
         seed: int,
         num_free_tokens: int | None = None,
+        response_format: JSON = None,
     ) -> Body:
-        """The body of a request. num_free_tokens: the episode's limit for this turn, None = no limit."""
+        """The body of a request.
+
+        num_free_tokens: the episode's limit for this turn; None = no limit. response_format: None = any.
+        """
         bounds = [bound for bound in (self.max_tokens, num_free_tokens) if bound is not None]
         body: Body = {
             "model": self.model,
@@ -66,6 +70,7 @@ class ChatSettings:
             "seed": seed % _SEEDS,
             **({"max_tokens": min(bounds)} if bounds else {}),
             **({"tools": [_as_function(tool) for tool in tools]} if tools else {}),
+            **({} if response_format is None else {"response_format": response_format}),
             **self.body,
         }
         return {name: value for name, value in body.items() if name not in self.omit}

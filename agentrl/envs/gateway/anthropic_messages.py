@@ -16,19 +16,20 @@ from agentrl.engine.served.requests import RefusedError, check_supported
 from agentrl.envs.gateway.openai_chat import (
     WireRequest,
     deltas_of,
+    json_schema_format,
     read_request,
     renamed,
     text_of,
     tools_of,
 )
-from agentrl.envs.gateway.recording import Answered
+from agentrl.envs.gateway.recording import RESPONSE_FORMAT, Answered
 from agentrl.types import JSON, Finish, ToolCall
 
 _COPIED = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 _IGNORED = ("metadata", "service_tier")
 _THINKING = "thinking"
 _FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
-_EFFORT = "effort"
+_OUTPUT, _EFFORT, _FORMAT = "output_config", "effort", "format"
 _ROLES = ("user", "assistant", "system")
 _NEUTRAL: Mapping[str, Sequence[JSON]] = {
     "context_management": ({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},),
@@ -67,15 +68,23 @@ def read_messages(fields: Body, *, counts_only: bool = False) -> WireRequest:
     if (choice := fields.pop("tool_choice", None)) is not None:
         chat["tool_choice"] = _choice(choice)
     overruled += [_THINKING] if fields.pop(_THINKING, None) is not None else []
-    output = fields.get("output_config")
-    if isinstance(output, dict) and set(output) <= {_EFFORT}:
-        overruled += output
-        del fields["output_config"]
+    output = fields.get(_OUTPUT)
+    if isinstance(output, dict) and set(output) <= {_EFFORT, _FORMAT}:
+        overruled += [_EFFORT] if _EFFORT in output else []
+        chat[RESPONSE_FORMAT] = _response_format(output.get(_FORMAT))
+        del fields[_OUTPUT]
     given = {name: value for name, value in fields.items() if value not in ([], {})}
     check_supported(given, _NEUTRAL, _IGNORED)
     request = read_request(chat)
     asked = request.asked
     return request._replace(asked=asked.with_overruled((*asked.overruled, *overruled)))
+
+
+def _response_format(form: JSON) -> JSON:
+    """The form of a reply as a chat request has it, where a schema has a name."""
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        return form
+    return json_schema_format({"name": "output", "schema": form.get("schema")})
 
 
 def messages_reply(request: WireRequest, answers: Sequence[Answered]) -> Body:

@@ -42,7 +42,7 @@ from agentrl.http.serving import address_of, cancel
 from agentrl.runtime.stage import stage
 from agentrl.tools.running import inline, is_inline
 from agentrl.tools.shell import SandboxedProgram, ShellTool
-from agentrl.types import AGENT, JSON, Ending, Limits, Message, Observation, Step, Task
+from agentrl.types import AGENT, JSON, Ending, Finish, Limits, Message, Observation, Step, Task
 from agentrl.types.seams import TokenSource, ToolSchema
 
 _PROGRAM = "program"
@@ -140,6 +140,19 @@ class HarnessEnv(Env):
         waiting = None if self._turns is None else self._turns.waiting
         return self.tools if waiting is None else waiting.tools
 
+    @property
+    def response_format(self) -> JSON:
+        """That of the request that waits for a turn; None = any."""
+        waiting = None if self._turns is None else self._turns.waiting
+        return None if waiting is None else waiting.response_format
+
+    def goes_on_after(self, finish: Finish) -> bool:
+        """A reply that is cut is its client's, as of any endpoint; the episode is truncated at its end."""
+        if self._turns is None or finish is not Finish.LENGTH:
+            return False
+        self._turns.cut()
+        return True
+
     async def play_game(self, game: Game) -> Ending | None:
         """Play an episode of a policy with tokens; None = any other agent plays turn by turn.
 
@@ -183,7 +196,8 @@ class HarnessEnv(Env):
             return Step(observation, None, False, False, {})
         outcome = self._turns.result
         reward = await self._graded(self.task, outcome)
-        return Step((), reward, not outcome.truncated, outcome.truncated, {})
+        truncated = outcome.truncated or self._turns.was_cut
+        return Step((), reward, not truncated, truncated, {})
 
     async def close(self) -> None:
         """End the agent."""
@@ -217,8 +231,8 @@ class HarnessEnv(Env):
 
     async def _outcome(self, door: Door, task: Task) -> AgentOutcome:
         """Run the agent to its end, or until the policy has failed."""
-        run = self._run_program if self.program else self._run_function
-        running = asyncio.create_task(run(door, task))
+        run = self._run_program(door, task) if self.program else _run_function(self, door, task)
+        running = asyncio.create_task(run)
         failing = asyncio.create_task(door.is_failing.wait())
         try:
             await asyncio.wait({running, failing}, return_when="FIRST_COMPLETED")
@@ -247,29 +261,30 @@ class HarnessEnv(Env):
             failure = f"{failure}: {said[-1][:_MOST_EXCERPT]}"
         return AgentOutcome(result.output, files, result.timed_out, failure)
 
-    async def _run_function(self, door: Door, task: Task) -> AgentOutcome:
-        try:
-            async with stage(_PROGRAM, self.timeout_s):
-                # Requests wait on the clocks of the stages around, this one included.
-                door.context = copy_context()
-                answer = await self.agent(door.base_url, door.key, task)
-        except StageError as error:
-            # What it raises itself, such as a ToolError, is no fault of the model.
-            if error.stage != _PROGRAM:
-                raise
-            return AgentOutcome(truncated=error.kind == "timeout", failure=error.detail)
-        if not isinstance(answer, str | None):
-            raise StageError(
-                _PROGRAM, "invalid", f"`agent` returned {type(answer).__name__}; return a text, or None"
-            )
-        return AgentOutcome(answer or "")
-
     async def _graded(self, task: Task, outcome: AgentOutcome) -> float | None:
         def grade(task: Task, answer: str) -> Grade | Awaitable[Grade]:
             return self.grade(task, answer, outcome.files)
 
         function = inline(grade) if is_inline(self.grade) else grade
         return await graded(function, task, outcome.answer, self.limits.reward_timeout_s)
+
+
+async def _run_function(env: HarnessEnv, door: Door, task: Task) -> AgentOutcome:
+    try:
+        async with stage(_PROGRAM, env.timeout_s):
+            # Requests wait on the clocks of the stages around, this one included.
+            door.context = copy_context()
+            answer = await env.agent(door.base_url, door.key, task)
+    except StageError as error:
+        # What it raises itself, such as a ToolError, is no fault of the model.
+        if error.stage != _PROGRAM:
+            raise
+        return AgentOutcome(truncated=error.kind == "timeout", failure=error.detail)
+    if not isinstance(answer, str | None):
+        raise StageError(
+            _PROGRAM, "invalid", f"`agent` returned {type(answer).__name__}; return a text, or None"
+        )
+    return AgentOutcome(answer or "")
 
 
 @cache

@@ -28,7 +28,7 @@ from agentrl.engine.served.chat_replies import (
 from agentrl.engine.served.chat_wire import read_chat
 from agentrl.engine.served.replies import openai_error
 from agentrl.engine.served.requests import RefusedError
-from agentrl.envs.gateway.recording import Answered, ModelRequest
+from agentrl.envs.gateway.recording import RESPONSE_FORMAT, Answered, ModelRequest
 from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, ToolCall
 
@@ -86,6 +86,7 @@ def read_request(fields: Body) -> WireRequest:
         fields["tools"] = [_without_strict(tool) for tool in tools]
         overruled += (_STRICT,) if fields["tools"] != tools else ()
     must_call = _must_call(fields)
+    response_format = _response_format(fields.pop(RESPONSE_FORMAT, None))
     chat = read_chat(fields)
     names = [tool.name for tool in chat.tools]
     if must_call is not None and (not names or (must_call and must_call not in names)):
@@ -103,6 +104,7 @@ def read_request(fields: Body) -> WireRequest:
         logprobs=chat.logprobs,
         overruled=overruled,
         num_split=num_split,
+        response_format=response_format,
     )
     return WireRequest(asked, str(fields["model"]), chat.stream, chat.include_usage)
 
@@ -225,6 +227,29 @@ def _must_call(fields: Body) -> str | None:
         return None
     fields["tool_choice"] = "auto"
     return name
+
+
+def json_schema_format(schema: Body) -> Body:
+    """The response format of a schema, with its name, as chat requests write it."""
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _response_format(given: JSON) -> JSON:
+    """The form of a reply; None for text."""
+    form = given if isinstance(given, dict) else {}
+    kind, described = form.get("type"), form.get("json_schema")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": kind}
+    if kind == "json_schema" and isinstance(described, dict):
+        name, schema = described.get("name"), described.get("schema")
+        if isinstance(name, str) and name and isinstance(schema, dict):
+            return json_schema_format(described)
+    raise RefusedError(
+        '`response_format` is {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+        '"json_schema": {"name": "...", "schema": {...}}}.'
+    )
 
 
 def _without_strict(tool: JSON) -> JSON:

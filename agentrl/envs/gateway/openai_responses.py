@@ -21,13 +21,14 @@ from agentrl.engine.served.requests import RefusedError, check_supported
 from agentrl.envs.gateway.openai_chat import (
     WireRequest,
     deltas_of,
+    json_schema_format,
     logprobs_of,
     read_request,
     renamed,
     text_of,
     tools_of,
 )
-from agentrl.envs.gateway.recording import Answered
+from agentrl.envs.gateway.recording import RESPONSE_FORMAT, Answered
 from agentrl.types import JSON, Finish, ToolCall
 
 _COPIED = (
@@ -43,7 +44,7 @@ _NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "truncation": ("disabled",),
     "background": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": {"type": "text"}}),
+    "text": ({},),
 }
 """Fields that are accepted with these values, which change nothing."""
 _ROLES = ("user", "assistant", "system", "developer")
@@ -85,6 +86,7 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
     choice = fields.pop("tool_choice", None)
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
     chat["tool_choice"] = {"function": choice} if is_named else choice
+    chat[RESPONSE_FORMAT] = _response_format(fields)
     reasoning = fields.pop(_REASONING, None)
     check_supported(fields, _NEUTRAL, _IGNORED)
     request = read_request(chat)
@@ -92,6 +94,18 @@ def read_responses(fields: Body, earlier: Mapping[str, Sequence[JSON]]) -> tuple
         overruled.append(_REASONING)
     asked = request.asked.with_overruled((*request.asked.overruled, *overruled))
     return request._replace(asked=asked, namespaces=frozenset(spaces)), items
+
+
+def _response_format(fields: Body) -> JSON:
+    """The form of the reply as a chat request has it; taken out of `text`."""
+    text = fields.get("text")
+    if not isinstance(text, dict):
+        return None
+    form = text.get("format")
+    fields["text"] = {name: value for name, value in text.items() if name != "format"}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return json_schema_format({name: value for name, value in form.items() if name != "type"})
+    return form
 
 
 def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) -> Body:

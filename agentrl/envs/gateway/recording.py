@@ -22,12 +22,13 @@ from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
 from agentrl.runtime.stage import all_of, stage
-from agentrl.types import Completion, Episode, Finish, Message, Observation, Restart
+from agentrl.types import JSON, Completion, Episode, Finish, Message, Observation, Restart
 from agentrl.types.seams import Seen, ToolSchema, Watch
 
 _MOST_REPLIES = 1000
 CONTEXT_LENGTH = "context_length_exceeded"
 """The code of a refusal: the conversation is longer than an episode may be."""
+RESPONSE_FORMAT = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class ModelRequest:
     reply has to call; "" = any; None = none has to be. n: replies (count). max_tokens: of each; None = what
     the limits of the episode leave. stop: strings that end a reply, and are no part of it. logprobs: the
     reply has those of its tokens. overruled: what the request says of sampling, where the run's settings hold
-    in its place. num_split: messages of the assistant that were parts of one (count).
+    in its place. num_split: messages of the assistant that were parts of one (count). response_format: of a
+    reply, as OpenAI's chat requests name it; None = any. A chat endpoint may hold it. A policy with tokens
+    does not, since each of them is trained as the policy alone has chosen it.
     """
 
     messages: Observation
@@ -50,6 +53,7 @@ class ModelRequest:
     logprobs: bool = False
     overruled: tuple[str, ...] = ()
     num_split: int = 0
+    response_format: JSON = None
 
     def with_overruled(self, names: tuple[str, ...]) -> ModelRequest:
         """The same request, of which the run overrules this."""
@@ -145,6 +149,8 @@ class EpisodeRecording:
         self._check_room(asked)
         self._num_requests, self._num_asked = self._num_requests + 1, self._num_asked + asked.n
         number = self._num_requests
+        if asked.response_format is not None:
+            asked = asked.with_overruled((*asked.overruled, RESPONSE_FORMAT))
         note(self._counts, asked)
         place = self._tree.place(asked.messages, asked.tools)
         self._counts.update({f"changed_{kind}": times for kind, times in place.changed.items()})

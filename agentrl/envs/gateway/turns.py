@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from agentrl.engine.served.chat_replies import turn_of
+from agentrl.engine.served.chat_replies import ReplyTurn, turn_of
 from agentrl.engine.served.requests import RefusedError
 from agentrl.envs.gateway.recording import (
     Answered,
@@ -33,18 +33,19 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request whose turn it is. is_shown: the agent has seen it."""
+    """A request whose turn it is. is_shown: the agent has seen it. finish: of its reply."""
 
     asked: ModelRequest
     observation: Observation
     action: asyncio.Future[Message]
     is_shown: bool = False
+    finish: Finish = Finish.STOP
 
 
 class TurnByTurn(Generic[_T]):
     """Replies to one request after another, until a task has ended, with its result.
 
-    name: of the episode. counts: as of a `EpisodeRecording`.
+    name: of the episode. counts: as of a `EpisodeRecording`. was_cut: a limit has cut a reply.
     """
 
     def __init__(self, name: str, counts: Counter[str]) -> None:
@@ -56,7 +57,7 @@ class TurnByTurn(Generic[_T]):
         self._news = asyncio.Event()
         self._request: _Waiting | None = None
         self._ended: asyncio.Task[_T] | None = None
-        self._has_shown = False
+        self._has_shown = self.was_cut = False
 
     @property
     def waiting(self) -> ModelRequest | None:
@@ -92,6 +93,12 @@ class TurnByTurn(Generic[_T]):
             await self._news.wait()
         return None
 
+    def cut(self) -> None:
+        """The reply that comes next is cut."""
+        self.was_cut = True
+        if self._request is not None and self._request.is_shown:
+            self._request.finish = Finish.LENGTH
+
     def reply(self, action: Message) -> None:
         """Answer the request that was shown; where its client is gone, the answer is dropped."""
         if self._request is not None and self._request.is_shown and not self._request.action.done():
@@ -118,8 +125,8 @@ class TurnByTurn(Generic[_T]):
             self._number += 1
             place = self._tree.place(asked.messages, asked.tools)
             self._counts.update({f"changed_{kind}": times for kind, times in place.changed.items()})
-            action = await self._acted(asked, self._shown(place))
-            return [self._answered(place, asked, action)]
+            action, finish = await self._acted(asked, self._shown(place))
+            return [Answered(self._turn_of(place, asked, action), _no_tokens(finish), 0)]
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """No agent of this kind has tokens.
@@ -137,11 +144,11 @@ class TurnByTurn(Generic[_T]):
             return place.new
         return History(place.messages, place.reason) if self._has_shown else place.messages
 
-    async def _acted(self, asked: ModelRequest, observation: Observation) -> Message:
-        self._request = _Waiting(asked, observation, asyncio.get_running_loop().create_future())
+    async def _acted(self, asked: ModelRequest, observation: Observation) -> tuple[Message, Finish]:
+        self._request = request = _Waiting(asked, observation, asyncio.get_running_loop().create_future())
         self._news.set()
         try:
-            return await self._request.action
+            return await request.action, request.finish
         except asyncio.CancelledError:
             # What its agent has seen and said stands in no conversation of a client.
             self._last = None
@@ -149,7 +156,7 @@ class TurnByTurn(Generic[_T]):
         finally:
             self._request = None
 
-    def _answered(self, place: Place, asked: ModelRequest, action: Message) -> Answered:
+    def _turn_of(self, place: Place, asked: ModelRequest, action: Message) -> ReplyTurn:
         text = "".join([action.text, *(call.raw for call in action.tool_calls)])
         ids = id_of(f"{self._name}/{self._number}") if asked.tools else None
         turn = turn_of(action, lambda: text, None, ids)
@@ -159,9 +166,9 @@ class TurnByTurn(Generic[_T]):
             self._number, action, sent, sent_ids(turn, action), seen, None, place.continued, place.reason
         )
         place.end.add(sent, self._last)
-        return Answered(turn, _no_tokens(), 0)
+        return turn
 
 
-def _no_tokens() -> Completion:
+def _no_tokens(finish: Finish) -> Completion:
     empty = np.zeros(0, dtype=np.int32)
-    return Completion(empty, np.zeros(0, dtype=np.float32), empty.copy(), Finish.STOP)
+    return Completion(empty, np.zeros(0, dtype=np.float32), empty.copy(), finish)

@@ -99,11 +99,14 @@ class Session:
     id: its name for the engine, so that all of its turns find the same cache.
     seed: of the sampling of this turn.
     max_tokens: most tokens of one trajectory, whoever their author is (count); None = no limit.
+    response_format: the form of this turn, as OpenAI's chat requests name it; None = any. An agent whose
+        engine cannot hold a form ignores it.
     """
 
     id: str
     seed: int
     max_tokens: int | None
+    response_format: JSON = None
 
 
 class Act(NamedTuple):

@@ -20,9 +20,9 @@ from agentrl.evaluation import gateway
 from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
-from tests.engine.chat.chat_server import ChatServer, assistant
-from tests.engine.subjects import tiny
-from tests.envs.gateway.worlds import TOOL, WORDS, post
+from tests.engine.chat.chat_server import ChatServer, assistant, reply
+from tests.envs.gateway.test_wire import FORMS, asking
+from tests.envs.gateway.worlds import TOOL, post, save_speaker
 
 ASKED = {"role": "user", "content": "How many?"}
 
@@ -30,10 +30,7 @@ ASKED = {"role": "user", "content": "How many?"}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model directory with a chat template."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny("qwen3", vocab_size=len(WORDS.tokenizer), max_position_embeddings=512).save_pretrained(folder)
-    WORDS.tokenizer.save_pretrained(folder)
-    return folder
+    return save_speaker(tmp_path_factory.mktemp("model"))
 
 
 @asynccontextmanager
@@ -152,6 +149,47 @@ async def test_behind_an_endpoint_there_are_messages_alone(tmp_path, monkeypatch
     for entry in entries_of(tmp_path).values():
         (turn,) = entry.episode.turns
         assert (turn.tokens, turn.action.text, entry.verdicts) == (None, "42", ())
+
+
+async def test_an_endpoint_is_asked_for_the_form_of_each_reply(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    asked = []
+
+    def answer(request):
+        asked.append(request.get("response_format"))
+        return assistant("{}")
+
+    async with ChatServer(answer).serving() as server:
+        where = {"openai_url": server.url, "openai_model": "m"}
+        async with serving(None, tmp_path, **where) as url:
+            asked.clear()
+            for path, form, _ in FORMS:
+                for more in (form, {}):
+                    reply = await post(f"{url}/a/v1", path, "k", asking(path, more))
+                    assert reply.status_code == 200, reply.text
+    assert asked == [form for _, _, as_chat in FORMS for form in (as_chat, None)]
+
+
+async def test_a_reply_that_an_endpoint_cuts_is_its_clients_and_the_episode_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    async with ChatServer().serving() as server:
+        where = {"openai_url": server.url, "openai_model": "m"}
+        async with serving(None, tmp_path, **where) as url:
+            server.behaviours += [reply(assistant("40"), "length"), reply(assistant("41"))]
+            server.behaviours += [reply(assistant("42"), "length")]
+            body = asking("/chat/completions", {})
+            first, again = ASKED, {"role": "user", "content": "Again."}
+            replies = []
+            for messages in ([first], [first, {"role": "assistant", "content": "40"}, again]):
+                asked = await post(f"{url}/a/v1", "/chat/completions", "k", {**body, "messages": messages})
+                replies.append(asked.json()["choices"][0])
+            whole = await post(f"{url}/b/v1", "/messages", "k", asking("/messages", {}))
+    assert [one["finish_reason"] for one in replies] == ["length", "stop"]
+    assert [one["message"]["content"] for one in replies] == ["40", "41"]
+    assert whole.json()["stop_reason"] == "max_tokens"
+    found = {id: entry.episode for id, entry in entries_of(tmp_path).items()}
+    assert [turn.action.text for turn in found["a"].turns] == ["40", "41"]
+    assert len(found["a"].trajectories) == 1
 
 
 async def test_a_folder_of_another_model_or_command_is_refused(model, tmp_path, monkeypatch):

@@ -458,26 +458,50 @@ async def test_responses_have_the_logprobs_of_their_text(stream):
     assert [reply.status_code for reply in replies] == [400, 200]
 
 
-JSON_SCHEMA = {"type": "json_schema", "name": "sum", "schema": {"type": "object", "properties": {}}}
-AS_CHAT = {"type": "json_schema", "json_schema": JSON_SCHEMA}
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+NAMED = {"name": "output", "schema": SCHEMA}
+AS_CHAT = {"type": "json_schema", "json_schema": NAMED}
+FORMS = [
+    ("/chat/completions", {"response_format": {"type": "json_object"}}, {"type": "json_object"}),
+    ("/chat/completions", {"response_format": AS_CHAT}, AS_CHAT),
+    ("/responses", {"text": {"format": {"type": "json_schema", **NAMED}}}, AS_CHAT),
+    ("/responses", {"text": {"format": {"type": "json_object"}}}, {"type": "json_object"}),
+    ("/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, AS_CHAT),
+]
+"""Path, the form of a reply as its protocol writes it, and as a chat request does."""
+
+
+def asking(path, more):
+    """A request, with more fields."""
+    if path == "/responses":
+        return {"model": "m", "input": "How many?", **more}
+    return {"model": "m", "max_tokens": 99, "messages": ASKED, **more}
+
+
+@pytest.mark.parametrize(("path", "form", "as_chat"), FORMS)
+async def test_a_policy_with_tokens_is_not_held_to_a_form_which_is_counted(path, form, as_chat):
+    del as_chat
+    (reply,), policy, episode = await replies_to([(path, asking(path, form))], says("five"))
+    assert reply.status_code == 200, reply.text
+    assert "five" in reply.text
+    assert episode.counts == {"requests": 1, "overruled_response_format": 1}
+    assert len(policy.asked) == 1
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "field"),
+    ("path", "form"),
     [
-        ("/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("/chat/completions", {"response_format": AS_CHAT}, "response_format"),
-        ("/responses", {"text": {"format": JSON_SCHEMA}}, "text"),
-        ("/messages", {"output_format": JSON_SCHEMA}, "output_format"),
-        ("/messages", {"output_config": {"format": JSON_SCHEMA}}, "output_config"),
+        ("/chat/completions", {"response_format": {"type": "regex"}}),
+        ("/chat/completions", {"response_format": "json"}),
+        ("/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+        ("/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+        ("/responses", {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("/messages", {"output_config": {"format": {"type": "json_schema"}}}),
     ],
 )
-async def test_schemas_of_replies_are_refused_by_name(path, body, field):
-    asked = {"model": "m", "max_tokens": 99, "messages": ASKED}
-    if path == "/responses":
-        asked = {"model": "m", "input": "How many?"}
-    (reply, _), policy, _ = await replies_to([(path, {**asked, **body}), (path, asked)], says("5"))
+async def test_a_form_that_is_none_is_refused_with_those_that_are(path, form):
+    asked = [(path, asking(path, form)), (path, asking(path, {}))]
+    (reply, _), policy, episode = await replies_to(asked, says("5"))
     assert reply.status_code == 400
-    assert f"`{field}`" in reply.json()["error"]["message"]
-    assert "leave it out" in reply.json()["error"]["message"]
-    assert len(policy.asked) == 1
+    assert "`response_format` is" in reply.json()["error"]["message"]
+    assert (len(policy.asked), episode.counts["requests"]) == (1, 1)
