@@ -15,10 +15,11 @@ import resource
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import TypeAlias, TypeGuard, TypeVar
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ MAX_FRAME_BYTES = 1 << 20
 _LAST_REQUESTS_S = 5
 # asyncio accepts so many connections before it serves one: the files for them must be free.
 _ACCEPTED_AT_ONCE = 64
+_HANDSHAKES_AT_ONCE = 64
 _FREE_FILES = 256
 _MOST_CONNECTIONS = 1 << 16
 _HEAD_TIMEOUT_S = 20.0
@@ -304,7 +306,7 @@ def server_of(
     by; None = they are refused.
     """
     return _Server(
-        uvicorn.Config(
+        _Config(
             app,
             http=_Connection,
             ws=websocket or "none",
@@ -332,6 +334,28 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])
+
+
+class _Config(uvicorn.Config):
+    """Its WebSockets begin in turns, some in each round of the event loop.
+
+    Those before them go on in between: all at one stage would end at one time, and wait for each other again.
+    """
+
+    @cached_property
+    def _waiting(self) -> deque[Callable[[], None]]:
+        return deque()
+
+    def begin_in_turn(self, begin: Callable[[], None]) -> None:
+        self._waiting.append(begin)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for _ in range(min(len(self._waiting), _HANDSHAKES_AT_ONCE)):
+            self._waiting.popleft()()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_some)
 
 
 class _Server(uvicorn.Server):
@@ -369,8 +393,10 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         is_new, self._is_new = self._is_new, False
-        if is_new and _is_handshake(data) and self.ws_protocol_class is not None:
-            self._become_websocket(data, self.ws_protocol_class)
+        if is_new and _is_handshake(data) and (make := self.ws_protocol_class) is not None:
+            assert isinstance(self.config, _Config), "that of `server_of`"
+            self.transport.pause_reading()
+            self.config.begin_in_turn(partial(self._become_websocket, data, make))
             return
         super().data_received(data)
         # Without a pending request, these are a part of the next head, or of the body of a refused request.
@@ -382,11 +408,12 @@ class _Connection(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         super().handle_websocket_upgrade(event)
-        # Its head has arrived: from now on the socket is the WebSocket's.
         self._end_deadlines()
 
     def _become_websocket(self, head: bytes, make: Callable[..., asyncio.Protocol]) -> None:
         """As uvicorn does, but the head is parsed once: by the WebSocket, which keeps the case of names."""
+        if self.transport.is_closing():
+            return
         self._end_deadlines()
         self.connections.discard(self)
         websocket = make(config=self.config, server_state=self.server_state, app_state=self.app_state)
@@ -394,6 +421,7 @@ class _Connection(H11Protocol):
         line, end, fields = head.partition(b"\r\n")
         websocket.data_received(line + end + _FIELD_NAME.sub(lambda name: name[0].lower(), fields))
         self.transport.set_protocol(websocket)
+        self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()

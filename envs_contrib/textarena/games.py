@@ -42,7 +42,7 @@ GAMES: Mapping[str, Game] = {
     "Secretary": Game("Secretary-v0", 12),
     "Slitherlink": Game("Slitherlink-v0", 80),
     "Sudoku": Game("Sudoku-v0-very-easy", 60),
-    "ThreeCardMonte": Game("ThreeCardMonte-v0", 4),
+    "ThreeCardMonte": Game("ThreeCardMonte-v0", 4, 1 / 3),
 }
 
 _CLASS = "envs_contrib.textarena.env:TextArena"
