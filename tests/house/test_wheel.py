@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.runtime.extras import EXTRAS
 from tests.house.source import ROOT, name_of, python_files
 
 SHIPPED = ("agentrl", "agentrl_simulate", "envs_contrib")
@@ -63,6 +64,19 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{server.server_port}/v1"
 main(["eval", "HopSearch-v0", "--openai-url", url, "--openai-model", "m", "--n", "4", "--json"])
 """
+WITHOUT_EXTRAS = """
+import importlib.util, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in BLOCKED else find_spec(name, package)
+sys.meta_path.insert(0, Blocked())
+"""
+"""Whatever the extras install is not there."""
 TINY = {
     "--num-rollout": "2",
     "--rollout-batch-size": "2",
@@ -207,6 +221,13 @@ def test_the_core_is_a_gym(light: Path, tmp_path: Path) -> None:
         2,
         "agentrl: training needs torch: pip install 'agentrl[train]'.\n",
     )
+
+
+def test_an_evaluation_behind_an_endpoint_imports_nothing_of_an_extra(tmp_path: Path) -> None:
+    blocked = {module for modules in EXTRAS.values() for module in modules}
+    program = f"BLOCKED = {blocked}\n{WITHOUT_EXTRAS}\n{SERVER}"
+    report = json.loads(run(Path(sys.executable).parent, tmp_path, "python", "-c", program))
+    assert (report["n"], report["failures"]) == (4, {})
 
 
 @pytest.mark.full

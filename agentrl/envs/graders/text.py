@@ -6,14 +6,13 @@ Where a task has several answers (`metadata["answers"]`), the best of them count
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import TypeVar
-
-import xxhash
 
 from agentrl.envs.graders.answer import (
     ExpertAnswers,
@@ -251,7 +250,8 @@ def random(task: Task, answer: str) -> float:
 
     What a policy still learns from it is a matter of the estimator and the model (arXiv:2506.10947).
     """
-    return float(xxhash.xxh3_64_intdigest(f"{task.id}\n{answer}".encode("utf-8", "surrogatepass")) & 1)
+    content = f"{task.id}\n{answer}".encode("utf-8", "surrogatepass")
+    return float(hashlib.sha256(content).digest()[0] & 1)
 
 
 def _label(task: Task, gold: str) -> str:
@@ -280,9 +280,10 @@ TEXT_GRADERS: Mapping[str, Callable[[Task, str], float]] = {
 }
 """Graders without settings, by name."""
 
-TEXT_ANSWERS: Mapping[Callable[[Task, str], float], ExpertAnswers] = {
+TEXT_ANSWERS: Mapping[Callable[[Task, str], float], ExpertAnswers | None] = {
     **{grade: _full_marks(grade, _label) for grade in (exact_match, f1, number, choice)},
     gpqa: _full_marks(gpqa, _letter_of),
     dapo: _full_marks(dapo, _dapo_line),
+    random: None,
 }
-"""The answers of an expert, by grader."""
+"""The answers of an expert, by grader; None = it has none."""

@@ -77,7 +77,8 @@ async def reward_of(name, settings, case):
 async def test_every_name_is_its_own_grader_and_no_others(settings):
     assert set(OWN_CASES) == set(grader_names())
     for name, cases in OWN_CASES.items():
-        for other in OWN_CASES:
+        # A coin agrees with a grader by luck; test_text.py has it alone.
+        for other in (other for other in OWN_CASES if other != "random" or name == other):
             found = [await reward_of(other, settings.get(other, {}), case) for case in cases]
             assert (found == [case[-1] for case in cases]) == (other == name), (name, other, found)
 
