@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from agentrl import Task
+from agentrl import Image, Message, Task, Text
 from agentrl.envs.check import arguments
 from agentrl.envs.check.intervals import Z, interval
 from agentrl.envs.check.probes.task_probe import probe_tasks, subsampled
@@ -187,6 +187,16 @@ def test_tasks_of_two_splits_may_differ_in_more_than_case(held_out, codes):
         "train": [Task.ask("one", "How many  # are there?", "1")],
         "test": [Task.ask("two", held_out, "1")],
     }
+    findings = probe_tasks(splits, splits, None, 0.0, 1.0).findings
+    assert [finding.code for finding in findings] == codes
+
+
+@pytest.mark.parametrize(("colour", "codes"), [(b"red", ["splits-nearly-overlap"]), (b"blue", [])])
+def test_tasks_of_two_splits_may_differ_in_their_pictures_alone(colour, codes):
+    def task(id, text, data):
+        return Task(id, (Message("user", (Text(text), Image.of(data))),), "1")
+
+    splits = {"train": [task("one", "What is it?", b"red")], "test": [task("two", "what is it", colour)]}
     findings = probe_tasks(splits, splits, None, 0.0, 1.0).findings
     assert [finding.code for finding in findings] == codes
 

@@ -22,7 +22,7 @@ from statistics import fmean
 
 from agentrl.envs.check.findings import Finding, ProbeResult, error, some, warning
 from agentrl.envs.normal_form import squad_normalize
-from agentrl.types import Task
+from agentrl.types import Image, Task
 
 TOLERANCE = 0.02
 """How far above chance a mean may be, as a fraction of the distance from chance to the expert."""
@@ -94,7 +94,9 @@ def _exactly(task: Task) -> object:
 
 def _loosely(task: Task) -> object:
     # Spaces stay: they are the content of pictures made of characters.
-    return text_of(task).lower().strip().rstrip(".?!: ")
+    text = text_of(task).lower().strip().rstrip(".?!: ")
+    contents = (message.content for message in task.prompt if not isinstance(message.content, str))
+    return text, *(part.url for parts in contents for part in parts if isinstance(part, Image))
 
 
 def _shared(splits: Splits, key: Callable[[Task], object] = _exactly) -> list[str]:
