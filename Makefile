@@ -84,7 +84,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (6 min)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
-test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_03_INSTALLED) $(if $(shell $(NEMO_GYM_PYTHON) -c 'print(1)' 2>/dev/null),$(NEMO_GYM_INSTALLED) $(HARBOR_INSTALLED)) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (hours)
+test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_INSTALLED) $(VERIFIERS_03_INSTALLED) $(if $(shell $(NEMO_GYM_PYTHON) -c 'print(1)' 2>/dev/null),$(NEMO_GYM_INSTALLED) $(HARBOR_INSTALLED)) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (hours)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
 	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)
@@ -180,9 +180,9 @@ $(TRL_INSTALLED): constraints.txt
 	$(TRL_VENV)/bin/python -m pip install $(PIP_FLAGS) "openenv==0.10.0" $(PIP_ARGS)
 	touch $@
 
-$(VERIFIERS_INSTALLED):
+$(VERIFIERS_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VERIFIERS_VENV)
-	$(VERIFIERS_VENV)/bin/python -m pip install $(PIP_FLAGS) "verifiers==0.4.0" uv $(PIP_ARGS)
+	$(VERIFIERS_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . "verifiers==0.4.0" uv $(PIP_ARGS)
 	touch $@
 
 # Not by the constraints: both pin what others here have in another version. verifiers 0.3 fails with openai 3, which it does

@@ -288,7 +288,8 @@ async def _played(env: Env) -> list[dict[str, JSON]]:
     "form",
     required=True,
     type=click.Choice(list(FORMATS)),
-    help="verifiers: a package with `load_environment`, for 0.3; nemo-gym: a resources server, for 0.4; "
+    help="verifiers: a package with a taskset, for 0.4, and `load_environment`, for 0.3; "
+    "nemo-gym: a resources server, for 0.4; "
     "openenv: a folder that `openenv push` takes, for 0.10.",
 )
 @click.option(

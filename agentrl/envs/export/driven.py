@@ -27,13 +27,13 @@ class _Outside:
         self.asked: asyncio.Queue[Observation | None] = asyncio.Queue()
         self.acting: asyncio.Future[Act] | None = None
         self.tools: Sequence[ToolSchema] = ()
+        self.session: Session | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The action that comes."""
-        del session
         if self.is_leaving:
             return Act(Message("assistant"), None, finish=Finish.LENGTH)
-        self.tools = tools
+        self.tools, self.session = tools, session
         self.acting = asyncio.get_running_loop().create_future()
         self.asked.put_nowait(observation)
         return await self.acting
@@ -55,6 +55,17 @@ class DrivenEpisode:
     def tools(self) -> Sequence[ToolSchema]:
         """The tools on offer in the turn that waits."""
         return self._player.tools
+
+    @property
+    def session(self) -> Session:
+        """The part of the episode that the turn that waits belongs to.
+
+        Raises:
+            StageError: no turn has waited yet.
+        """
+        if self._player.session is None:
+            raise StageError("step", "invalid", "the episode has had no turn")
+        return self._player.session
 
     async def begin(self) -> Observation | None:
         """The first prompt; None = the episode has ended without a turn.

@@ -1,7 +1,8 @@
 """An environment here as one of verifiers 0.3: `load` is what an exported package returns.
 
 verifiers plays it with its own loop, clients and evaluation. What happens in an episode, and its score, are
-those of `play`. verifiers 0.4 has no environments of this kind any more (`verifiers.MultiTurnEnv`).
+those of `play`. verifiers 0.4 has no environments of this kind any more (`verifiers.MultiTurnEnv`): its
+tasksets are in `on_tasksets`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ _EPISODE, _TRANSCRIPT, _SCORE = "agentrl_episode", "agentrl_transcript", "agentr
 
 
 def load(
-    env_id: str, *, split: str = "train", eval_split: str = "test", seed: int = 0, **kwargs: JSON
+    env_id: str, *, split: str = "", eval_split: str = "", seed: int = 0, **kwargs: JSON
 ) -> vf.Environment:
     """An environment of verifiers.
 
-    env_id: of an environment here. split, eval_split: the tasks of its two data sets. seed: a task has one
-    world, whose seed is this plus the number of the task. kwargs: arguments of the environment.
+    env_id: of an environment here. split, eval_split: the tasks of its two data sets; "" = those to train and
+    to test on. seed: a task has one world, whose seed is this plus the number of the task. kwargs: arguments
+    of the environment.
 
     Raises:
         UserError: there is no such environment, argument or split.
     """
     world = ExportedWorld(env_id, kwargs)
-    return ExportedEnv(world, {split: world.tasks(split)}, {eval_split: world.tasks(eval_split)}, seed)
+    train, test = split or world.splits[0], eval_split or world.splits[1]
+    return ExportedEnv(world, {train: world.tasks(train)}, {test: world.tasks(test)}, seed)
 
 
 class ExportedEnv(vf.MultiTurnEnv):

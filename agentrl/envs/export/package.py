@@ -144,8 +144,9 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     theirs = {"verifiers": "verifiers", "nemo-gym": "NeMo Gym", "openenv": "OpenEnv's trainer"}[format]
     yield f"Tokens, logprobs and policy versions are those that {theirs} records.", True
     max_tokens = env.limits.max_tokens
+    unlimited = "verifiers 0.3" if format == "verifiers" else theirs
     yield (
-        f"The limit of {max_tokens} tokens for an episode is not kept: {theirs} has its own.",
+        f"The limit of {max_tokens} tokens for an episode is not kept: {unlimited} has its own.",
         max_tokens is not None,
     )
     yield "The expert, demonstrations and saved states of episodes stay here.", True
@@ -153,6 +154,8 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     compares = [reward.name for reward in env.rewards if isinstance(reward, GroupReward)]
     yield f"Rewards that compare siblings see one episode: {', '.join(compares)}.", bool(compares)
     yield "The other agents are played by scripts.", isinstance(env, AgentView)
+    if format == "verifiers":
+        yield "In verifiers 0.4, harnesses, tools, users and system prompts of others do not reach it.", True
     if format == "nemo-gym":
         has_tools = bool(env.tool_schemas)
         yield "Images are left out: observations are text.", True

@@ -39,10 +39,10 @@ def test_a_package_is_a_thin_file_that_names_the_environment(form, tmp_path, cap
     assert [node.module.startswith("agentrl.envs.export.") for node in imported] == [True]
 
 
-def test_the_package_of_verifiers_needs_the_version_that_has_environments_and_no_agentrl_by_name(tmp_path):
+def test_the_package_of_verifiers_needs_versions_that_play_it_and_no_agentrl_by_name(tmp_path):
     export_env("Calculator-v0", {}, "verifiers", tmp_path / "new")
     project = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["dependencies"]) == ("calculator", ["verifiers>=0.3.1,<0.4", "openai<3"])
+    assert (project["name"], project["dependencies"]) == ("calculator", ["verifiers>=0.3.1,<0.5", "openai<3"])
     origin = PackageOrigin.of_this().pip_arguments()
     assert f"pip install {origin}\n" in (tmp_path / "new" / "README.md").read_text()
 
