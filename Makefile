@@ -58,6 +58,8 @@ VERIFIERS_03_INSTALLED := $(VERIFIERS_03_VENV)/.installed
 NEMO_GYM_PYTHON ?= python3.12
 NEMO_GYM_VENV := .venv-nemo-gym
 NEMO_GYM_INSTALLED := $(NEMO_GYM_VENV)/.installed
+OPENREWARD_VENV := .venv-openreward
+OPENREWARD_INSTALLED := $(OPENREWARD_VENV)/.installed
 # The models of Harbor's formats need Python 3.12, too.
 HARBOR_VENV := .venv-harbor
 HARBOR_INSTALLED := $(HARBOR_VENV)/.installed
@@ -84,7 +86,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (6 min)
 	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
 
-test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_INSTALLED) $(VERIFIERS_03_INSTALLED) $(if $(shell $(NEMO_GYM_PYTHON) -c 'print(1)' 2>/dev/null),$(NEMO_GYM_INSTALLED) $(HARBOR_INSTALLED)) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (hours)
+test-full: lint sglang-cpu $(CLIENTS_INSTALLED) $(TRL_INSTALLED) $(VERIFIERS_INSTALLED) $(VERIFIERS_03_INSTALLED) $(OPENREWARD_INSTALLED) $(if $(shell $(NEMO_GYM_PYTHON) -c 'print(1)' 2>/dev/null),$(NEMO_GYM_INSTALLED) $(HARBOR_INSTALLED)) $(if $(shell command -v npm),$(NPM_INSTALLED)) ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (hours)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
 	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)
@@ -129,7 +131,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) $(AGENTLIGHTNING_VENV) $(VERIFIERS_VENV) $(VERIFIERS_03_VENV) $(NEMO_GYM_VENV) $(HARBOR_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) $(SGLANG_VENV) $(AGENTLIGHTNING_VENV) $(VERIFIERS_VENV) $(VERIFIERS_03_VENV) $(NEMO_GYM_VENV) $(OPENREWARD_VENV) $(HARBOR_VENV) $(TRL_VENV) $(CLIENTS_VENV) $(NPM_CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -195,6 +197,11 @@ $(VERIFIERS_03_INSTALLED): pyproject.toml
 $(NEMO_GYM_INSTALLED): pyproject.toml
 	$(NEMO_GYM_PYTHON) -m venv $(NEMO_GYM_VENV)
 	$(NEMO_GYM_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . "nemo-gym==0.4.0" pytest $(PIP_ARGS)
+	touch $@
+
+$(OPENREWARD_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(OPENREWARD_VENV)
+	$(OPENREWARD_VENV)/bin/python -m pip install $(PIP_FLAGS) -e . "openreward==0.1.167" $(PIP_ARGS)
 	touch $@
 
 $(HARBOR_INSTALLED):

@@ -290,25 +290,25 @@ async def _played(env: Env) -> list[dict[str, JSON]]:
     type=click.Choice(list(FORMATS)),
     help="verifiers: a package with a taskset, for 0.4, and `load_environment`, for 0.3; "
     "nemo-gym: a resources server, for 0.4; "
-    "openenv: a folder that `openenv push` takes, for 0.10.",
+    "openenv: a folder that `openenv push` takes, for 0.10; ors: a server of the Open Reward Standard, "
+    "with openreward 0.1.",
 )
 @click.option(
     "--out", "folder", required=True, type=click.Path(path_type=Path), help="The folder, which is made."
 )
 @click.option(
-    "--rows",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Tasks in the data of nemo-gym (count).",
+    "--rows", type=click.IntRange(min=1), help="Tasks in the data of nemo-gym (count)  [default: 5]."
 )
-def export_command(env_id: str, env_kwargs: str, form: str, folder: Path, rows: int) -> None:
+def export_command(env_id: str, env_kwargs: str, form: str, folder: Path, rows: int | None) -> None:
     """Write an environment as a package of another library, and say what is lost.
 
     The package is a thin file that imports agentrl and the environment: both are installed where it is
     played. Secrets among the arguments are names of environment variables, "$NAME".
     """
-    written = export_env(env_id, read_json_object("--env-kwargs", env_kwargs), form, folder, rows=rows)
+    if rows is not None and form != "nemo-gym":
+        raise UserError(f"--rows is for nemo-gym, whose package has data; leave it out with --format {form}.")
+    kwargs = read_json_object("--env-kwargs", env_kwargs)
+    written = export_env(env_id, kwargs, form, folder, rows=rows or 5)
     click.echo(f"{env_id} is in {folder} as {written.package} for {form}: {', '.join(written.files)}.")
     for sentence in written.lost:
         click.echo(f"  {sentence}")

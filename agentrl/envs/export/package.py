@@ -47,8 +47,21 @@ FORMATS: Mapping[str, Mapping[str, str]] = {
         "server/__init__.py": "openenv/server_init.py.jinja",
         "server/app.py": "openenv/app.py.jinja",
     },
+    "ors": {
+        "server.py": "ors/server.py.jinja",
+        "requirements.txt": "ors/requirements.txt.jinja",
+        "README.md": "ors/README.md.jinja",
+        "Dockerfile": "ors/Dockerfile.jinja",
+    },
 }
 """The files of each format, by their paths, and the templates of these."""
+_RECORDERS: Mapping[str, str] = {
+    "verifiers": "verifiers",
+    "nemo-gym": "NeMo Gym",
+    "openenv": "OpenEnv's trainer",
+    "ors": "the client's trainer",
+}
+"""What plays a package of each format, and records the tokens."""
 _ROWS = f"{_NEMO}/data/example.jsonl"
 _EPISODE_S = 600.0
 """What a package of OpenEnv declares where the environment has no deadline (seconds)."""
@@ -141,7 +154,7 @@ def lost_in(env: BaseEnv, format: str) -> tuple[str, ...]:
 
 
 def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
-    theirs = {"verifiers": "verifiers", "nemo-gym": "NeMo Gym", "openenv": "OpenEnv's trainer"}[format]
+    theirs = _RECORDERS[format]
     yield f"Tokens, logprobs and policy versions are those that {theirs} records.", True
     max_tokens = env.limits.max_tokens
     unlimited = "verifiers 0.3" if format == "verifiers" else theirs
@@ -156,15 +169,19 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     yield "The other agents are played by scripts.", isinstance(env, AgentView)
     if format == "verifiers":
         yield "In verifiers 0.4, harnesses, tools, users and system prompts of others do not reach it.", True
+    has_tools, here = bool(env.tool_schemas), PackageOrigin.of_this().is_local
     if format == "nemo-gym":
-        has_tools = bool(env.tool_schemas)
         yield "Images are left out: observations are text.", True
+    if format == "ors":
+        yield "Calls of unknown tools, and turns cut for length, are the client's: no world sees them.", True
+        yield "A message of the model is a call of the tool `say`.", not has_tools
+    if format in ("nemo-gym", "ors"):
         yield "A world that rewrites the conversation only adds to it.", True
         yield "Several calls in one turn reach the world as a turn each, which max_turns counts.", has_tools
         yield "A message without a call ends the episode.", has_tools
     if format == "openenv":
-        here = PackageOrigin.of_this().is_local
         yield "openenv.yaml declares rewards from 0 to 1 unless the scores of the class say more.", True
+    if format in ("openenv", "ors"):
         yield "Its Dockerfile installs agentrl from this machine: put a URL or a release there.", here
 
 

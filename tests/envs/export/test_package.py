@@ -87,10 +87,12 @@ class Compared(Env):
     ("env", "form", "says", "says_not"),
     [
         (Compared(), "verifiers", "see one episode: rank", "limit of"),
-        (make("Calculator-v0"), "verifiers", "limit of 224 tokens", "compare siblings"),
+        (make("Calculator-v0"), "verifiers", "is not kept: verifiers 0.3 has its own", "compare siblings"),
         (make("Calculator-v0"), "nemo-gym", "Several calls in one turn", "played by scripts"),
         (make("Wordle-v0"), "nemo-gym", "Images are left out", "Several calls"),
         (make("Wordle-v0"), "openenv", "that OpenEnv's trainer records", "Images are left out"),
+        (make("Wordle-v0"), "ors", "is a call of the tool `say`", "Several calls"),
+        (make("Calculator-v0"), "ors", "A message without a call ends the episode", "the tool `say`"),
     ],
 )
 def test_what_is_lost_is_said_where_it_applies(env, form, says, says_not):

@@ -1,27 +1,10 @@
-"""A package whose world fails at its second turn."""
+"""The taskset of a world that fails."""
 
-from agentrl import Env, Task, register
+import broken
+
 from agentrl.envs.export.on_tasksets import EpisodeEnv, EpisodeHarness, EpisodeTaskset
 
-__all__ = ["BrokenTaskset", "EpisodeEnv", "EpisodeHarness"]
-
-
-class Broken(Env):
-    """Fails at its second turn."""
-
-    def tasks(self, split):
-        return [Task.ask(f"{split}-1", "Say it.")]
-
-    async def reset(self, task, *, seed):
-        return task.prompt, {}
-
-    async def step(self, action):
-        if action.text == "twice":
-            raise RuntimeError("the world is gone")
-        return "Again.", None, False, False, {}
-
-
-register("Broken-v0", Broken)
+__all__ = ["BrokenTaskset", "EpisodeEnv", "EpisodeHarness", "broken"]
 
 
 class BrokenTaskset(EpisodeTaskset):

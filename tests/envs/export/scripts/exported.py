@@ -4,31 +4,17 @@ import asyncio
 import json
 import sys
 
+import broken
 import verifiers as vf
 from endpoint import endpoint
 from verifiers.clients import OpenAIChatCompletionsClient
 
-from agentrl import Env, Task, make, register, say
+from agentrl import make, say
 from agentrl.envs.export.on_verifiers import load
 
 sys.path[:0] = sys.argv[1:]
 HOP, WORDLE = make("HopSearch-v0"), make("Wordle-v0")
 BY_PROMPT = {task.prompt[-1].text: task for task in HOP.tasks("test")}
-
-
-class Broken(Env):
-    """A world that fails at its second turn."""
-
-    def tasks(self, split):
-        return [Task.ask(f"{split}-1", "Say it.")]
-
-    async def reset(self, task, *, seed):
-        return task.prompt, {}
-
-    async def step(self, action):
-        if action.text == "twice":
-            raise RuntimeError("the world is gone")
-        return "Again.", None, False, False, {}
 
 
 def client(of, finish=None):
@@ -59,9 +45,8 @@ async def main():
     games = [await played(wordle, rows[k], WORDLE.expert(tasks[k])) for k in range(2)]
     lost = await played(wordle, rows[0], [say("zzzzz")] * 20)
     cut = await played(wordle, rows[0], WORDLE.expert(tasks[0]), "length")
-    register("Broken-v0", Broken)
-    broken = load("Broken-v0")
-    failed = await played(broken, broken.get_dataset().to_list()[0], [say("once"), say("twice")])
+    failing = load(f"{broken.Broken.__name__}-v0")
+    failed = await played(failing, failing.get_dataset().to_list()[0], [say("once"), say("twice")])
     found = {"expert": expert, "wrong": wrong, "games": games, "lost": lost, "cut": cut, "failed": failed}
     print(json.dumps(found))
 
