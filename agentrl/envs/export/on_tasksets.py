@@ -123,9 +123,7 @@ class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):
         for number, task in enumerate(_tasks(world, split)):
             data = EpisodeData(
                 id=task.id,
-                # What is shown is the first observation; tasks without a prompt are refused.
-                prompt=[{"role": each.role, "content": openai_content(each)} for each in task.prompt]
-                or task.id,
+                prompt=_listed(task),
                 env_id=self.env_id,
                 arguments=arguments,
                 split=split,
@@ -202,6 +200,17 @@ async def _played(episode: DrivenEpisode, agent: ChatAgent, trace: vf.Trace) -> 
                 raise
             return
         observation = await episode.act(act.message, act.finish)
+
+
+def _listed(task: Task) -> JSON:
+    """What a listing shows of a task; its episode shows the first observation."""
+    messages: list[JSON] = [
+        {"role": message.role, "content": openai_content(message)}
+        for message in task.prompt
+        if message.role in ("system", "user")
+    ]
+    # Tasks without a prompt are refused.
+    return messages or task.id
 
 
 @lru_cache(maxsize=16)

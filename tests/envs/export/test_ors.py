@@ -68,3 +68,12 @@ def test_calls_at_the_same_time_are_turns_one_after_another(found):
     texts, reward = found["at once"]
     assert texts == ["dark", "quiet", "cold", "listen", "look", "touch"]
     assert reward == 1.0
+
+
+def test_calls_and_images_of_a_first_observation_reach_the_client(found):
+    messages, reward = found["shown"]
+    assert [message["role"] for message in messages] == ["system", "assistant", "tool", "user"]
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "look"
+    assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"]
+    assert messages[3]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert reward == 1.0

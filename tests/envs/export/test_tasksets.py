@@ -78,6 +78,18 @@ def test_what_fails_is_an_error_and_no_reward_of_0(found):
     assert "leave system_prompt out" in found["prompted"]
 
 
+def test_its_server_plays_the_tasks_that_a_trainer_sends(found):
+    assert found["served"] == [1.0, 1.0]
+
+
 def test_arguments_of_the_environment_are_taken_at_its_evaluation(found):
     (row,) = found["few words"]
     assert row["reward"] == 1.0
+
+
+def test_calls_and_images_of_a_first_observation_reach_the_model(found):
+    (row,), (asked,) = found["shown"]
+    assert (row["reward"], row["roles"]) == (1.0, ["system", "assistant", "tool", "user", "assistant"])
+    assert [message["role"] for message in asked] == ["system", "assistant", "tool", "user"]
+    assert asked[1]["tool_calls"][0]["function"]["name"] == "look"
+    assert asked[3]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")

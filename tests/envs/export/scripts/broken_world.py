@@ -1,10 +1,10 @@
 """The taskset of a world that fails."""
 
-import broken
+import worlds
 
 from agentrl.envs.export.on_tasksets import EpisodeEnv, EpisodeHarness, EpisodeTaskset
 
-__all__ = ["BrokenTaskset", "EpisodeEnv", "EpisodeHarness", "broken"]
+__all__ = ["BrokenTaskset", "EpisodeEnv", "EpisodeHarness", "worlds"]
 
 
 class BrokenTaskset(EpisodeTaskset):

@@ -33,10 +33,15 @@ class Scripted:
         except StopIteration:
             body = {"role": "assistant", "content": ""}
         reason = self.finish or ("tool_calls" if body.get("tool_calls") else "stop")
-        choice = {"index": 0, "finish_reason": reason, "message": body}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        reply = {"id": "r", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
-        return httpx.Response(200, json={**reply, "choices": [choice]})
+        return httpx.Response(200, json=reply_of(body, reason))
+
+
+def reply_of(message, reason):
+    """The body of a reply."""
+    choice = {"index": 0, "finish_reason": reason, "message": message}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    reply = {"id": "r", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
+    return {**reply, "choices": [choice]}
 
 
 def endpoint(of, finish=None):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import httpx
 import verifiers.v1 as vf
-from endpoint import Scripted
+from endpoint import Scripted, reply_of
 from verifiers.v1.cli.eval.main import main as vf_eval
-from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+from verifiers.v1.serve import EnvClient, EnvServer
+from verifiers.v1.utils.loaders import taskset_config_type
 
 from agentrl import ScriptedAgent, make, play, say
 from agentrl.envs import score
@@ -44,9 +45,10 @@ class Endpoint(BaseHTTPRequestHandler):
         pass
 
 
-def evaluated(package, script, *flags, seconds=0.0, status=200):
+def evaluated(package, script, *flags, seconds=0.0, status=200, replies=None):
     """What the traces of a run tell."""
-    Endpoint.replies, Endpoint.seconds, Endpoint.status = Scripted(script), seconds, status
+    Endpoint.replies = staticmethod(replies or Scripted(script))
+    Endpoint.seconds, Endpoint.status = seconds, status
     run = f"run-{len(list(OUT.iterdir()))}"
     own = ["--model", "m", "--client.base-url", URL, "--output-dir", str(OUT), "--run.name", run, "--no-push"]
     with contextlib.redirect_stdout(sys.stderr):
@@ -115,15 +117,43 @@ def failing():
     yield "deadline", evaluated("wordle", say_wrong, *deadline, seconds=1.2)
     few = [*first, "--env.taskset.arguments", '{"num_words": 50}']
     yield "few words", evaluated("wordle", lambda prompt: wordle.expert(task), *few)
-    (task,) = load_taskset(taskset_config_type("wordle")(id="wordle")).take(1)
+    (task,) = vf.load_taskset(taskset_config_type("wordle")(id="wordle")).take(1)
     trace = vf.Trace(
         task=vf.TraceTask(type="EpisodeTask", data=task.data),
         agent=vf.AgentInfo(config=vf.AgentConfig()),
         state=EpisodeState(),
     )
+    asked = []
+
+    def replies(request):
+        asked.append(json.loads(request.content)["messages"])
+        message = {"role": "assistant", "content": "a picture"}
+        return httpx.Response(200, json=reply_of(message, "stop"))
+
+    yield "shown", [evaluated("pictured-world", None, replies=replies), asked]
+    yield "served", asyncio.run(served())
     yield "unplayed", raised(lambda: asyncio.run(task.score(trace)))
     config = taskset_config_type("wordle")(id="wordle", system_prompt=__file__)
-    yield "prompted", raised(lambda: load_taskset(config))
+    yield "prompted", raised(lambda: vf.load_taskset(config))
+
+
+async def served():
+    """Rewards of episodes that a trainer asks of an environment server, in the order of its tasks."""
+    hop = make("HopSearch-v0")
+    by_prompt = {task.prompt[-1].text: task for task in hop.tasks("test")[:2]}
+    Endpoint.replies = Scripted(lambda prompt: hop.expert(by_prompt[prompt[-1]["content"]]))
+    Endpoint.seconds, Endpoint.status = 0.0, 200
+    config = vf.resolve_env_config({"taskset": {"id": "hop-search", "split": "test"}})
+    server = EnvServer(config, address="tcp://127.0.0.1:0")
+    running, client = asyncio.create_task(server.run()), EnvClient(server.address)
+    await client.wait_for_server_startup()
+    model = vf.EvalClientConfig(base_url=URL), "m", vf.SamplingConfig()
+    tasks = [task.data.model_dump() for task in vf.load_taskset(config.taskset).take(2)]
+    episodes = await asyncio.gather(*(client.run(*model, task) for task in tasks))
+    await client.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return [episode.traces[0].reward for episode in episodes]
 
 
 def raised(call):

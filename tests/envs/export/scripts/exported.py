@@ -4,8 +4,8 @@ import asyncio
 import json
 import sys
 
-import broken
 import verifiers as vf
+import worlds
 from endpoint import endpoint
 from verifiers.clients import OpenAIChatCompletionsClient
 
@@ -45,7 +45,7 @@ async def main():
     games = [await played(wordle, rows[k], WORDLE.expert(tasks[k])) for k in range(2)]
     lost = await played(wordle, rows[0], [say("zzzzz")] * 20)
     cut = await played(wordle, rows[0], WORDLE.expert(tasks[0]), "length")
-    failing = load(f"{broken.Broken.__name__}-v0")
+    failing = load(f"{worlds.Broken.__name__}-v0")
     failed = await played(failing, failing.get_dataset().to_list()[0], [say("once"), say("twice")])
     found = {"expert": expert, "wrong": wrong, "games": games, "lost": lost, "cut": cut, "failed": failed}
     print(json.dumps(found))

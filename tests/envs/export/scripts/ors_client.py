@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
-import broken
 import uvicorn
+import worlds
 from openreward import EnvironmentsAPI
 from openreward.api.errors import OpenRewardError
 
@@ -23,12 +23,18 @@ from agentrl.envs.export.on_ors import EpisodeEnvironment, Server
 class Failing(EpisodeEnvironment):
     """A world that fails."""
 
-    env_id = f"{broken.Broken.__name__}-v0"
+    env_id = f"{worlds.Broken.__name__}-v0"
 
 
 async def touch() -> str:
     """Touch."""
     return "cold"
+
+
+class Picture(EpisodeEnvironment):
+    """A world that begins with a call and an image."""
+
+    env_id = f"{worlds.Pictured.__name__}-v0"
 
 
 class Slow(ToolEnv):
@@ -184,9 +190,17 @@ def at_once(api):
         return [texts, session.call_terminal_tool("dark and quiet").reward]
 
 
-both = Served(Server([Failing, SlowWorld]).app)
-with EnvironmentsAPI(both.url, api_key="none") as api:
-    found = {"failing": failing(api), "at once": at_once(api)}
-both.stop()
+def shown(api):
+    """A prompt as openreward turns it into one for OpenAI, and the reward."""
+    env = api.get("any", variant="picture")
+    with env.session(split="train", index=0) as session:
+        messages = session.get_messages(format="openai")
+        return [messages, session.call_tool("say", {"message": "a picture"}).reward]
+
+
+odd = Served(Server([Failing, SlowWorld, Picture]).app)
+with EnvironmentsAPI(odd.url, api_key="none") as api:
+    found = {"failing": failing(api), "at once": at_once(api), "shown": shown(api)}
+odd.stop()
 folders = [Path(each) for each in sys.argv[1:]]
 print(json.dumps({**{each.name: told_of(each) for each in folders}, **found}))
