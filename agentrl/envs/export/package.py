@@ -168,7 +168,7 @@ def _lost(env: BaseEnv, format: str) -> Iterable[tuple[str, bool]]:
     yield f"Rewards that compare siblings see one episode: {', '.join(compares)}.", bool(compares)
     yield "The other agents are played by scripts.", isinstance(env, AgentView)
     if format == "verifiers":
-        yield "In verifiers 0.4, harnesses, tools, users and system prompts of others do not reach it.", True
+        yield "In verifiers 0.4 it has no other harness, runtime, tools, user or system prompt.", True
     has_tools, here = bool(env.tool_schemas), PackageOrigin.of_this().is_local
     if format == "nemo-gym":
         yield "Images are left out: observations are text.", True
