@@ -328,10 +328,8 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     limit = LogLimit()
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(limit)
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    for number in numbers:
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    for number in (signal.SIGINT, signal.SIGTERM, *hangup):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])
 
