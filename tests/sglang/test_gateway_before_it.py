@@ -9,7 +9,7 @@ from jsonschema import validate
 
 from tests.engine.fleets import sglang_fleet
 from tests.envs.gateway.test_command import entries_of, serving
-from tests.envs.gateway.test_wire import FORMS, SCHEMA, asking
+from tests.envs.gateway.test_forms import FORMS, SCHEMA, asking
 from tests.envs.gateway.worlds import post, save_speaker
 
 pytestmark = pytest.mark.full

@@ -21,7 +21,7 @@ from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
 from tests.engine.chat.chat_server import ChatServer, assistant, reply
-from tests.envs.gateway.test_wire import FORMS, asking
+from tests.envs.gateway.test_forms import FORMS, asking
 from tests.envs.gateway.worlds import TOOL, post, save_speaker
 
 ASKED = {"role": "user", "content": "How many?"}
