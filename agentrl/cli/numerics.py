@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import rich_click as click
@@ -17,16 +18,28 @@ from agentrl.assembly.config import OpenRunConfig
 from agentrl.assembly.keywords import TrainSettings
 from agentrl.assembly.needed import checked_run
 from agentrl.assembly.sections import OF_SFT
+from agentrl.assembly.trust import CONFIG
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.runtime.extras import TRAINING, require
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import JSON, Sample
+from agentrl.weights.hf.folders import holds_model, model_remedy
 
 # The trainer scores the whole batch before the first of two steps, neither of which is made.
 _FIXED = TrainSettings(num_rollout=1, use_rollout_logprobs=False, num_steps_per_rollout=2)
 # Only with such a term has a group whose rewards are equal a gradient, and so a pass of the trainer.
 _USUAL = TrainSettings(entropy_coef=1e-3)
+# What a model plays without a run file: messages alone, which every chat template renders, in several turns,
+# so that tokens are at many depths.
+_OF_MODEL = TrainSettings(
+    env="Wordle-v0",
+    dialect="chat",
+    rollout_batch_size=4,
+    n_samples_per_prompt=4,
+    rollout_max_response_len=512,
+    rollout_max_context_len=4096,
+)
 _OWN = (*_FIXED, *TrainSettings(output_dir="", name="", debug_rollout_only=False), "replay")
 _QUANTILES = (0.5, 0.99)
 
@@ -39,15 +52,19 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
     """Tell how far the trainer's logprobs are from those that the engine has sampled with.
 
     One batch is played and scored with the settings of RUN, a TOML file, or of flags; nothing is trained, and
-    no folder stays. Try it before a run with another engine, trainer, layout, dtype or kernel:
+    no folder stays. RUN may also be the Hugging Face directory of a chat model, which then plays 16 episodes
+    of Wordle-v0; flags change that, too. Try it before a run with another engine, trainer, layout, dtype or
+    kernel:
 
         agentrl numerics run.toml --engine sglang --trainer megatron
+        agentrl numerics models/Qwen3-0.6B --engine sglang --trainer megatron
 
     In fp32 on a CPU differences are about 1e-6, in bfloat16 below 0.01, of mixtures of experts more, unless
     their routing is replayed. Where they rise with depth, the two place tokens differently.
     """
     require("comparing engine and trainer", *TRAINING)
-    given = {**_USUAL, **flag_values(flags, OpenRunConfig), **_FIXED}
+    run, of_model = _run_or_model(run, flag_values(flags, OpenRunConfig))
+    given = {**_USUAL, **of_model, **_FIXED}
     with temporary_folder("numerics") as folder:
         settings = plain_settings({**given, **TrainSettings(output_dir=str(folder), name="numerics")})
         checked_run(run, settings, OpenRunConfig)
@@ -56,6 +73,24 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
         click.echo(json.dumps(report))
         return
     _show(report)
+
+
+def _run_or_model(run: str | None, flags: Mapping[str, JSON]) -> tuple[str | None, Mapping[str, object]]:
+    """RUN where it is one, and the settings: the flags, and those of a model where RUN is its directory.
+
+    Raises:
+        ConfigError: it is a folder with neither, or none at all; or hf_checkpoint names another model.
+    """
+    folder = Path(run or "")
+    is_missing = not folder.exists() and folder.suffix != ".toml" and len(folder.parts) > 1
+    if run is None or (folder / CONFIG).exists() or not (folder.is_dir() or is_missing):
+        return run, flags
+    if not holds_model(folder):
+        lacks = f"has neither {CONFIG}, of a run, nor config.json, of a model"
+        raise ConfigError(f"{run} {'does not exist' if is_missing else lacks}; {model_remedy(folder)}.")
+    if flags.get("hf_checkpoint") is not None:
+        raise ConfigError(f"{run} is a model, and hf_checkpoint names one, too; drop one of them.")
+    return None, {**_OF_MODEL, **TrainSettings(hf_checkpoint=run), **flags}
 
 
 async def _measured(run: str | None, settings: Mapping[str, JSON]) -> dict[str, JSON]:
