@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 
 import pytest
 
 import agentrl
-from agentrl import Task, ToolEnv, ToolRejected, call, play, say
+from agentrl import (
+    JointStep,
+    Limits,
+    Message,
+    MultiAgentEnv,
+    Task,
+    ToolCall,
+    ToolEnv,
+    ToolRejected,
+    call,
+    play,
+    say,
+)
 from agentrl.cli import main
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.errors import ConfigError
@@ -17,6 +30,8 @@ from agentrl.evaluation.benchmark.run import run_benchmark
 from agentrl.evaluation.benchmark.suite import Suite, SuiteFile, envs_of, with_flags
 from agentrl.evaluation.broken_tools import HOW, BrokenTool
 from agentrl.records import read_journal
+from agentrl.tools import tool
+from agentrl.types.seams import ToolSchema
 from agentrl.view.console import RunConsole
 from tests.engine.chat.chat_server import ChatServer, expert_of
 
@@ -61,7 +76,6 @@ async def answers(how: str, *words: str) -> list[str]:
 async def test_each_way_gives_its_answers():
     assert await answers("empty", "a") == [""]
     assert "not available" in (await answers("error", "a"))[0]
-    assert "took too long" in (await answers("slow", "a"))[0]
     assert "There is no tool" in (await answers("none", "a"))[0]
     (shuffled,) = await answers("random", "a")
     assert (
@@ -75,6 +89,53 @@ async def test_each_way_gives_its_answers():
     assert await answers("wrong", "alone") == [""], "a single word in any order is the right answer"
     # What the model is told of its own mistakes stays.
     assert await answers("wrong", "nothing") == ["There is no such word."]
+
+
+async def test_a_slow_tool_takes_as_long_as_the_limits_let_it():
+    """Of the turn's two calls one is stopped by the limit of a call, one by that of the turn."""
+
+    class Brief(Dictionary):
+        limits = Limits(tool_timeout_s=0.3, step_timeout_s=0.4, episode_timeout_s=0.6)
+
+    env = BrokenTool("look_up", "slow").breaking(Brief)()
+    two = Message(
+        "assistant", tool_calls=tuple(ToolCall("look_up", {"word": word}, id=word) for word in ("a", "b"))
+    )
+    began = time.perf_counter()
+    episode = await play(env, ScriptedAgent([two, two, say("yes")]), Dictionary().tasks("test")[0])
+    took = time.perf_counter() - began
+    heard = [message.text for turn in episode.turns[1:] for message in turn.observation]
+    assert heard == [
+        "look_up was stopped: it took longer than 0.3 s.",
+        "look_up was stopped: the calls of this turn took longer than 0.4 s.",
+        "look_up was stopped: the calls of this episode took longer than 0.6 s.",
+        "This call was not executed: the calls of this episode took longer than 0.6 s.",
+    ]
+    assert took >= 0.6, "it is a real delay"
+    assert (episode.counts["tool_timeouts"], episode.tools["look_up"].timeouts) == (3, 3)
+    assert episode.failure is None, "and no failure of the world"
+
+
+async def test_a_slow_tool_of_the_world_is_answered_and_nobody_waits_for_its_place():
+    @tool(overrun="world", max_concurrency=1)
+    async def fetch() -> str:
+        """Fetch."""
+        return "fetched"
+
+    class Fetching(Dictionary):
+        tools = (fetch,)
+        limits = Limits(tool_timeout_s=0.4)
+
+    make_env, task = BrokenTool("fetch", "slow").breaking(Fetching), Fetching().tasks("test")[0]
+    began = time.perf_counter()
+    episodes = await asyncio.gather(
+        *(play(make_env(), ScriptedAgent([call("fetch"), say("yes")]), task) for _ in range(8))
+    )
+    assert time.perf_counter() - began < 8 * 0.4
+    assert [episode.failure for episode in episodes] == [None] * 8
+    assert {episode.turns[1].observation[0].text for episode in episodes} == {
+        "fetch was stopped: it took longer than 0.4 s."
+    }
 
 
 async def test_wrong_answers_come_from_earlier_episodes_too():
@@ -99,6 +160,154 @@ def test_an_environment_without_the_tool_and_words_that_name_no_way_are_one_sent
         with pytest.raises(ValueError, match=sentence):
             BrokenTool.read(text)
     assert all(BrokenTool.read(f"x={how}").name == f"x={how}" for how in HOW)
+
+
+ASK = ToolSchema("ask", "Ask the archive.", {"type": "object", "properties": {"at": {"type": "string"}}})
+NOTE = ToolSchema("note", "Write down.", {"type": "object", "properties": {"at": {"type": "string"}}})
+
+
+class Archive(MultiAgentEnv):
+    """Two agents with the tool `ask`, one of whom has `note`, too; both act at once until both have answered.
+
+    It answers calls itself, and `seen` has those that reach it.
+    """
+
+    id = "Archive-v0"
+    possible_agents = ("reader", "writer")
+    limits = Limits(max_turns=6, tool_timeout_s=0.2)
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def tools_of(self, agent):
+        return (ASK, NOTE) if agent == "writer" else (ASK,)
+
+    def tasks(self, split):
+        return [Task.ask(f"{split}-{n}", f"Where {n}?") for n in range(4)]
+
+    async def reset(self, task, *, seed):
+        self.acting = self.possible_agents
+        return dict.fromkeys(self.acting, task.prompt), {}
+
+    async def step(self, actions):
+        assert set(actions) == set(self.acting), "all who were asked, at once"
+        self.seen += [(agent, c.name) for agent, action in actions.items() for c in action.tool_calls]
+        answers = {
+            agent: tuple(
+                Message(
+                    "tool", f"{c.name} {c.arguments['at']} says one two three", tool_call_id=c.id, name=c.name
+                )
+                for c in action.tool_calls
+            )
+            for agent, action in actions.items()
+            if action.tool_calls
+        }
+        if answers:
+            self.acting = tuple(answers)
+            return JointStep.going(answers)
+        return (
+            None,
+            {agent: float("says" in action.text) for agent, action in actions.items()},
+            True,
+            False,
+            {},
+        )
+
+    def expert(self, task, agent, prompt):
+        told = yield Message(
+            "assistant",
+            tool_calls=tuple(
+                ToolCall(n, {"at": agent}, id=n) for n in (("ask", "note") if agent == "writer" else ("ask",))
+            ),
+        )
+        yield say(told)
+
+
+async def archive(*broken):
+    """An episode of the experts, and what reached the world."""
+    made = []
+
+    def make():
+        made.append(Archive())
+        return made[-1]
+
+    env, task = BrokenTool.read(*broken).breaking(make)(), Archive().tasks("test")[0]
+    agents = {
+        name: ScriptedAgent(lambda prompt, n=name: env.expert(task, n, prompt))
+        for name in env.possible_agents
+    }
+    episode = await play(env, agents, task)
+    assert episode.failure is None, episode.failure
+    heard = {name: [] for name in env.possible_agents}
+    for trajectory in episode.trajectories:
+        observed = (message for turn in trajectory.turns for message in turn.observation)
+        heard[trajectory.agent] += [message.text for message in observed if message.role == "tool"]
+    return episode, made[-1].seen, heard
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        ("none", "There is no tool 'ask'; there are "),
+        ("empty", ""),
+        ("error", "ask is not available now."),
+        ("slow", "ask was stopped: it took longer than 0.2 s."),
+    ],
+)
+async def test_a_broken_tool_of_several_agents_never_reaches_the_world(how, answer):
+    _, seen, heard = await archive(f"ask={how}")
+    assert seen == [("writer", "note")]
+    assert heard["reader"][0].startswith(answer)
+    assert heard["writer"] == [
+        heard["reader"][0].replace("are none", "are note"),
+        "note writer says one two three",
+    ]
+
+
+@pytest.mark.parametrize("how", ["random", "wrong"])
+async def test_of_several_agents_each_hears_another_answer(how):
+    _, seen, heard = await archive(f"ask={how}")
+    assert sorted(seen) == [("reader", "ask"), ("writer", "ask"), ("writer", "note")]
+    assert heard["writer"][1] == "note writer says one two three", "the other tool is as it is"
+    assert heard["writer"][0] != "ask writer says one two three"
+    if how == "random":
+        assert sorted(heard["reader"][0].split()) == sorted(["ask", "one", "reader", "says", "three", "two"])
+    else:
+        assert heard["writer"][0] == "ask reader says one two three"
+
+
+async def test_the_tool_of_one_agent_is_broken_alone():
+    episode, seen, heard = await archive("reader:ask=empty")
+    assert sorted(seen) == [("writer", "ask"), ("writer", "note")]
+    assert heard == {
+        "reader": [""],
+        "writer": ["ask writer says one two three", "note writer says one two three"],
+    }
+    assert [type(turn.action) for turn in episode.turns] == [Message] * len(episode.turns)
+    offered = BrokenTool.read("writer:ask=none").breaking(Archive)()
+    assert {name: [tool.name for tool in offered.tools_of(name)] for name in offered.possible_agents} == {
+        "reader": ["ask"],
+        "writer": ["note"],
+    }
+    assert {tool.name for tool in offered.tool_schemas} == {"ask", "note"}
+    for text, sentence in {
+        "reader:note=none": "reader has no tool `note`, only ask",
+        "nobody:ask=none": "Archive-v0 has no agent `nobody`, only reader, writer",
+        "aks=none": r"Archive-v0 has no tool `aks`, only ask, note\. Did you mean",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            BrokenTool.read(text).breaking(Archive)
+
+
+def test_what_no_limit_would_end_is_one_sentence():
+    class Endless(Dictionary):
+        limits = Limits(tool_timeout_s=None, step_timeout_s=None, episode_timeout_s=None)
+
+    with pytest.raises(ConfigError, match="a slow one would never end; set tool_timeout_s"):
+        BrokenTool("look_up", "slow").breaking(Endless)
+    with pytest.raises(ConfigError, match="FrozenLake-v0 has no tools beside its own actions"):
+        BrokenTool("act", "empty").breaking(lambda: agentrl.make("FrozenLake-v0"))
 
 
 class Needy(ToolEnv):
