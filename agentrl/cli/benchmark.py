@@ -83,8 +83,8 @@ def run_command(
 
     Every other flag is a setting of `agentrl eval`, for all cells. Each cell (an environment and a policy)
     has its mean and pass@k with 95% intervals, turns, tokens, cost, violations, and failures by kind. A
-    failed episode is in no mean. Where an environment cannot be built, or a model cannot be opened, its rows
-    have the reason, and the others are played.
+    failed episode is in no mean. With --break-tool a second table has what tools earn. Where an environment
+    cannot be built, or a model cannot be opened, its rows have the reason, and the others are played.
 
     Interrupted or killed, it goes on with the same command, or with `agentrl benchmark FOLDER --resume`: what
     has ended is not played again, unless the settings, the environment's code, the data or the model changed.
@@ -107,6 +107,8 @@ def run_command(
     else:
         console = Console()
         console.print(played.table())
+        if (earned := played.tools_table()) is not None:
+            console.print(earned)
         for line in played.notes():
             console.print(line, markup=False, highlight=False)
         console.print(f"Page: {folder / 'benchmark.html'}", markup=False, highlight=False)

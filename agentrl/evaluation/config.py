@@ -52,7 +52,7 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     break_tool: Annotated[tuple[str, ...], IN_COMMAS, AfterValidator(check_broken)] = ()
     """Play everything once more with a tool broken, for each TOOL=HOW (a flag: with commas between them), and
     compare the scores. HOW: none (not offered), empty, random (words in another order), wrong (the answer of
-    another call), slow (stopped) or error (refused)."""
+    another call), slow (stopped at its deadline) or error (refused). AGENT:TOOL=HOW: that of one agent."""
     num_threads: Annotated[Count | None, Changes.SPEED] = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 

@@ -6,7 +6,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from agentrl.envs.opponents import AgentsOf
 from agentrl.envs.scoring import Marked, Scored
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
-from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
+from agentrl.evaluation.report import EvalReport, EvalSetting, scores_of, summarize
 from agentrl.evaluation.statistics import paired_difference
 from agentrl.records import Entry, Outcome
 from agentrl.runtime.activity import in_play
@@ -113,10 +113,15 @@ def _against(first: Evaluation, second: Evaluation) -> EvalReport:
 
 def _by_prompt(evaluation: Evaluation) -> Mapping[str, Sequence[float]]:
     """The scores of the episodes of each prompt, by the id of its first."""
-    scores: defaultdict[str, list[float]] = defaultdict(list)
-    for verdict in evaluation.verdicts:
-        scores[_SAMPLE.sub("", verdict.episode_id)].append(verdict.total)
-    return scores
+    return by_prompt(scores_of(evaluation.episodes, evaluation.verdicts).items())
+
+
+def by_prompt(scores: Iterable[tuple[str, float]]) -> Mapping[str, list[float]]:
+    """Scores with the ids of their episodes, by the id of the first episode of each prompt."""
+    grouped: defaultdict[str, list[float]] = defaultdict(list)
+    for id, score in scores:
+        grouped[_SAMPLE.sub("", id)].append(score)
+    return grouped
 
 
 def _over(evaluations: Mapping[str, Evaluation]) -> EvalReport:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 import time
 from collections import defaultdict
 
 import pytest
+from rich.console import Console
 
 import agentrl
 from agentrl import (
@@ -33,7 +36,7 @@ from agentrl.records import read_journal
 from agentrl.tools import tool
 from agentrl.types.seams import ToolSchema
 from agentrl.view.console import RunConsole
-from tests.engine.chat.chat_server import ChatServer, expert_of
+from tests.engine.chat.chat_server import ChatServer, assistant, expert_of
 
 
 async def look_up(word: str) -> str:
@@ -178,7 +181,7 @@ class Archive(MultiAgentEnv):
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.seen, self.paid = [], {}
 
     def tools_of(self, agent):
         return (ASK, NOTE) if agent == "writer" else (ASK,)
@@ -203,16 +206,12 @@ class Archive(MultiAgentEnv):
             for agent, action in actions.items()
             if action.tool_calls
         }
+        for agent, action in actions.items():
+            self.paid[agent] = float("says" in action.text)
         if answers:
             self.acting = tuple(answers)
             return JointStep.going(answers)
-        return (
-            None,
-            {agent: float("says" in action.text) for agent, action in actions.items()},
-            True,
-            False,
-            {},
-        )
+        return (None, self.paid, True, False, {})
 
     def expert(self, task, agent, prompt):
         told = yield Message(
@@ -368,13 +367,73 @@ async def test_an_evaluation_compares_the_same_episodes(tmp_path):
     assert all(len(seeds) == 4 and len({*seeds}) == 1 for seeds in episodes.values())
 
 
-async def test_a_benchmark_has_a_row_for_each(tmp_path):
+async def test_a_benchmark_has_a_row_for_each_and_a_table_of_what_the_tool_earns(tmp_path):
     suite = SuiteFile(env=envs_of("tests.evaluation.test_broken_tools:Needy"))
-    suite = Suite.of(
-        with_flags(suite, models=("expert",), prices=None, override={"n": 4, "break_tool": ["help=none"]})
+    tables = with_flags(
+        suite,
+        models=("expert", "null"),
+        prices=None,
+        override={"n": 4, "n_samples_per_eval_prompt": 2, "break_tool": ["help=none", "help=random"]},
     )
-    benchmark = await asyncio.to_thread(run_benchmark, suite, tmp_path / "benchmark", RunConsole(quiet=True))
-    assert [row["mean"]["value"] for row in benchmark.rows] == [0.75, 0.25]
+    folder = tmp_path / "benchmark"
+    benchmark = await asyncio.to_thread(run_benchmark, Suite.of(tables), folder, RunConsole(quiet=True))
+    own = "tests.evaluation.test_broken_tools:Needy"
+    differences = {
+        (row["env"].removeprefix(own), row["policy"]): row["difference"]["value"]
+        for row in benchmark.rows
+        if row["again"] == own
+    }
+    assert differences == {
+        ("/help=none", "expert"): -0.5,
+        ("/help=random", "expert"): 0.0,
+        ("/help=none", "null"): 0.0,
+        ("/help=random", "null"): 0.0,
+    }
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(benchmark.tools_table())
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["help=none", "0.250", "[0.250,", "0.250]", "-0.500", "[-0.500,", "-0.500]"] in lines
+    assert ["help=random", "0.750", "[0.750,", "0.750]", "0.000", "[0.000,", "0.000]"] in lines
+    page = (folder / "benchmark.html").read_text()
+    _, _, table = page.partition("What tools earn")
+    assert re.search(
+        r"help=none</th><td>0.250 \[0.250, 0.250\] \(.\)</td><td>-0.500 \[-0.500, -0.500\] \(b\)</td>", table
+    ), table
+    again = await asyncio.to_thread(run_benchmark, Suite.of(tables), folder, RunConsole(quiet=True))
+    assert again == benchmark
+    plain = with_flags(suite, models=("expert",), prices=None, override={"n": 4})
+    whole = await asyncio.to_thread(run_benchmark, Suite.of(plain), tmp_path / "p", RunConsole(quiet=True))
+    assert whole.tools_table() is None
+    assert "What tools earn" not in (tmp_path / "p/benchmark.html").read_text()
+
+
+class Told(Archive):
+    """Of the two only the reader is scored by what it says; the writer is a script, and always earns 1."""
+
+    scripted_agents = ("writer",)
+    limits = Limits(max_turns=6)
+
+    async def step(self, actions):
+        step = JointStep(*await super().step(actions))
+        paid = step.reward and {**step.reward, "writer": 1.0 - step.reward["reader"]}
+        return step._replace(reward=paid)
+
+
+async def test_the_score_and_the_difference_are_of_those_that_the_policy_plays(tmp_path):
+    """The script earns 1 where the tool is broken: it is in neither."""
+
+    def reader(request):
+        *_, last = request["messages"]
+        if last["role"] == "tool":
+            return assistant(last["content"] or "nothing", [])
+        return assistant(None, [("ask", '{"at": "reader"}')])
+
+    env_id = "tests.evaluation.test_broken_tools:Told"
+    async with ChatServer(reader, key=None).serving() as server:
+        settings = {"openai_url": server.url, "openai_model": "m", "n": 4, "break_tool": ["ask=empty"]}
+        report = await asyncio.to_thread(agentrl.evaluate, env_id, quiet=True, **settings)
+    assert (report.mean, report.sets["ask=empty"].mean) == (1.0, 0.0)
+    assert report.sets["ask=empty"].difference.value == -1.0
 
 
 def test_a_way_that_does_not_exist_is_one_sentence_of_the_flags(capsys):

@@ -99,8 +99,27 @@ class Benchmark:
                 ]
                 for env, numbers in self._by_env().items()
             },
+            earned=[*self._earned()],
             legend=LEGEND,
         )
+
+    def _earned(self) -> Iterator[tuple[str, str, str]]:
+        """The table of what tools earn, line by line: a name, the mean, and the difference to it.
+
+        A line for an environment and a policy as they are, and one after it for each way in which a tool was
+        broken.
+        """
+        broken: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.get("again") is not None:
+                broken.setdefault((str(row["again"]), str(row["policy"])), []).append(row)
+        for row in self.rows:
+            env, policy = str(row["env"]), str(row["policy"])
+            if (env, policy) in broken:
+                yield f"{env}, {policy}", estimate_text(row["mean"]), ""
+            for other in broken.get((env, policy), ()):
+                how = str(other["env"]).removeprefix(env).lstrip("/,")
+                yield f"  {how}", estimate_text(other["mean"]), estimate_text(other.get("difference"))
 
     def _by_env(self) -> dict[str, list[int]]:
         """The numbers of the rows of each environment."""
@@ -152,6 +171,19 @@ class Benchmark:
             for number in numbers:
                 cells = (Text(visible(column[number])) for column in columns.values())
                 table.add_row(Text(f"  {visible(str(self.rows[number]['policy']))}"), *cells)
+        return table
+
+    def tools_table(self) -> Table | None:
+        """What tools earn, for a terminal of 80 columns; None = no tool was broken."""
+        lines = [*self._earned()]
+        if not lines:
+            return None
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What tools earn", title_justify="left")
+        table.add_column("", overflow="fold")
+        for name in ("mean", "difference"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, *figures in lines:
+            table.add_row(Text(visible(name)), *(Text(_METHOD.sub("", figure)) for figure in figures))
         return table
 
     def notes(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ from agentrl.config import Section
 from agentrl.engine.chat.settings import Prices
 from agentrl.envs.scoring import UNUSABLE
 from agentrl.errors import ConfigError
-from agentrl.evaluation.episodes import Evaluation, PlannedEpisode
+from agentrl.evaluation.episodes import Evaluation, PlannedEpisode, by_prompt
 from agentrl.evaluation.identity import EvalIdentity, task_digest
 from agentrl.evaluation.report import policy_tokens_of, scores_of
 from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, pass_of
@@ -122,6 +122,11 @@ class CellResult(Section):
         """The scores of the episodes of each prompt, which share a world."""
         chunks = [self.episodes[k : k + self.samples] for k in range(0, len(self.episodes), self.samples)]
         return [[e.score for e in chunk if e.score is not None] for chunk in chunks]
+
+    @property
+    def by_prompt(self) -> Mapping[str, Sequence[float]]:
+        """The scores of the episodes of each prompt, by the id of its first."""
+        return by_prompt((e.id, e.score) for e in self.episodes if e.score is not None)
 
     def row(self, prices: Prices | None, folder: str) -> dict[str, JSON]:
         """The row of the table. prices: None = no cost. folder: of the cell, below that of the benchmark."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from agentrl.envs.scoring import UNUSABLE
 from agentrl.errors import DiskError, StageError, UserError
 from agentrl.evaluation.benchmark.policies import PlayingOf, opened
 from agentrl.evaluation.benchmark.report import Benchmark
-from agentrl.evaluation.benchmark.results import RESULT, CellResult, rows_by_env, unplayed_row
+from agentrl.evaluation.benchmark.results import RESULT, CellResult, as_json, rows_by_env, unplayed_row
 from agentrl.evaluation.benchmark.suite import SUITE, EnvChoice, PolicyChoice, Suite
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluator, PlannedEpisode, planned
@@ -28,6 +28,7 @@ from agentrl.evaluation.identity import (
     settings_of,
 )
 from agentrl.evaluation.record import EpisodeRecord
+from agentrl.evaluation.statistics import paired_difference
 from agentrl.evaluation.world import EvalWorld
 from agentrl.records.history import locked
 from agentrl.runtime.collector import rare_collections
@@ -52,13 +53,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell and its folder. row: the name of the environment's row. plan: its episodes, in order."""
+    """A cell and its folder. row: the name of the environment's row. plan: its episodes, in order.
+
+    again: the row whose episodes it plays once more with a tool broken; None = it has its own.
+    """
 
     row: str
     policy: str
     identity: EvalIdentity
     plan: Sequence[PlannedEpisode]
     path: Path
+    again: str | None = None
 
     @classmethod
     def of(
@@ -152,13 +157,15 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Run:
-    """One attempt. rows: by the names of row and policy, in the order of the table."""
+    """One attempt. rows: by the names of row and policy, in the order of the table. scores: of those that
+    have a result, by prompt."""
 
     suite: Suite
     folder: Path
     console: RunConsole
     retry_failed: bool
     rows: dict[tuple[str, str], dict[str, JSON]] = field(default_factory=dict)
+    scores: dict[tuple[str, str], Mapping[str, Sequence[float]]] = field(default_factory=dict)
     worlds: dict[tuple[str, bool], EvalWorld | str] = field(default_factory=dict)
 
     async def play(self) -> Benchmark:
@@ -208,8 +215,9 @@ class _Run:
             )
             data = data_fingerprint(tasks[:n])
             identity = EvalIdentity(env.id, name, policy.kind, settings, code, data, model)
-            row = f"{env.name}/{name}" if name else env.name
-            cell = Cell.of(row, policy.name, identity, plan, self.folder / "cells")
+            cell = Cell.of(_row(env, name), policy.name, identity, plan, self.folder / "cells")
+            if held.again is not None:
+                cell = replace(cell, again=_row(env, held.again))
             if self.retry_failed:
                 await cell.drop_failed()
             cells.append(cell)
@@ -285,16 +293,26 @@ class _Run:
         prices = self.suite.prices.get(cell.policy)
         folder = str(cell.path.relative_to(self.folder))
         row = result.row(None if prices is None else prices.as_prices(), folder)
-        self.rows[cell.row, cell.policy] = row
+        self.rows[cell.row, cell.policy] = {**row, "again": cell.again}
+        self.scores[cell.row, cell.policy] = result.by_prompt
 
     def _fail(self, cell: Cell, error: str) -> None:
         self.rows[cell.row, cell.policy] = unplayed_row(cell.row, cell.policy, error)
 
     def _write(self) -> Benchmark:
+        for (_, policy), row in self.rows.items():
+            if (again := row.get("again")) is not None:
+                first, second = (self.scores.get((str(name), policy), {}) for name in (again, row["env"]))
+                row["difference"] = as_json(paired_difference(first, second))
         by_env = rows_by_env(list(self.rows.values()))
         benchmark = Benchmark(self.folder, tuple(row for rows in by_env.values() for row in rows))
         benchmark.write()
         return benchmark
+
+
+def _row(env: EnvChoice, prompts: str) -> str:
+    """The name of the row of a set of prompts, "" = the only one."""
+    return f"{env.name}/{prompts}" if prompts else env.name
 
 
 def _remedy(folder: Path) -> str:
