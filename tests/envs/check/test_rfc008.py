@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from xml.etree import ElementTree
 
@@ -13,12 +14,15 @@ from agentrl import Limits
 from agentrl.cli import main
 from agentrl.envs.check import CheckOutcome, CheckReport, Finding, check_env
 from agentrl.envs.check.outcomes import outcomes, verdict
-from agentrl.envs.check.rfc008 import CHECKS, DETERMINISM
+from agentrl.envs.check.rfc008 import CHECKS, DETERMINISM, MAX_EPISODE_S, MIN_FLOOR_MARGIN
 from agentrl.types import Resources
 from tests.docs.rfc008 import PAGE, page
 from tests.envs.check import cheated, hacked, leaking
 from tests.envs.check.broken import FAULTS, Counting, Good, OwnChance
+from tests.house.source import ROOT
 
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+READER = ROOT / "tests/envs/openenv/scripts/report.py"
 MODULES = (cheated, hacked, leaking)  # with broken.py, the modules of the worlds of FAULTS
 BY_FIGURES = {"static.timeout_ceiling", "semantic.floor_gap", "semantic.resource_envelope"}
 """Checks that compare a figure or a declaration; `test_what_is_declared_is_compared` has their faults."""
@@ -30,7 +34,7 @@ HERE_ALWAYS = {
 }
 """Checks that hold by construction, wherever they are not skipped."""
 
-# What the schema of OpenEnv 0.10.0 asks of a report (openenv/validation/schemas/report-v2.schema.json).
+# What the schema of OpenEnv 0.10.0 asks of a report; where OpenEnv reads them, it has the schema itself.
 RESULT = {
     "type": "object",
     "additionalProperties": False,
@@ -192,6 +196,30 @@ def test_the_good_report_has_the_form_of_theirs(good):
     assert theirs["levels_run"] == [1, 2, 3]
     assert len(theirs["source_digest"]) == 64
     assert theirs["results"][0]["measured"]["tasks_by_split"] == {"train": 4, "test": 4}
+
+
+@pytest.mark.full
+def test_openenv_reads_the_reports_with_its_own_models_schema_and_policy(good, tmp_path):
+    """Of its released package: the models and JSON schema of a report, and the severities of policy v2."""
+    assert PYTHON.exists(), "make .venv-clients/.installed makes the environment of OpenEnv"
+    faults = ("above-chance PaysWords", "not-repeatable OwnChance", "no-tasks Empty", "make-fails Unmade")
+    reports = [good, *(check_env(FAULTS[fault], n=2) for fault in faults), check_env("HopSearch-v0", n=2)]
+    files = [tmp_path / f"{number}.json" for number in range(len(reports))]
+    for report, file in zip(reports, files, strict=True):
+        report.write(file)
+    done = subprocess.run([PYTHON, READER, *files], capture_output=True, text=True, check=True, timeout=120)
+    theirs = json.loads(done.stdout)
+    assert theirs["version"] == "0.10.0"
+    assert [[c.id, c.level, c.lane, c.severity] for c in CHECKS] == theirs["checks"]
+    assert theirs["bounds"]["max_episode_timeout_s"] == MAX_EPISODE_S
+    assert theirs["bounds"]["min_floor_margin"] == MIN_FLOOR_MARGIN
+    read = {"errors": [], "missing": [], "same": True}
+    assert theirs["reports"] == [{**read, "verdict": verdict(report.outcomes)} for report in reports]
+    assert [report["verdict"] for report in theirs["reports"]] == ["warn", *["fail"] * len(faults), "warn"]
+    broken = {**json.loads(files[0].read_text()), "verdict": "fine"}
+    files[0].write_text(json.dumps(broken))
+    done = subprocess.run([PYTHON, READER, files[0]], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout)["reports"][0]["errors"], "the comparison bites"
 
 
 def test_the_badge_is_an_image_of_the_verdict(good):
