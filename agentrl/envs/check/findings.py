@@ -11,6 +11,72 @@ from agentrl.types import JSON
 
 Severity: TypeAlias = Literal["error", "warning"]
 """Of a finding. With an error do not train on this world; a warning is for the author to judge."""
+Code: TypeAlias = Literal[
+    # Parts of the class.
+    "make-fails",
+    "tasks-fails",
+    "class-fails",
+    "close-fails",
+    # Tasks.
+    "no-tasks",
+    "duplicate-task-id",
+    "tasks-differ",
+    "splits-overlap",
+    "splits-nearly-overlap",
+    "prompt-too-long",
+    "answer-in-prompt",
+    "answer-in-long-prompt",
+    # The expert and other policies.
+    "no-expert",
+    "expert-fails",
+    "expert-falls-short",
+    "expert-score-too-low",
+    "expert-too-long",
+    "nothing-to-learn",
+    "above-chance",
+    "leaving-pays",
+    "length-pays",
+    "never-full-marks",
+    "crash",
+    # What the world says, and what it lets do.
+    "observation-unbounded",
+    "observation-cut",
+    "answer-in-observation",
+    "answer-in-tools",
+    "tool-undeclared",
+    "host-readable",
+    "host-writable",
+    "network-undeclared",
+    # Whether an episode is itself alone, and the same again.
+    "not-repeatable",
+    "not-replayable",
+    "scores-differ",
+    "global-random",
+    "episodes-interfere",
+    "state-lost",
+    "ignores-cancelling",
+    "leaves-thread",
+    "leaves-process",
+    "leaves-file",
+    "leaves-socket",
+    "leaves-task",
+    # What it costs.
+    "memory-grows",
+    "blocks-loop",
+    "slow-reset",
+    "slow-step",
+    "slow-last-step",
+    "slow-rewards",
+]
+"""The codes of all findings. Each has a planted fault in the tests, and a row in the guide."""
+LEAVES: Mapping[str, Code] = {
+    "thread": "leaves-thread",
+    "process": "leaves-process",
+    "file": "leaves-file",
+    "socket": "leaves-socket",
+    "task": "leaves-task",
+}
+"""By the kind of what is left behind."""
 _MAX_NAMES = 5
 _KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
 """Where the failure of an episode begins, as `failure_line` writes it."""
@@ -18,9 +84,9 @@ _KIND = re.compile(r": (?=[a-z_]+ [a-z_]+: )")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of an environment. code: its name, kebab-case. text: a sentence with the next step."""
+    """A fault of an environment. code: its name. text: a sentence with the next step."""
 
-    code: str
+    code: Code
     severity: Severity
     text: str
 
@@ -39,12 +105,12 @@ class ProbeResult:
     declared: Mapping[str, JSON] | None = None
 
 
-def error(code: str, text: str) -> Finding:
+def error(code: Code, text: str) -> Finding:
     """A finding that fails the check."""
     return Finding(code, "error", _single_line(text))
 
 
-def warning(code: str, text: str) -> Finding:
+def warning(code: Code, text: str) -> Finding:
     """A finding that does not fail the check."""
     return Finding(code, "warning", _single_line(text))
 

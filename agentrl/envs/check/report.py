@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
 
-from agentrl.envs.check.findings import Finding
+from agentrl.envs.check.findings import Code, Finding
 from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
 from agentrl.errors import ConfigError
 from agentrl.runtime.files import write_text
@@ -58,7 +58,7 @@ class CheckReport:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
-    def codes(self) -> tuple[str, ...]:
+    def codes(self) -> tuple[Code, ...]:
         """The codes of all findings, in the order of the checks."""
         return tuple(finding.code for finding in self.findings)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.envs.check.findings import Code
 from agentrl.types import JSON
 
 MAX_EPISODE_S = 3600.0
@@ -45,7 +46,7 @@ class Check:
     severity: Literal["fail", "warn", "advisory"] = "fail"
     hub_level: int = 1
     probes: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()
+    codes: tuple[Code, ...] = ()
     figures: tuple[str, ...] = ()
     needs: tuple[str, str] = ("", "")
     also: Callable[[Facts], str] | None = None

@@ -12,7 +12,7 @@ from functools import partial
 from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
-from agentrl.envs.check.findings import ProbeResult, error, findings_of
+from agentrl.envs.check.findings import Code, ProbeResult, error, findings_of
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.probes.cancel_probe import probe_cancelling
 from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
@@ -39,6 +39,8 @@ from agentrl.runtime.stage import EnvCode, stage, summary_of
 from agentrl.types import AGENT, JSON, Episode
 
 Progress = Callable[[str], None]
+_BROKEN: Mapping[str, Code] = {"make": "make-fails", "tasks": "tasks-fails", "close": "close-fails"}
+"""By the stage that breaks where nothing can be played."""
 
 
 def check_env(
@@ -179,7 +181,7 @@ def _of_agent(agent: str, result: ProbeResult) -> ProbeResult:
 
 def _broken(at: StageError) -> ProbeResult:
     text = str(at) if isinstance(at, UserError) else f"`{at.stage}` breaks: {at.detail}; mend it first."
-    return ProbeResult((error(f"{at.stage}-fails", text),))
+    return ProbeResult((error(_BROKEN.get(at.stage, "class-fails"), text),))
 
 
 async def _probe(

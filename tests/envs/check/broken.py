@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 import time
@@ -338,6 +339,25 @@ class Blocking(Good):
     async def step(self, action):
         time.sleep(0.015)
         return await super().step(action)
+
+
+@caught_by("slow-step")
+class Slowly(Good):
+    """Its tool is slow, and nothing else."""
+
+    async def step(self, action):
+        if action.tool_calls:
+            await asyncio.sleep(0.008)
+        return await super().step(action)
+
+
+@caught_by("slow-last-step")
+class Pondering(Good):
+    """Its reward is slow, and nothing else."""
+
+    async def reward(self, task, answer):
+        await asyncio.sleep(0.008)
+        return float(answer == task.answer)
 
 
 @caught_by("slow-reset")

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.findings import Finding, ProbeResult, error
+from agentrl.envs.check.findings import LEAVES, Finding, ProbeResult, error
 from agentrl.envs.check.traces import Trace, leftovers, own_temporary_folder, present
 from agentrl.types import Episode
 
@@ -156,7 +156,7 @@ def _leak_finding(leaks: list[Trace], where: str) -> Finding:
         f"an episode cancelled at `{where}` leaves a {kind} behind ({name}, {len(leaks)} in all); let go of "
         "it in `close`, or in a `finally` around the await."
     )
-    return error(f"leaves-{kind}", text)
+    return error(LEAVES[kind], text)
 
 
 def _innermost(coroutine: object) -> str:

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.findings import ProbeResult, warning
+from agentrl.envs.check.findings import Code, ProbeResult, warning
 
 SLOW_MS = 1000.0
 """Medians above this give a warning."""
@@ -17,6 +17,12 @@ GROWS_MIB = 1.0
 """Memory for 100 episodes; growth above this gives a warning."""
 HOLDS_S = 0.1
 """A longer hold of the event loop counts."""
+_SLOW: Mapping[str, Code] = {
+    "reset": "slow-reset",
+    "step": "slow-step",
+    "last_step": "slow-last-step",
+    "rewards": "slow-rewards",
+}
 _FEW, _RARE = 3, 0.02
 _EPISODES = 100
 _PER = 100
@@ -56,11 +62,11 @@ def holding(seconds: Sequence[float]) -> ProbeResult:
 def slow(figures: Mapping[str, float]) -> ProbeResult:
     """Warnings about medians that slow a rollout."""
     findings = []
-    for name in ("reset", "step", "last_step", "rewards"):
+    for name, code in _SLOW.items():
         median = figures.get(f"{name}_ms", 0.0)
         if median > SLOW_MS:
             text = f"the median {name} takes {median:.0f} ms; build what is expensive once, in the module."
-            findings.append(warning(f"slow-{name.replace('_', '-')}", text))
+            findings.append(warning(code, text))
     return ProbeResult(tuple(findings))
 
 

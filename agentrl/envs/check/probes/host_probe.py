@@ -22,7 +22,7 @@ from pathlib import Path
 from agentrl.envs.base import Env, Script
 from agentrl.envs.check import arguments
 from agentrl.envs.check.arena import Arena, Policy
-from agentrl.envs.check.findings import Finding, ProbeResult, error, some, warning
+from agentrl.envs.check.findings import Code, Finding, ProbeResult, error, some, warning
 from agentrl.envs.check.policies import repeating
 from agentrl.runtime.temporary import temporary_folder
 from agentrl.types import Message, Task, ToolCall, say
@@ -51,7 +51,7 @@ async def probe_host(arena: Arena) -> ProbeResult:
     return ProbeResult(tuple(findings))
 
 
-def _found(code: str, does: str, text: str) -> Finding:
+def _found(code: Code, does: str, text: str) -> Finding:
     shown = text if len(text) < 80 else f"{text[:77]}..."
     return error(
         code,

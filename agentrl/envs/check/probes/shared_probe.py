@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from agentrl.envs.check.findings import ProbeResult, error
+from agentrl.envs.check.findings import LEAVES, ProbeResult, error
 from agentrl.envs.check.traces import Trace, leftovers
 from agentrl.errors import StageError
 from agentrl.runtime.stage import stage
@@ -32,4 +32,4 @@ async def probe_release(before: Counter[Trace], folder: Path) -> ProbeResult:
         f"after all episodes, and after what their tools share was closed, there is a {kind} left ({name}, "
         f"{len(leaks)} in all); let go of it where `Shared` closes what it opened."
     )
-    return ProbeResult((error(f"leaves-{kind}", text),))
+    return ProbeResult((error(LEAVES[kind], text),))
