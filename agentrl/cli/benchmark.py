@@ -106,9 +106,7 @@ def run_command(
         click.echo(json.dumps(played.as_json()))
     else:
         console = Console()
-        console.print(played.table())
-        if (earned := played.tools_table()) is not None:
-            console.print(earned)
+        console.print(*filter(None, (played.table(), played.tools_table())), sep="\n")
         for line in played.notes():
             console.print(line, markup=False, highlight=False)
         console.print(f"Page: {folder / 'benchmark.html'}", markup=False, highlight=False)

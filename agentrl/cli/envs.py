@@ -34,7 +34,7 @@ from agentrl.cli.flags import read_json_object
 from agentrl.envs import AnyEnv, Env, ScriptedAgent, find, play, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
-from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env
+from agentrl.envs.check import AttackReport, CheckReport, attack_env, check_env, check_package
 from agentrl.envs.export import FORMATS, export_env
 from agentrl.envs.harbor.env import survey
 from agentrl.envs.registry import gymnasium_id, matching
@@ -55,6 +55,7 @@ LONG_S = 5.0
 """After that a check without a terminal says what it does (seconds)."""
 HARBOR = "agentrl.envs.harbor:HarborTasks"
 _STYLES = {"error": "bold red", "warning": "yellow"}
+_OUTCOMES = {"fail": "bold red", "warn": "yellow"}
 
 
 env_kwargs_option = click.option(
@@ -86,15 +87,23 @@ def check_command(
     """Check whether an environment is worth training on.
 
     The expert must reach its score; silence, chance and cheats must not. Leaving an episode must not pay more
-    than losing it. Exit code 1: there are errors.
+    than losing it. ENV_ID may also be a folder of OpenEnv, whose manifest, Dockerfile and files are checked,
+    too; the environment that it serves is played where `agentrl envs export` has written it. Exit code 1:
+    there are errors.
     """
     if report_file is not None and not report_file.absolute().parent.is_dir():
         raise ConfigError(
             f"--report {report_file}: its folder does not exist; make it, or choose another path."
         )
-    check = partial(
-        check_env, env_id, env_kwargs=read_json_object("--env-kwargs", env_kwargs), n=n, seed=seed
-    )
+    kwargs = read_json_object("--env-kwargs", env_kwargs)
+    if Path(env_id).is_dir():
+        if kwargs:
+            raise ConfigError(
+                "--env-kwargs has no effect with a folder, which has its own arguments; drop it."
+            )
+        check = partial(check_package, Path(env_id), n=n, seed=seed)
+    else:
+        check = partial(check_env, env_id, env_kwargs=kwargs, n=n, seed=seed)
     if as_json:
         report = check()
         click.echo(json.dumps(report.to_json()))
@@ -132,7 +141,12 @@ def _show(report: CheckReport, console: Console) -> None:
     figures = Table(title=report.env_id, show_header=False)
     for name, value in report.figures.items():
         figures.add_row(name, f"{value:.4g}")
-    console.print(figures)
+    if report.figures:
+        console.print(figures)
+    for outcome in report.of_package:
+        style = _OUTCOMES.get(outcome.status)
+        for line in outcome.evidence if style else ():
+            console.print(f"[{style}]{outcome.status}[/] {outcome.check.id}: {escape(line)}", highlight=False)
     for finding in report.findings:
         style = _STYLES[finding.severity]
         console.print(

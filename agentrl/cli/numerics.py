@@ -88,9 +88,10 @@ def _run_or_model(run: str | None, flags: Mapping[str, JSON]) -> tuple[str | Non
     if not holds_model(folder):
         lacks = f"has neither {CONFIG}, of a run, nor config.json, of a model"
         raise ConfigError(f"{run} {'does not exist' if is_missing else lacks}; {model_remedy(folder)}.")
-    if flags.get("hf_checkpoint") is not None:
+    own = TrainSettings(hf_checkpoint=run)
+    if own.keys() & flags.keys():
         raise ConfigError(f"{run} is a model, and hf_checkpoint names one, too; drop one of them.")
-    return None, {**_OF_MODEL, **TrainSettings(hf_checkpoint=run), **flags}
+    return None, {**_OF_MODEL, **own, **flags}
 
 
 async def _measured(run: str | None, settings: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -15,7 +15,7 @@ from agentrl.envs.check.findings import Finding, Severity
 from agentrl.envs.check.outcomes import CheckOutcome, Status
 from agentrl.envs.check.report import CheckReport
 from agentrl.envs.check.rfc008 import Check
-from agentrl.envs.check.run import check_env, check_env_async
+from agentrl.envs.check.run import check_env, check_env_async, check_package
 
 __all__ = [
     "AttackReport",
@@ -29,4 +29,5 @@ __all__ = [
     "attack_env",
     "check_env",
     "check_env_async",
+    "check_package",
 ]

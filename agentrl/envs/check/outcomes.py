@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agentrl.envs.check.findings import Finding
+from agentrl.envs.check.package.dockerfile import Decided
+from agentrl.envs.check.package.folder import PackageFolder
 from agentrl.envs.check.rfc008 import CHECKS, DETERMINISM, LEVELS, Check, Facts
 from agentrl.types import JSON
 
@@ -53,10 +55,20 @@ class CheckOutcome:
 
 
 def outcomes(
-    findings: Sequence[Finding], figures: Figures, probes: Figures, declared: Facts
+    findings: Sequence[Finding],
+    figures: Figures,
+    probes: Figures,
+    declared: Facts,
+    package: PackageFolder | None = None,
 ) -> tuple[CheckOutcome, ...]:
-    """The outcome of each of `CHECKS`. probes: seconds by name of what was tried."""
-    decided = [_outcome(check, findings, figures, probes, declared) for check in CHECKS]
+    """The outcome of each of `CHECKS`. probes: seconds by name of what was tried. package: of which it is."""
+    by_folder = {} if package is None else package.decided
+    decided = [
+        _of_folder(check, by_folder[check.id])
+        if check.id in by_folder
+        else _outcome(check, findings, figures, probes, declared)
+        for check in CHECKS
+    ]
     if any(outcome.check.id == DETERMINISM and outcome.status == "fail" for outcome in decided):
         decided = [_without_determinism(outcome) for outcome in decided]
     return tuple(decided)
@@ -67,11 +79,13 @@ def counted(found: Sequence[CheckOutcome]) -> Counter[Status]:
     return Counter(outcome.status for outcome in found if outcome.check.lane == "local")
 
 
-def openenv_report(target: str, found: Sequence[CheckOutcome], declared: Facts) -> dict[str, JSON]:
+def openenv_report(
+    target: str, found: Sequence[CheckOutcome], declared: Facts, package: PackageFolder | None = None
+) -> dict[str, JSON]:
     """The report in OpenEnv's JSON schema, version 2: checks of an author's lane alone, as it asks.
 
-    The schema names the three kinds of packages that OpenEnv reads, and an environment here is none of them:
-    `signature` has the one of environments with reset and step, and `manifest` is null.
+    The schema names the three kinds of packages that OpenEnv reads. A class is none of them: without a
+    package, `signature` has the one of environments with reset and step, and `manifest` is null.
     """
     results = [outcome.to_openenv() for outcome in found if outcome.check.lane == "local"]
     for result in results:
@@ -82,9 +96,9 @@ def openenv_report(target: str, found: Sequence[CheckOutcome], declared: Facts) 
     return {
         "report_schema_version": "2",
         "target": target,
-        "source_digest": str(declared.get("source_digest", "")),
+        "source_digest": str(declared.get("source_digest", "")) if package is None else package.digest,
         "signature": "openenv.yaml",
-        "manifest": None,
+        "manifest": None if package is None or package.manifest is None else dict(package.manifest),
         "policy_version": "v2",
         "lane": "local",
         "levels_run": levels,
@@ -123,6 +137,14 @@ def _outcome(
     else:
         return CheckOutcome(check, "pass", (f"{check.here}.",), measured, seconds)
     return CheckOutcome(check, "skipped", (reason,), measured, seconds)
+
+
+def _of_folder(check: Check, decided: Decided) -> CheckOutcome:
+    if decided.faults is None:
+        return CheckOutcome(check, "skipped", (f"{decided.why}.",), {})
+    if decided.faults:
+        return CheckOutcome(check, "fail" if check.severity == "fail" else "warn", decided.faults, {})
+    return CheckOutcome(check, "pass", (f"{decided.why}.",), {})
 
 
 def _without_determinism(outcome: CheckOutcome) -> CheckOutcome:

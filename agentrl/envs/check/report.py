@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.envs.check.findings import Code, Finding
 from agentrl.envs.check.outcomes import CheckOutcome, Status, counted, openenv_report, outcomes
+from agentrl.envs.check.package.folder import PackageFolder
 from agentrl.errors import ConfigError
 from agentrl.runtime.files import write_text
 from agentrl.types import JSON
@@ -38,6 +39,7 @@ class CheckReport:
     figures: name -> number; units are in the names (`reset_ms`, `memory_mib_per_100_episodes`).
     probes: what was tried: name -> seconds that it took.
     declared: what the environment says of itself: scores, limits, resources, tools, tasks of each split.
+    package: the folder of OpenEnv that was checked; None = it was a class.
     """
 
     env_id: str
@@ -46,11 +48,12 @@ class CheckReport:
     figures: Mapping[str, float]
     probes: Mapping[str, float] = field(default_factory=dict)
     declared: Mapping[str, JSON] = field(default_factory=dict)
+    package: PackageFolder | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether no finding is an error."""
-        return not self.errors
+        """Whether no finding is an error, and no static check of a package fails."""
+        return not self.errors and not any(outcome.status == "fail" for outcome in self.of_package)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -65,7 +68,13 @@ class CheckReport:
     @property
     def outcomes(self) -> tuple[CheckOutcome, ...]:
         """The outcome of every check of OpenEnv's RFC 008, in the order of its policy."""
-        return outcomes(self.findings, self.figures, self.probes, self.declared)
+        return outcomes(self.findings, self.figures, self.probes, self.declared, self.package)
+
+    @property
+    def of_package(self) -> tuple[CheckOutcome, ...]:
+        """The outcomes of the static checks that the files of a package decide; of a class there are none."""
+        decided = {} if self.package is None else self.package.decided
+        return tuple(outcome for outcome in self.outcomes if outcome.check.id in decided)
 
     @property
     def counts(self) -> Mapping[Status, int]:
@@ -119,7 +128,7 @@ class CheckReport:
 
     def to_openenv(self) -> dict[str, JSON]:
         """The report in the JSON schema of OpenEnv's `openenv validate` (version 2, policy v2)."""
-        return openenv_report(self.env_id, self.outcomes, self.declared)
+        return openenv_report(self.env_id, self.outcomes, self.declared, self.package)
 
     def __str__(self) -> str:
         """One line for each finding, as a failed assertion prints it."""

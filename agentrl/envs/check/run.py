@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.boundary import call_close
 from agentrl.envs.check.arena import HELD, Arena, expert, outcome
 from agentrl.envs.check.findings import Code, ProbeResult, error, findings_of
+from agentrl.envs.check.package.folder import read_package
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.probes.cancel_probe import probe_cancelling
 from agentrl.envs.check.probes.cost_probe import holding, latencies, probe_memory, slow
@@ -72,6 +74,27 @@ def check_env(
     """
     check = partial(check_env_async, env, env_kwargs=env_kwargs, n=n, seed=seed, progress=progress)
     return blocking(lambda: run_until_signal(check()))
+
+
+def check_package(
+    folder: Path, *, n: int = 32, seed: int = 0, progress: Progress | None = None
+) -> CheckReport:
+    """Check a folder of OpenEnv: what its files say, and the environment of agentrl that it serves.
+
+    A folder that `agentrl envs export` has written serves one; of any other nothing is played.
+
+    Raises:
+        ConfigError: it is no such folder, or has a file that cannot be read.
+        MissingExtraError: YAML's parser is not installed.
+        UserError: as `check_env`.
+    """
+    package = read_package(folder)
+    report = CheckReport(str(folder), seed, (), {}, package=package)
+    if package.played is None:
+        return report
+    env_id, kwargs = package.played
+    played = check_env(env_id, env_kwargs=kwargs, n=n, seed=seed, progress=progress)
+    return replace(played, env_id=str(folder), package=package)
 
 
 async def check_env_async(
