@@ -124,7 +124,7 @@ class BrokenTool:
 
         if self.how in _OF_ANSWERS:
             return replace(tool, function=answer)
-        # It is never called, so that nobody waits for it, and what happens is not its fault.
+        # The tool itself is not called: nobody waits for its place, and no overrun is a failure of the world.
         return replace(tool, function=answer, gate=Gate(None), overrun="model")
 
     async def _answer(self, tool: Tool, arguments: Mapping[str, object]) -> str:

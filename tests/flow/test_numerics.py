@@ -141,7 +141,7 @@ def test_an_engine_that_turns_keys_by_other_angles_is_found(numerics, model, com
 def test_sglang_and_megatron_agree_and_other_angles_are_found(numerics):
     real = ("--engine", "sglang", "--sglang-python", sglang_python(), "--trainer", "megatron")
     found = numerics(*FEW, *real)
-    assert found["tokens"] > 1000
+    assert found["tokens"] > 100
     assert 1e-8 < found["logprob_abs_diff"] < found["largest"] < FP32
     angles = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
     turned = numerics(*SHORT, *real, "--sglang-json-model-override-args", json.dumps(angles))

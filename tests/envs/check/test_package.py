@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -172,7 +173,9 @@ def test_a_manifest_that_is_none_or_out_of_bounds_fails(folder):
     assert not {"static.timeout_ceiling", "static.resource_declaration"} & set(found)
     assert faults == ["resources: Field required."]
     (folder / "openenv.yaml").write_text("a: &a [1]\nb: *a\n")
-    assert static_of(folder)[1] == ["openenv.yaml has an alias (*); write its values out."]
+    assert static_of(folder)[1] == [
+        "openenv.yaml has an alias (*), or is nested too deep; write plain values."
+    ]
     (folder / "openenv.yaml").write_text("a: [")
     assert static_of(folder)[1][0].startswith("openenv.yaml is no YAML: ")
 
@@ -258,6 +261,20 @@ def test_what_is_no_package_is_one_sentence(folder, tmp_path):
     with pytest.raises(ConfigError, match="link is a link or no file"):
         read_package(folder)
     (folder / "link").unlink()
+    with (folder / "hole").open("wb") as hole:
+        hole.truncate(2 << 30)
+    with pytest.raises(ConfigError, match="has more than 1 GiB"):
+        read_package(folder)
+    (folder / "hole").unlink()
     (folder / "openenv.yaml").write_text("a" * (1 << 21))
     with pytest.raises(ConfigError, match=r"openenv\.yaml cannot be read"):
         read_package(folder)
+
+
+def test_files_that_attack_their_reader_are_faults(folder):
+    deep = 200_000 * "["
+    (folder / "server/app.py").write_text(f"app = application({deep}")
+    (folder / os.fsdecode(b"\xff")).write_text("a name that is no text")
+    assert read_package(folder).played is None
+    (folder / "openenv.yaml").write_text(deep)
+    assert static_of(folder)[0]["static.manifest"] == "fail"

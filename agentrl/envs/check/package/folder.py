@@ -22,7 +22,9 @@ from agentrl.types import JSON
 MANIFEST = "openenv.yaml"
 _DOCKERFILES = ("Dockerfile", "server/Dockerfile")
 _APP = "server/app.py"
-_MOST_BYTES, _MOST_FILES = 1 << 20, 10_000
+_MOST_DEEP = 32
+_MOST_BYTES, _MOST_IN_ALL, _MOST_FILES = 1 << 20, 1 << 30, 10_000
+"""Bytes of a file that is read as text, and of all files; files and folders (count)."""
 _IGNORED = {".git", "__pycache__", ".venv", ".worktrees", "outputs"}
 """Folders that OpenEnv's digest leaves out, too."""
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst", ".zip", ".7z", ".rar")
@@ -83,7 +85,7 @@ def read_package(folder: Path) -> PackageFolder:
 
 def _files(folder: Path) -> Iterator[str]:
     """The paths of all files below a folder."""
-    count = 0
+    count = size = 0
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _IGNORED]
         for name in (*folders, *names):
@@ -98,7 +100,12 @@ def _files(folder: Path) -> Iterator[str]:
                     f"{folder} has more than {_MOST_FILES:,} files; name the folder of a package."
                 )
             if path.is_file():
+                size += path.stat().st_size
                 yield path.relative_to(folder).as_posix()
+            if size > _MOST_IN_ALL:
+                raise ConfigError(
+                    f"{folder} has more than {_MOST_IN_ALL >> 30} GiB; name the folder of a package."
+                )
 
 
 def _text(folder: Path, name: str) -> str:
@@ -112,10 +119,15 @@ def _digest(folder: Path, files: Sequence[str]) -> str:
     """As OpenEnv's: of the paths and the contents, in their order."""
     digest = hashlib.sha256()
     for name in files:
-        digest.update(name.encode() + b"\0")
-        with (folder / name).open("rb") as file:
-            while part := file.read(_MOST_BYTES):
-                digest.update(part)
+        digest.update(os.fsencode(name) + b"\0")
+        try:
+            with (folder / name).open("rb") as file:
+                while part := file.read(_MOST_BYTES):
+                    digest.update(part)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder / name} cannot be read ({error.strerror}); restore that file."
+            ) from None
         digest.update(b"\0")
     return digest.hexdigest()
 
@@ -126,8 +138,11 @@ def _manifest(folder: Path) -> tuple[Manifest | None, tuple[str, ...]]:
 
     text = _text(folder, MANIFEST)
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("openenv.yaml has an alias (*); write its values out.")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEEP:
+                raise ValueError("openenv.yaml has an alias (*), or is nested too deep; write plain values.")
         manifest = Manifest.of(yaml.safe_load(text))
     except yaml.YAMLError as error:
         return None, (f"openenv.yaml is no YAML: {' '.join(str(error).split())}.",)
@@ -162,7 +177,7 @@ def _played(folder: Path, files: Sequence[str]) -> tuple[str, Mapping[str, JSON]
             values.get(each.id, each) if isinstance(each, ast.Name) else each for each in served.args
         )
         found = ast.literal_eval(env_id), ast.literal_eval(kwargs)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     is_ours = served.func.id == "application" and isinstance(found[0], str) and isinstance(found[1], dict)
     return found if is_ours else None
