@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 
 import pytest
 
+from agentrl.run.monitor import Monitor
 from tests.flow.runs import WARM, train
 from tests.house.shape import MEASURES, PACKAGE
 from tests.house.source import ROOT
@@ -62,7 +63,9 @@ class Tracer:
         }
 
 
-def test_a_step_runs_through_few_files(tmp_path: Path) -> None:
+def test_a_step_runs_through_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It looks once a second, so that a short step has it by luck alone.
+    monkeypatch.setattr(Monitor, "_watch", lambda monitor, loop, ident: None)
     with Tracer() as tracer:
         settings = {**WARM, "num_rollout": 3, "eval_interval": 1000}
         train("Bandit", tmp_path, "traced", callback=tracer.switch, **settings)
