@@ -59,7 +59,7 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
         agentrl numerics run.toml --engine sglang --trainer megatron
         agentrl numerics models/Qwen3-0.6B --engine sglang --trainer megatron
 
-    In fp32 on a CPU differences are about 1e-6, in bfloat16 below 0.01, of mixtures of experts more, unless
+    In fp32 on a CPU differences are about 1e-6, in bfloat16 about 0.01, of mixtures of experts more, unless
     their routing is replayed. Where they rise with depth, the two place tokens differently.
     """
     require("comparing engine and trainer", *TRAINING)
