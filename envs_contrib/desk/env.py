@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import cast
@@ -14,6 +15,7 @@ HOURS = (9, 10, 11, 12, 1, 2)
 PEOPLE = ("ann", "bob", "cem", "dan", "eva", "fay", "gus", "hal", "ida", "jon")
 KINDS = ("free", "taken", "moves")
 SPLITS = {"train": slice(0, 1500), "validation": slice(1500, 1800), "test": slice(1800, 2100)}
+_BOOKING = re.compile(r"(\d+) (\w+)")
 
 
 class Desk(ToolEnv):
@@ -77,8 +79,7 @@ class Desk(ToolEnv):
     def expert(self, task: Task) -> Script:
         """Look, cancel what is in the way, book."""
         diary = yield call("see")
-        for booking in diary.split(", "):
-            hour, name = booking.split()
+        for hour, name in _BOOKING.findall(diary):
             if name != "free" and (name == task.metadata["person"] or hour == str(task.metadata["hour"])):
                 yield call("cancel", hour=int(hour))
         yield from booked(task)

@@ -83,8 +83,8 @@ class HopSearch(ToolEnv):
         relation, name = str(task.metadata["relation"]), str(task.metadata["name"])
         document = yield call("search", query=f"{name} {relation}")
         if task.metadata["hops"] == 2:
-            document = yield call("search", query=f"{document.split()[-1]} country")
-        yield say(document.split()[-1])
+            document = yield call("search", query=f"{_last_word(document)} country")
+        yield say(_last_word(document))
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
         """The expert with the errors whose rates the constants above set."""
@@ -102,6 +102,11 @@ class HopSearch(ToolEnv):
             yield split_syllables(document)
         for syllable in SYLLABLES_A + SYLLABLES_B:
             yield f"{syllable.capitalize()}\n{syllable}"
+
+
+def _last_word(document: str) -> str:
+    """The name that a document ends with; of an empty one, which a broken tool gives, a guess."""
+    return (document.split() or ["unknown"])[-1]
 
 
 def split_syllables(text: str) -> str:

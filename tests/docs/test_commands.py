@@ -12,6 +12,7 @@ import pytest
 import rich_click as click
 
 from agentrl.cli import cli
+from agentrl.envs.check import check_env
 from benchmarks.__main__ import cli as benchmarks
 from tests.docs.blocks import ROOT, Block, blocks, documents
 
@@ -165,6 +166,17 @@ def test_the_readme_begins_with_an_environment_in_15_lines() -> None:
     lines = [line for line in first.text.splitlines() if line.strip()]
     registration = next(i for i, line in enumerate(lines) if "register(" in line)
     assert registration <= 15
+
+
+def test_the_environment_of_the_readme_passes_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = next(block for block in read("README.md") if block.language == "python")
+    environment, _, _ = first.text.partition("agentrl.register(")
+    (tmp_path / "of_the_readme.py").write_text(environment, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check_env("of_the_readme:Capitals", n=8)
+    assert (report.ok, report.codes) == (True, ())
 
 
 @pytest.mark.parametrize(
