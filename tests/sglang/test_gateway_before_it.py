@@ -8,9 +8,9 @@ import pytest
 from jsonschema import validate
 
 from tests.engine.fleets import sglang_fleet
-from tests.envs.gateway.test_command import entries_of, serving
+from tests.envs.gateway.test_command import entries_of, save_speaker, serving
 from tests.envs.gateway.test_forms import FORMS, SCHEMA, asking
-from tests.envs.gateway.worlds import post, save_speaker
+from tests.envs.gateway.worlds import post
 
 pytestmark = pytest.mark.full
 

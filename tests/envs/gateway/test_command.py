@@ -21,8 +21,9 @@ from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
 from tests.engine.chat.chat_server import ChatServer, assistant, reply
+from tests.engine.subjects import tiny
 from tests.envs.gateway.test_forms import FORMS, asking
-from tests.envs.gateway.worlds import TOOL, post, save_speaker
+from tests.envs.gateway.worlds import TOOL, WORDS, post
 
 ASKED = {"role": "user", "content": "How many?"}
 
@@ -31,6 +32,13 @@ ASKED = {"role": "user", "content": "How many?"}
 def model(tmp_path_factory):
     """A model directory with a chat template."""
     return save_speaker(tmp_path_factory.mktemp("model"))
+
+
+def save_speaker(folder):
+    """Write an untrained model with a chat template; its folder."""
+    tiny("qwen3", vocab_size=len(WORDS.tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    WORDS.tokenizer.save_pretrained(folder)
+    return folder
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from agentrl.errors import EngineError
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Finish
 from agentrl.types.seams import ToolSchema
-from tests.engine.subjects import tiny
 from tests.envs.gateway.clients import words_of
 from tests.worlds import completion
 
@@ -23,13 +22,6 @@ ADD = ToolSchema("add", "Add two numbers.", {"type": "object", "properties": FIE
 TOOL = {"type": "function", "function": ADD._asdict()}
 ASK = Task.ask("ask", "How many are 2 and 3?", answer="5")
 WORDS = words_of("template, tagged calls")
-
-
-def save_speaker(folder):
-    """Write an untrained model with a chat template; its folder."""
-    tiny("qwen3", vocab_size=len(WORDS.tokenizer), max_position_embeddings=512).save_pretrained(folder)
-    WORDS.tokenizer.save_pretrained(folder)
-    return folder
 
 
 def adds(a, b):

@@ -68,7 +68,7 @@ async def compacting(url, key, task):
 async def test_trajectories_of_an_agent_behind_the_gateway_are_a_tree(tmp_path):
     episode, policy = await episode_of(compacting, says("5"), says("4"), says("3"))
     reasons = [trajectory.reason for trajectory in episode.trajectories]
-    assert reasons == [None, Restart.PARALLEL, Restart.COMPACTED]
+    assert reasons == [None, Restart.SUB_AGENT, Restart.COMPACTED]
     (found,) = exported(tmp_path, [entry(replace(episode, id="g0-0"))])
     documents = [found, *found["subagents"]]
     assert len(documents) == 3
