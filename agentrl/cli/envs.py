@@ -180,7 +180,8 @@ def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: boo
 
     A search over cheap strategies: constant answers, the most frequent ones of training, words of the
     verifier, pieces of the prompt and of observations, one call again and again, length alone. The best of
-    them play tasks that the search has not seen. Exit code 1: some are paid more than chance_score.
+    them play tasks that the search has not seen. Exit code 1: some are paid more than chance_score, or of
+    some all episodes fail, so that nothing is known of what they earn.
     """
     kwargs = read_json_object("--env-kwargs", env_kwargs)
     budget, n, seed = (numbers[name] for name in ("budget", "n", "seed"))
@@ -194,7 +195,7 @@ def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: boo
         _show_attack(report, Console())
         if of_model is not None:
             click.echo(f"{model} earned {of_model:.3f} in {n} episodes.")
-    if report.paid:
+    if report.paid or report.failed:
         sys.exit(FAILED)
 
 
@@ -225,6 +226,11 @@ def _show_attack(report: AttackReport, console: Console) -> None:
     tried = f"{report.tried} of {report.strategies} strategies in {report.episodes} episodes"
     found = f"{_counted(len(report.paid), 'strategy', 'strategies')} paid more than"
     console.print(f"{tried}: {found} chance_score = {report.chance_score:g}.", highlight=False)
+    if report.failures:
+        lost = f"{report.failures} of {report.episodes} episodes failed and are in no mean"
+        whole = f", among them all of {_counted(len(report.failed), 'strategy', 'strategies')}"
+        unknown = f"{whole}, of which nothing is known until it is mended" if report.failed else ""
+        console.print(escape(f"{lost}{unknown}; the first: {report.failure}"), highlight=False)
 
 
 # `agentrl envs new`.

@@ -5,16 +5,16 @@
     confirm     the best few play other tasks with the rest, so that luck in the search is no finding
 
 What then earns more than `chance_score`, beyond its interval, is a way to be paid that training finds, too.
+An episode that fails has no score; a strategy whose episodes all fail shows nothing of the reward.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.arena import Arena
@@ -63,6 +63,8 @@ class AttackReport:
 
     attempts: the best strategies, the best first. tried: strategies in the search, of `strategies` (counts).
     episodes: that were played (count). chance_score, expert_score: as the environment declares them.
+    failures: episodes that failed, which are in no mean (count). failed: the strategies whose episodes all
+    failed. failure: one line with the first one; "" = none.
     """
 
     env_id: str
@@ -73,6 +75,9 @@ class AttackReport:
     episodes: int
     chance_score: float
     expert_score: float
+    failures: int
+    failed: tuple[str, ...]
+    failure: str
 
     @property
     def paid(self) -> tuple[TriedStrategy, ...]:
@@ -82,17 +87,30 @@ class AttackReport:
     def to_json(self) -> dict[str, JSON]:
         """The report as JSON."""
         attempts: list[JSON] = [asdict(attempt) for attempt in self.attempts]
-        return {**asdict(self), "attempts": attempts, "paid": len(self.paid)}
+        return {**asdict(self), "attempts": attempts, "paid": len(self.paid), "failed": list(self.failed)}
 
 
-class _Search(NamedTuple):
-    """The tasks of the search, others that confirm it, and the episodes that it may take (count)."""
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The tasks of the search, others that confirm it, and the episodes that it may take (count).
+
+    scores, failures: of all episodes so far, by strategy.
+    """
 
     arena: Arena
     searched: tuple[Task, ...]
     confirming: tuple[Task, ...]
     budget: int
     progress: AttackProgress
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+    async def play(self, strategy: Strategy, tasks: Sequence[Task], first: int) -> tuple[float, ...]:
+        """The scores of a strategy's episodes that did not fail. first: as for `played`."""
+        result = await played(self.arena, strategy.policy, tasks, first=first)
+        self.scores.setdefault(strategy.name, []).extend(result.scores)
+        self.failures.setdefault(strategy.name, []).extend(result.failures)
+        return result.scores
 
 
 def attack_env(
@@ -139,12 +157,22 @@ async def _attack(
     half = len(tasks) // 2 if len(tasks) >= 2 * _FIRST_TASKS else 0
     arena = Arena(seen, example, tasks, seed)
     search = _Search(arena, tasks[half:], tasks[:half] or tasks, budget // 2, progress)
-    best, tried, spent = await _searched(search, every, random.Random(seed))
+    best, spent = await _searched(search, every, random.Random(seed))
     attempts = await _confirmed(search, best, budget - spent)
-    spent += sum(attempt.episodes for attempt in attempts)
-    ordered = tuple(sorted(attempts, key=lambda attempt: -attempt.mean))
-    scores = (example.chance_score, example.expert_score)
-    return AttackReport(name, seed, ordered, tried, len(every), spent, *scores)
+    failures = [line for lines in search.failures.values() for line in lines]
+    return AttackReport(
+        name,
+        seed,
+        tuple(sorted(attempts, key=lambda attempt: -attempt.mean)),
+        tried=len(search.scores),
+        strategies=len(every),
+        episodes=sum(map(len, search.scores.values())) + len(failures),
+        chance_score=example.chance_score,
+        expert_score=example.expert_score,
+        failures=len(failures),
+        failed=tuple(strategy for strategy, scores in search.scores.items() if not scores),
+        failure=failures[0] if failures else "",
+    )
 
 
 async def _after_reset(make: Callable[[], Env], task: Task) -> Env:
@@ -166,25 +194,21 @@ def _training(splits: Splits) -> Sequence[Task]:
     return next((tasks for tasks in splits.values() if tasks), ())
 
 
-async def _searched(
-    search: _Search, every: list[Strategy], rng: random.Random
-) -> tuple[list[Strategy], int, int]:
-    """The best strategies; how many were tried, and in how many episodes."""
+async def _searched(search: _Search, every: list[Strategy], rng: random.Random) -> tuple[list[Strategy], int]:
+    """The best strategies, and in how many episodes they were found."""
     tasks = _FIRST_TASKS if search.budget >= 2 * _FIRST_TASKS * len(every) else 1
     left = rng.sample(every, min(len(every), search.budget // tasks))
-    tried, spent, number = len(left), 0, 0
-    scores: dict[str, list[float]] = {strategy.name: [] for strategy in left}
+    spent, number = 0, 0
     while True:
         for strategy in left:
             chosen_tasks = [search.searched[(number + k) % len(search.searched)] for k in range(tasks)]
-            result = await played(search.arena, strategy.policy, chosen_tasks, first=number)
-            scores[strategy.name] += result.scores
+            await search.play(strategy, chosen_tasks, number)
             search.progress(tasks, f"search, {len(left)} strategies: {strategy.name}")
         spent, number = spent + tasks * len(left), number + tasks
-        left.sort(key=lambda strategy: -_mean(scores[strategy.name]))
+        left.sort(key=lambda strategy: -_mean(search.scores[strategy.name]))
         left, tasks = left[: max(_CONFIRMED, len(left) // 2)], 2 * tasks
         if len(left) <= _CONFIRMED or spent + tasks * len(left) > search.budget:
-            return left[:_CONFIRMED], tried, spent
+            return left[:_CONFIRMED], spent
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -200,10 +224,10 @@ async def _confirmed(search: _Search, best: Sequence[Strategy], budget: int) -> 
     attempts = []
     for strategy in best:
         tasks = [search.confirming[k % len(search.confirming)] for k in range(each)]
-        result = await played(search.arena, strategy.policy, tasks, first=_MOST_TASKS)
+        scores = await search.play(strategy, tasks, _MOST_TASKS)
         search.progress(each, f"confirm: {strategy.name}")
-        if not result.scores:
+        if not scores:
             continue
-        bounds = interval(result.scores, (chance, expert))
-        attempts.append(TriedStrategy(strategy.name, *bounds, len(result.scores), bounds.low > allowed))
+        bounds = interval(scores, (chance, expert))
+        attempts.append(TriedStrategy(strategy.name, *bounds, len(scores), bounds.low > allowed))
     return attempts

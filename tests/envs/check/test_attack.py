@@ -132,3 +132,56 @@ def test_the_command_exits_with_1_where_something_paid(capsys, world, code):
     report = json.loads(out)
     assert (report["paid"], report["model"]) == (code, None)
     assert len(report["attempts"]) == 5
+
+
+class NotANumber(Good):
+    """Its reward is no number, whatever the answer."""
+
+    def reward(self, task, answer):
+        return float("nan")
+
+
+class NoReset(Good):
+    """No episode of it begins."""
+
+    async def reset(self, task, *, seed):
+        raise RuntimeError("the world is down")
+
+
+class SometimesDown(Good):
+    """Every answer is worth 1.0, but to one task in two the grader does not reply."""
+
+    def reward(self, task, answer):
+        if hashlib.sha256(task.id.encode()).digest()[0] % 2:
+            raise RuntimeError("the grader is down")
+        return 1.0
+
+
+def test_a_failure_is_in_no_mean_and_a_strategy_that_only_fails_is_named():
+    report = attack_env(NoReset, budget=100)
+    assert report.attempts == ()
+    assert report.failures == report.episodes == 100
+    assert len(report.failed) == report.tried
+    assert "the world is down" in report.failure
+    report = attack_env(NotANumber, budget=100)
+    assert any(name.startswith("always") for name in report.failed)
+    assert report.failures >= len(report.failed)
+    report = attack_env(SometimesDown, budget=100)
+    assert 0 < report.failures < report.episodes
+    # Zeros for the failures would make it less.
+    assert {attempt.mean for attempt in report.paid} == {1.0}
+    healthy = attack_env(Good, budget=100)
+    assert (healthy.failures, healthy.failed, healthy.failure) == (0, (), "")
+
+
+@pytest.mark.parametrize("world", ["NoReset", "NotANumber"])
+def test_the_command_exits_with_1_where_a_strategy_only_failed(capsys, world):
+    arguments = ["envs", "attack", f"tests.envs.check.test_attack:{world}", "--budget", "100"]
+    for flags in ([], ["--json"]):
+        with pytest.raises(SystemExit) as leaving:
+            main([*arguments, *flags])
+        assert leaving.value.code == 1
+        out = capsys.readouterr().out
+        assert "failed" in out
+    report = json.loads(out)
+    assert (report["paid"], report["failures"] > 0) == (0, True)
