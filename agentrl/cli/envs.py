@@ -155,7 +155,9 @@ def _show(report: CheckReport, console: Console) -> None:
     errors = _counted(len(report.errors), "error")
     warnings = _counted(len(report.findings) - len(report.errors), "warning")
     verdict = "passed" if report.ok else "failed"
-    console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
+    failed = sum(outcome.status == "fail" for outcome in report.of_package)
+    of_folder = f", {_counted(failed, 'check')} of the folder failed" if failed else ""
+    console.print(f"{report.env_id} {verdict}: {errors}, {warnings}{of_folder}.", highlight=False)
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(report.counts.items()))
     console.print(f"Checks of RFC 008: {statuses}.", highlight=False)
 

@@ -74,12 +74,13 @@ def _switches() -> int:
 class TimedEnv:
     """An environment for `play` with timed calls: seconds by `reset`, `step`, `last_step` (with reward).
 
-    `held`: for how long a call of step, at a time, kept the event loop from all others.
+    `held`: for how long a call of step, at a time, kept the event loop from all others. Rewards are kept.
     """
 
     def __init__(self, env: Env, arena: Arena) -> None:
         self._env = env
         self._seconds, self._failed_closes = arena.seconds, arena.failed_closes
+        self._rewards = arena.rewards
         self.id = env.id
         self.limits: Limits = env.limits
         self.possible_agents = env.possible_agents
@@ -112,6 +113,8 @@ class TimedEnv:
         calling = _Holding(call_step(self._env, action))
         step = await calling
         self._seconds[HELD].append(calling.longest_s)
+        if step.reward is not None:
+            self._rewards.append(float(step.reward))
         name = "last_step" if step.terminated or step.truncated else "step"
         self._seconds[name].append(time.perf_counter() - began)
         return step
@@ -176,7 +179,7 @@ class Arena:
     """The environment, tasks and seed of all probes.
 
     example: an instance that is read, never played. tasks: those to play. seed: of all randomness of the
-    check. seconds: latencies so far. failed_closes: how `close` failed so far.
+    check. seconds: latencies so far. failed_closes: how `close` failed so far. rewards: of steps so far.
     """
 
     make: Callable[[], Env]
@@ -185,6 +188,7 @@ class Arena:
     seed: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     failed_closes: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
     def some_tasks(self, n: int) -> tuple[Task, ...]:
         """The first `n` tasks, repeated where there are fewer."""

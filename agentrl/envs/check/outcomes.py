@@ -63,10 +63,11 @@ def outcomes(
 ) -> tuple[CheckOutcome, ...]:
     """The outcome of each of `CHECKS`. probes: seconds by name of what was tried. package: of which it is."""
     by_folder = {} if package is None else package.decided
+    misdeclared = {} if package is None else package.misdeclared(declared, figures)
     decided = [
         _of_folder(check, by_folder[check.id])
         if check.id in by_folder
-        else _outcome(check, findings, figures, probes, declared)
+        else _outcome(check, findings, figures, probes, declared, misdeclared.get(check.id, ""))
         for check in CHECKS
     ]
     if any(outcome.check.id == DETERMINISM and outcome.status == "fail" for outcome in decided):
@@ -98,7 +99,7 @@ def openenv_report(
         "target": target,
         "source_digest": str(declared.get("source_digest", "")) if package is None else package.digest,
         "signature": "openenv.yaml",
-        "manifest": None if package is None or package.manifest is None else dict(package.manifest),
+        "manifest": None if package is None or package.manifest is None else package.manifest.to_json(),
         "policy_version": "v2",
         "lane": "local",
         "levels_run": levels,
@@ -116,7 +117,12 @@ def verdict(found: Sequence[CheckOutcome]) -> Literal["pass", "warn", "fail"]:
 
 
 def _outcome(
-    check: Check, findings: Sequence[Finding], figures: Figures, probes: Figures, declared: Facts
+    check: Check,
+    findings: Sequence[Finding],
+    figures: Figures,
+    probes: Figures,
+    declared: Facts,
+    misdeclared: str,
 ) -> CheckOutcome:
     measured = {name: figures[name] for name in check.figures if name in figures}
     seconds = sum(probes.get(name, 0.0) for name in check.probes)
@@ -124,6 +130,8 @@ def _outcome(
     missing = [name for name in check.probes if name not in probes]
     if check.also is not None and not missing and (wrong := check.also({**declared, **figures})):
         evidence.append(wrong)
+    if misdeclared:
+        evidence.append(misdeclared)
     if evidence:
         status: Status = "fail" if check.severity == "fail" else "warn"
         return CheckOutcome(check, status, tuple(evidence), measured, seconds)

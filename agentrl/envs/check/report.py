@@ -52,7 +52,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no finding is an error, and no static check of a package fails."""
+        """Whether no finding is an error, and no check of a package's files or declarations fails."""
         return not self.errors and not any(outcome.status == "fail" for outcome in self.of_package)
 
     @property
@@ -72,9 +72,12 @@ class CheckReport:
 
     @property
     def of_package(self) -> tuple[CheckOutcome, ...]:
-        """The outcomes of the static checks that the files of a package decide; of a class there are none."""
-        decided = {} if self.package is None else self.package.decided
-        return tuple(outcome for outcome in self.outcomes if outcome.check.id in decided)
+        """The outcomes of what the files of a package decide, and of what its manifest declares otherwise
+        than it is; of a class there are none."""
+        if self.package is None:
+            return ()
+        ids = {*self.package.decided, *self.package.misdeclared(self.declared, self.figures)}
+        return tuple(outcome for outcome in self.outcomes if outcome.check.id in ids)
 
     @property
     def counts(self) -> Mapping[Status, int]:

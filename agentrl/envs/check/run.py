@@ -81,7 +81,8 @@ def check_package(
 ) -> CheckReport:
     """Check a folder of OpenEnv: what its files say, and the environment of agentrl that it serves.
 
-    A folder that `agentrl envs export` has written serves one; of any other nothing is played.
+    A folder that `agentrl envs export` has written serves one, which openenv.yaml has to describe; of any
+    other nothing is played.
 
     Raises:
         ConfigError: it is no such folder, or has a file that cannot be read.
@@ -128,7 +129,10 @@ async def check_env_async(
     # A leak of a single episode is still there at the end, and has been reported.
     if not any(finding.code.startswith("leaves-") for finding in findings_of(results)):
         results = [*results, released]
-    declared = {name: value for result in results for name, value in (result.declared or {}).items()}
+    # Of several agents the first one, which is the one that is served.
+    declared = {
+        name: value for result in reversed(results) for name, value in (result.declared or {}).items()
+    }
     if declared:
         results.append(connecting(connected, declares_server=not declared["offline"]))
         seconds["network"] = 0.0
@@ -239,6 +243,9 @@ async def _probe(
         yield replace(await probe_host(arena), probe="host")
         async for result in _probe_world(arena, progress):
             yield result
+        if arena.rewards:
+            figures = {"lowest_reward": min(arena.rewards), "highest_reward": max(arena.rewards)}
+            yield ProbeResult((), figures)
     yield replace(_closed(arena), probe="close")
     yield replace(await _probe_closing(other, example), probe="close")
 

@@ -106,7 +106,8 @@ def declared_by(env: Env, splits: Splits) -> Mapping[str, JSON]:
         "offline": _SERVER not in env.needs,
         "tools": [tool.name for tool in env.tool_schemas],
         "rewards": [reward.name for reward in env.rewards],
-        "tasks_by_split": {name: len(of_split) for name, of_split in splits.items()},
+        # Of many tasks `splits` has a part.
+        "tasks_by_split": {name: len(tasks_of(env, name)) for name in env.splits},
         "answers": bool(tasks) and all(task.answer for task in tasks),
         "saves_state": saves_state(env),
         "source_digest": source_digest(type(env)),

@@ -246,12 +246,36 @@ def test_what_the_folder_serves_is_played_and_another_server_is_not(folder, tmp_
     assert ended.value.code == 1
     printed = capsys.readouterr().out.replace("\n", "")
     assert "fail static.oci_labels: the last stage has no label org.opencontainers.image.title" in printed
+    assert "calculator failed: 0 errors, 0 warnings, 1 check of the folder failed." in printed
     report = check_package(folder)
     statuses = {
         outcome.check.id: outcome.status for outcome in report.outcomes if outcome.check.lane == "local"
     }
     assert {name: statuses[name] for name in STATIC} == {**STATIC, "static.oci_labels": "fail"}
     assert {status for name, status in statuses.items() if name not in STATIC} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "check", "words"),
+    [
+        ("capabilities.declared_tools", ["bogus"], "runtime.tool_declaration_accuracy", '["calc"]'),
+        ("capabilities.declared_tools", [], "runtime.tool_declaration_accuracy", '["calc"]'),
+        ("capabilities.declared_task_count", {"train": 1}, "runtime.task_declaration_accuracy", '"test": '),
+        ("reward.range", [0.0, 0.5], "runtime.reward_well_formed", "has [0.0, 1.0]"),
+        ("reward.range", [0.0, 9.0], "semantic.oracle_max", "the expert earns 1"),
+        ("reward.floor_margin", 2.0, "semantic.floor_gap", "doing nothing earns 0"),
+    ],
+)
+def test_a_declaration_that_the_environment_does_not_keep_fails_its_check_alone(
+    folder, path, value, check, words
+):
+    """What it has is known: a tool, its splits, rewards of 0 and 1."""
+    declare(folder, f"validation.{path}", value)
+    report = check_package(folder, n=2)
+    assert not report.ok
+    (failed,) = [outcome for outcome in report.outcomes if outcome.status == "fail"]
+    assert (failed.check.id, failed in report.of_package) == (check, True)
+    assert words in failed.evidence[0]
 
 
 def test_what_is_no_package_is_one_sentence(folder, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentrl.envs.check.package.dockerfile import OF_DOCKERFILE, Decided, of_dockerfile
 from agentrl.envs.check.package.manifest import Manifest
+from agentrl.envs.check.rfc008 import Facts
 from agentrl.errors import ConfigError, RecordError
 from agentrl.runtime.extras import require
 from agentrl.runtime.ownership import read_file
@@ -40,10 +41,14 @@ class PackageFolder:
     """
 
     path: Path
-    manifest: Mapping[str, JSON] | None
+    manifest: Manifest | None
     digest: str
     decided: Mapping[str, Decided]
     played: tuple[str, Mapping[str, JSON]] | None = None
+
+    def misdeclared(self, declared: Facts, figures: Mapping[str, float]) -> Mapping[str, str]:
+        """As `Manifest.misdeclared`; without a manifest nothing is declared."""
+        return {} if self.manifest is None else self.manifest.misdeclared(declared, figures)
 
 
 def read_package(folder: Path) -> PackageFolder:
@@ -79,8 +84,7 @@ def read_package(folder: Path) -> PackageFolder:
     if docker is not None:
         requirements = {name: _text(folder, name) for name in files if name.endswith(".txt")}
         decided |= of_dockerfile(_text(folder, docker), requirements)
-    normal = None if manifest is None else manifest.to_json()
-    return PackageFolder(folder, normal, _digest(folder, files), decided, _played(folder, files))
+    return PackageFolder(folder, manifest, _digest(folder, files), decided, _played(folder, files))
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -5,20 +5,26 @@ The classes have the fields and the rules of OpenEnv 0.10: what is read here is 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentrl.envs.check.rfc008 import MAX_EPISODE_S, MIN_FLOOR_MARGIN
+from agentrl.envs.check.rfc008 import MAX_EPISODE_S, MIN_FLOOR_MARGIN, Facts
 from agentrl.types import JSON
 
 _SECTIONS = (
     *("reward", "resources", "capabilities", "types", "network", "judge", "task_distribution", "execution"),
 )
 _MAX_ORACLE_TOLERANCE, _MAX_VARIANCE_TOLERANCE = 0.1, 0.2
+_ROUNDED = 0.001
+"""Scores are declared to three decimals."""
+_SHOWN = 300
+"""Characters of a declaration in a sentence."""
 
 _Tag = Annotated[str, Field(min_length=1)]
 
@@ -213,8 +219,49 @@ class Manifest(_Part):
             )
         yield from self.late()
 
+    def misdeclared(self, declared: Facts, figures: Mapping[str, float]) -> dict[str, str]:
+        """What the environment that was played has or does otherwise: a sentence each, by the check's id.
+
+        declared, figures: as in the report of its check; what was not tried is not compared.
+        """
+        return {check: text for check, text in self._misdeclared(declared, figures) if text}
+
+    def _misdeclared(self, declared: Facts, figures: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        tools, tasks = declared.get("tools"), declared.get("tasks_by_split")
+        named, counts = self.capabilities.declared_tools, self.capabilities.declared_task_count
+        if isinstance(tools, list) and sorted(named) != sorted(map(str, tools)):
+            yield "runtime.tool_declaration_accuracy", _differs("declared_tools", list(named), tools)
+        if isinstance(tasks, dict) and counts != tasks:
+            yield "runtime.task_declaration_accuracy", _differs("declared_task_count", dict(counts), tasks)
+        (low, high), reward, of = self.reward.range, self.reward, partial(_of_first, figures)
+        lowest, highest = of("lowest_reward"), of("highest_reward")
+        if lowest is not None and highest is not None and not (low <= lowest and highest <= high):
+            yield "runtime.reward_well_formed", _differs("range", [low, high], [lowest, highest])
+        best, at_most, floor = of("expert_score"), of("expert_score_high"), of("floor_score")
+        if best is None or at_most is None:
+            return
+        if at_most < high - reward.oracle_tolerance - _ROUNDED:
+            text = f"{_declares('range', [low, high])} and oracle_tolerance {reward.oracle_tolerance:g}"
+            yield "semantic.oracle_max", f"{text}, the expert earns {best:g}; declare what it earns."
+        if floor is not None and best - floor < reward.floor_margin - _ROUNDED:
+            text = f"{_declares('floor_margin', reward.floor_margin)}, doing nothing earns {floor:g}"
+            yield "semantic.floor_gap", f"{text}, the expert {best:g}; declare what lies between them."
+
     def late(self) -> Iterator[str]:
         """A sentence where an episode may take longer than their policy allows."""
         seconds = self.resources.episode_timeout_s
         if seconds > MAX_EPISODE_S:
             yield f"episode_timeout_s is {seconds:g}, at most {MAX_EPISODE_S:g} allowed."
+
+
+def _of_first(figures: Mapping[str, float], name: str) -> float | None:
+    """A figure of a check; of several agents that of the first one, which is served."""
+    return next((number for key, number in figures.items() if key.rpartition("/")[2] == name), None)
+
+
+def _declares(name: str, value: JSON) -> str:
+    return f"openenv.yaml declares {name} {json.dumps(value):.{_SHOWN}}"
+
+
+def _differs(name: str, declared: JSON, found: JSON) -> str:
+    return f"{_declares(name, declared)}, the environment has {json.dumps(found):.{_SHOWN}}; declare that."
