@@ -279,7 +279,10 @@ def tasks_of(env: BaseEnv, split: str) -> Sequence[Task]:
     """
     name = name_of(env)
     if not env.splits:
-        raise UserError(f"{name} has no tasks of its own; give it some with prompt_data.")
+        raise UserError(
+            f"{name} has no tasks of its own; give it some with prompt_data, or, where that is no setting, "
+            "name an environment that has tasks."
+        )
     if split not in env.splits:
         raise UserError(
             f"{name} has no split `{split}`.{did_you_mean(split, env.splits)} It has {', '.join(env.splits)}."

@@ -151,7 +151,7 @@ async def _attack(
         splits = splits_of(example)
     tasks = chosen(splits, _MOST_TASKS, seed)
     if not tasks:
-        raise UserError(f"{name} has no tasks to attack; give it some (env_kwargs).")
+        raise UserError(f"{name} has no tasks to attack; name an environment with tasks.")
     every = list(strategies(await _after_reset(seen, tasks[0]), _training(splits)))
     # With few tasks the same ones confirm, in other worlds.
     half = len(tasks) // 2 if len(tasks) >= 2 * _FIRST_TASKS else 0

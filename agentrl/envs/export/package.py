@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from agentrl.envs.base import BaseEnv, tasks_of
 from agentrl.envs.boundary import call_close, call_reset
 from agentrl.envs.export.world import ExportedWorld
 from agentrl.envs.multi_agent import AgentView
-from agentrl.envs.scaffold import PackageOrigin, words_of
+from agentrl.envs.scaffold import PackageOrigin, words_of, write_package
 from agentrl.envs.scoring import GroupReward
 from agentrl.errors import UserError, did_you_mean
 from agentrl.tools.secrets import literal_secret
@@ -67,6 +69,9 @@ _EPISODE_S = 600.0
 """What a package of OpenEnv declares where the environment has no deadline (seconds)."""
 _MEMORY_MB = 2048
 """What it declares where the environment does not count its memory (MB)."""
+_THIS = __name__.partition(".")[0]
+_TAKEN = {*sys.stdlib_module_names, _THIS, "datasets", "openai", "openenv", "verifiers"}
+"""Modules that an installed package of that name would hide from what plays it."""
 _VERSION = re.compile(r"-v\d+$")
 
 
@@ -86,8 +91,8 @@ def export_env(
     format: of `FORMATS`. rows: of the data that NeMo Gym reads: first tasks of the first split (count).
 
     Raises:
-        UserError: there is no such environment or format, the environment has no task, the folder exists, or
-            an argument is a secret that is written out.
+        UserError: there is no such environment or format, the environment has no task, the folder exists or
+            cannot be written, or an argument is a secret that is written out.
     """
     if format not in FORMATS:
         raise UserError(
@@ -107,9 +112,7 @@ def export_env(
     if format == "nemo-gym":
         data = asyncio.run(_data(world, rows))
         texts[_ROWS.format(package=package)] = "".join(f"{json.dumps(row)}\n" for row in data)
-    for path, text in texts.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    write_package(folder, texts, "--out")
     return WrittenPackage(package, tuple(texts), lost_in(world.example, format))
 
 
@@ -119,9 +122,17 @@ def _values(
     """The name of the package, and what the templates are filled with."""
     words = words_of(_VERSION.sub("", re.split("[/:]", world.env_id)[-1]).replace(".", "-"))
     package, (split, test_split) = "_".join(words), world.splits
+    own = _distribution_of(world.module)
+    is_installed = "pyproject.toml" in FORMATS[format]
+    if is_installed and package in {world.module, re.sub(r"[-_.]+", "_", own.lower()), *_TAKEN}:
+        package += f"_{format}"
     example, this = world.example, PackageOrigin.of_this()
     origin = this.pip_arguments()
+    flags = f" --env-kwargs {shlex.quote(json.dumps(dict(kwargs)))}" if kwargs else ""
     return package, {
+        "command": f"agentrl envs export {shlex.quote(world.env_id)}{flags} --format {format}",
+        "own_package": own,
+        "source": _source(this),
         "env_id": world.env_id,
         "kwargs": repr(dict(kwargs)),
         "package": package,
@@ -146,6 +157,19 @@ def _values(
         "num_tasks": json.dumps({name: len(tasks_of(example, name)) for name in example.splits}),
         "lost": lost_in(example, format),
     }
+
+
+def _distribution_of(module: str) -> str:
+    """What pip calls the package of a module, else the module's own name; "" = it is agentrl's."""
+    name = next(iter(packages_distributions().get(module, ())), module)
+    return "" if _THIS in (name, module) else name
+
+
+def _source(this: PackageOrigin) -> str:
+    """Where a Dockerfile takes agentrl from, after "installs agentrl"."""
+    if this.is_local:
+        return "from a path of the machine that wrote it, which no image has"
+    return "from an index" if this.direct_url is None else f"from {this.direct_url['url']}"
 
 
 def lost_in(env: BaseEnv, format: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""An environment of one agent by its id and its arguments: instances of it, and its tasks."""
+"""An environment by its id and its arguments, as its first agent sees it: instances, and its tasks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class ExportedWorld:
     """What an exported package plays: of several agents the first, scripts the others.
 
     make: an instance, for one episode. example: one that is only read. about: the first line of its class.
+    module: the top-level module of its class.
 
     Raises:
         UserError: there is no such environment, or it does not take these arguments.
@@ -26,6 +27,7 @@ class ExportedWorld:
         self.env_id = env_id
         spec = find(env_id)
         self.about = summary(spec.env_class)
+        self.module = spec.env_class.__module__.partition(".")[0]
         self.make = one_agent_of(spec.factory(**with_secrets(kwargs)), None)
         self.example = self.make()
 

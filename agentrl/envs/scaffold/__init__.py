@@ -22,7 +22,7 @@ from agentrl.envs.registry import env_ids
 from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 
-__all__ = ["KINDS", "Kind", "NewPackage", "PackageOrigin", "scaffold", "words_of"]
+__all__ = ["KINDS", "Kind", "NewPackage", "PackageOrigin", "scaffold", "words_of", "write_package"]
 
 _PROJECT = "agentrl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
@@ -141,7 +141,8 @@ def scaffold(name: str, folder: Path | None = None, kind: str = "tool") -> NewPa
     kind: of `KINDS`.
 
     Raises:
-        UserError: the name is invalid or taken, there is no such kind, or the folder exists.
+        UserError: the name is invalid or taken, there is no such kind, or the folder exists or cannot be
+            written.
     """
     if kind not in KINDS:
         raise UserError(
@@ -158,12 +159,28 @@ def scaffold(name: str, folder: Path | None = None, kind: str = "tool") -> NewPa
         loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     values = _values(new, kind)
-    for path, template in _FILES.items():
-        target = folder / path.format(package=package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = templates.get_template(template.format(kind=kind)).render(values)
-        target.write_text(text, encoding="utf-8")
+    texts = {
+        path.format(package=package): templates.get_template(template.format(kind=kind)).render(values)
+        for path, template in _FILES.items()
+    }
+    write_package(folder, texts, "--dir")
     return new
+
+
+def write_package(folder: Path, texts: Mapping[str, str], option: str) -> None:
+    """Write files by their paths below a folder, which is made. option: of the command, that names it.
+
+    Raises:
+        UserError: the folder, or a file in it, cannot be written.
+    """
+    try:
+        for path, text in texts.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}); choose another folder with {option}."
+        ) from None
 
 
 def _values(new: NewPackage, kind: str) -> Mapping[str, str]:

@@ -106,6 +106,69 @@ def test_the_others_of_an_environment_of_several_agents_are_scripts(tmp_path):
     assert "The other agents are played by scripts." in written.lost
 
 
+@pytest.fixture
+def maze(tmp_path, monkeypatch):
+    """What pip calls My.Maze: a module and its class of one name, and a class named as Python's json."""
+    folder = tmp_path / "site"
+    for name, class_name in (("my_maze", "MyMaze"), ("worlds", "Json")):
+        (folder / name).mkdir(parents=True)
+        source = f"from tests.envs.export.test_package import Compared\nclass {class_name}(Compared): pass\n"
+        (folder / name / "__init__.py").write_text(source)
+    (folder / "My.Maze-1.0.dist-info").mkdir()
+    (folder / "My.Maze-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: My.Maze\nVersion: 1.0\n"
+    )
+    (folder / "My.Maze-1.0.dist-info/top_level.txt").write_text("my_maze\nworlds\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.usefixtures("maze")
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_package_hides_the_one_of_its_environment_which_its_readme_names(form, tmp_path):
+    for env_id in ("my_maze:MyMaze", "worlds:Json"):
+        out = tmp_path / env_id
+        export_env(env_id, {}, form, out)
+        if (out / "pyproject.toml").exists():
+            declared = tomllib.loads((out / "pyproject.toml").read_text())
+            built = declared["tool"]["setuptools"]
+            modules = {*built.get("py-modules", ()), *built.get("packages", ())}
+            tops = {module.partition(".")[0] for module in modules}
+            assert not tops & {"my_maze", "json"}
+            assert declared["project"]["name"] not in ("my-maze", "json")
+            assert tops <= {f"my_maze_{form}", f"json_{form}"}
+        assert "My.Maze" in next(out.rglob("README.md")).read_text()
+    export_env("Calculator-v0", {}, form, tmp_path / "ours")
+    assert "the package of the environment" not in next((tmp_path / "ours").rglob("README.md")).read_text()
+
+
+def test_the_command_for_more_rows_works_as_it_is_written(tmp_path, monkeypatch):
+    export_env("Calculator-v0", KWARGS, "nemo-gym", tmp_path / "new")
+    lines = next((tmp_path / "new").rglob("README.md")).read_text().splitlines()
+    (command,) = [line for line in lines if line.startswith("agentrl ")]
+    monkeypatch.chdir(tmp_path)
+    main(shlex.split(command)[1:])
+    rows = next((tmp_path / "more").rglob("example.jsonl")).read_text().splitlines()
+    assert len(rows) == min(1000, len(make("Calculator-v0", **KWARGS).tasks("train")))
+
+
+ORIGINS = {
+    "from an index": PackageOrigin(None, "1.0"),
+    "from https://127.0.0.1/agentrl.git": PackageOrigin(
+        {"url": "https://127.0.0.1/agentrl.git", "vcs_info": {"vcs": "git", "commit_id": "a" * 40}}
+    ),
+    "which no image has": PackageOrigin({"url": "file:///here", "dir_info": {"editable": True}}),
+}
+
+
+@pytest.mark.parametrize("form", ["openenv", "ors"])
+@pytest.mark.parametrize("words", ORIGINS)
+def test_a_readme_says_where_its_dockerfile_takes_agentrl_from(form, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(PackageOrigin, "of_this", lambda: ORIGINS[words])
+    export_env("Calculator-v0", {}, form, tmp_path / "new")
+    text = (tmp_path / "new/README.md").read_text()
+    assert [each for each in ORIGINS if each in text] == [words]
+
+
 class Priced(Compared):
     """Its expert earns more than 1, chance less than nothing, and it counts its memory."""
 
