@@ -181,9 +181,9 @@ def attack_command(env_id: str, env_kwargs: str, model: str | None, as_json: boo
     """Try to win an environment without solving it.
 
     A search over cheap strategies: constant answers, the most frequent ones of training, words of the
-    verifier, pieces of the prompt and of observations, one call again and again, length alone. The best of
-    them play tasks that the search has not seen. Exit code 1: some are paid more than chance_score, or of
-    some all episodes fail, so that nothing is known of what they earn.
+    verifier, pieces of the prompt and of observations, one call again and again, calls and then an answer,
+    length alone. The best of them play tasks that the search has not seen. Exit code 1: some are paid more
+    than chance_score, or of some all episodes fail, so that nothing is known of what they earn.
     """
     kwargs = read_json_object("--env-kwargs", env_kwargs)
     budget, n, seed = (numbers[name] for name in ("budget", "n", "seed"))

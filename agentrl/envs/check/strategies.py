@@ -5,6 +5,7 @@
     last number of the prompt           pieces of the prompt
     last line of what `look` says       pieces of the result of a call, whose arguments are drawn at random
     `look` again and again              one call, repeated: any, one for all tasks, or a piece of the prompt
+    `look` turn after turn, an answer   calls with any arguments up to the last turn, or many in the first one
     1 word, 512 words, 100,000 letters  length alone
 
 Whatever pays is a fault of the reward, or a task that needs no thought.
@@ -35,6 +36,10 @@ _ENDS = {"first": 0, "last": -1}
 _TEXT_LENGTHS = {"1 word": "so", "512 words": "so " * 512, "100,000 letters": "x" * 100_000}
 _SHOWN = 40
 _DRAWS = 32
+_AT_ONCE = 16
+"""Calls of one turn; a world takes this many of one by default (count)."""
+_MOST_CALLS = 64
+_ANSWER = "done"
 
 Piece = Callable[[str], str]
 """From a text to a piece of it; "" where it has none."""
@@ -63,6 +68,8 @@ def strategies(env: Env, training: Sequence[Task]) -> Iterator[Strategy]:
         yield Strategy(f"{name} of the prompt", _says(piece))
     for tool in env.tool_schemas:
         yield Strategy(f"`{tool.name}` again and again", _calls(tool.name, None))
+        yield Strategy(f"`{tool.name}` turn after turn, then an answer", _calls_then_answers(tool.name))
+        yield Strategy(f"`{tool.name}` {_AT_ONCE} times at once, then an answer", _at_once(tool.name))
         for given in _drawn(tool):
             shown = json.dumps(given, ensure_ascii=False)[:_SHOWN]
             yield Strategy(f"`{tool.name}` with {shown}", _same_call(tool.name, given))
@@ -115,6 +122,32 @@ def _calls(name: str, piece: Piece | None) -> Policy:
         action = _call(env, name, None if piece is None else piece(_prompt(task)), rng)
         while True:
             yield action
+
+    return policy
+
+
+def _calls_then_answers(name: str) -> Policy:
+    """A call with any arguments in every turn but the last, which answers."""
+
+    def policy(env: Env, task: Task, rng: random.Random) -> Script:
+        del task
+        for _ in range(min(env.limits.max_turns - 1, _MOST_CALLS)):
+            yield _call(env, name, None, rng)
+        while True:
+            yield say(_ANSWER)
+
+    return policy
+
+
+def _at_once(name: str) -> Policy:
+    """Calls with any arguments in the first turn, then an answer."""
+
+    def policy(env: Env, task: Task, rng: random.Random) -> Script:
+        del task
+        calls = [call for _ in range(_AT_ONCE) for call in _call(env, name, None, rng).tool_calls]
+        yield Message("assistant", tool_calls=tuple(calls))
+        while True:
+            yield say(_ANSWER)
 
     return policy
 

@@ -134,6 +134,40 @@ def test_the_command_exits_with_1_where_something_paid(capsys, world, code):
     assert len(report["attempts"]) == 5
 
 
+class PaysTurns(Good):
+    """Pays any answer after three turns with a call: the fourth turn is the last."""
+
+    asked = 0
+    least = 3
+
+    async def reset(self, task, *, seed):
+        self.asked = 0
+        return await super().reset(task, seed=seed)
+
+    async def step(self, action):
+        self.asked += bool(action.tool_calls)
+        return await super().step(action)
+
+    def reward(self, task, answer):
+        return float(answer == task.answer or (bool(answer) and self.asked >= self.least))
+
+
+class PaysCrowds(PaysTurns):
+    """Pays any answer after more calls than there are turns."""
+
+    least = 5
+
+    async def step(self, action):
+        self.asked += len(action.tool_calls)
+        return await Good.step(self, action)
+
+
+@pytest.mark.parametrize(("world", "words"), [(PaysTurns, "turn after turn"), (PaysCrowds, "at once")])
+def test_a_world_that_pays_any_answer_after_enough_calls_is_won(world, words):
+    report = attack_env(world, budget=BUDGET)
+    assert [attempt.strategy for attempt in report.paid if words in attempt.strategy], report
+
+
 class NotANumber(Good):
     """Its reward is no number, whatever the answer."""
 
