@@ -25,6 +25,7 @@ Policy: TypeAlias = Callable[[Env, Task, random.Random], AnyScript]
 
 
 _MAX_CHARACTERS = 300
+_ENDS = 80
 HELD = "held"
 R = TypeVar("R")
 
@@ -247,6 +248,10 @@ async def outcome(playing: Awaitable[Episode]) -> Episode | str:
 def failure_line(episode: Episode) -> str:
     """The task and the failure of an episode."""
     failure = episode.failure
-    return f"{episode.task.id}: {failure and f'{failure.stage} {failure.kind}: {failure.detail}'}"[
-        :_MAX_CHARACTERS
-    ]
+    what = failure and f"{failure.stage} {failure.kind}: {_cut(failure.detail)}"
+    return f"{episode.task.id}: {what}"[:_MAX_CHARACTERS]
+
+
+def _cut(detail: str) -> str:
+    """Without its middle, if it is long: it may quote an argument, and ends with the line of the author."""
+    return detail if len(detail) <= 2 * _ENDS else f"{detail[:_ENDS]} ... {detail[-_ENDS:]}"

@@ -134,6 +134,12 @@ def some_failures(lines: Sequence[str]) -> str:
     return some([f"{what} ({some(whos)})" if any(whos) else what for what, whos in by_kind.items()])
 
 
+def only_rewards(lines: Sequence[str]) -> bool:
+    """Whether all these failures are of rewards, and none is of the world."""
+    places = [(_KIND.search(line), line) for line in lines]
+    return all(place and line[place.end() :].startswith(("reward ", "score ")) for place, line in places)
+
+
 def findings_of(results: Sequence[ProbeResult]) -> Iterator[Finding]:
     """All findings, in the order of the probes."""
     for result in results:

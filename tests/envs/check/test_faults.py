@@ -106,6 +106,29 @@ def test_one_failure_of_many_episodes_is_told_once():
     assert "and " in texts[1]
 
 
+class Quoting(Good):
+    """Its tool fails with its argument, however long that is."""
+
+    def partner(self, word):
+        return super().partner(word) if word[:50].isalpha() and len(word) < 50 else {}[word]
+
+
+class Unrated(Good):
+    """Its reward is no number."""
+
+    def reward(self, task, answer):
+        return float("nan")
+
+
+def test_a_failure_is_cut_but_for_its_line_and_the_advice_is_of_its_fault():
+    (text,) = [finding.text for finding in check_env(Quoting, n=2).findings if finding.code == "crash"]
+    assert "x" * 100 not in text
+    assert text.count("test_faults.py, line") == text.count("KeyError")
+    assert text.endswith("answer it with a sentence.")
+    (text,) = [finding.text for finding in check_env(Unrated, n=2).findings if finding.code == "crash"]
+    assert text.endswith("give every answer a finite reward.")
+
+
 class Failing(Good):
     async def step(self, action):
         raise RuntimeError("no database")

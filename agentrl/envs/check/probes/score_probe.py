@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from agentrl.envs.agents import discard
 from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcome
-from agentrl.envs.check.findings import Finding, ProbeResult, error, some, some_failures, warning
+from agentrl.envs.check.findings import (
+    Finding,
+    ProbeResult,
+    error,
+    only_rewards,
+    some,
+    some_failures,
+    warning,
+)
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
 from agentrl.envs.check.policies import (
     ADVERSARIES,
@@ -171,11 +179,9 @@ async def probe_chance(arena: Arena, n: int, by_expert: Sequence[Episode], *, mi
     failed = [f"{name}: {result.failures[0]}" for name, result in outcomes.items() if result.failures]
     findings = []
     if failed:
-        text = (
-            f"what a model writes must never break the world, but: {some_failures(failed)}; answer it with a "
-            "sentence."
-        )
-        findings.append(error("crash", text))
+        text = f"what a model writes must never break the world, but: {some_failures(failed)}"
+        remedy = "give every answer a finite reward" if only_rewards(failed) else "answer it with a sentence"
+        findings.append(error("crash", f"{text}; {remedy}."))
     if above:
         text = f"policies that do not solve the task earn more than chance_score = {chance:g}: {some(above)}."
         findings.append(error("above-chance", f"{text} Mend the reward, or raise chance_score."))
