@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -19,8 +19,8 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.assembly.trust import trust
 from agentrl.cli.commands import CommandGroup
-from agentrl.config import defaults, effective_values
-from agentrl.errors import ConfigError
+from agentrl.config import defaults, effective_values, read_written
+from agentrl.errors import ConfigError, RecordError
 from agentrl.records import read_metrics
 from agentrl.records.diagnoses import read_diagnoses
 from agentrl.records.history import METRICS, attempts, command_of, is_locked
@@ -89,8 +89,11 @@ def runs() -> None:
 @_FOLDER
 @_JSON
 def list_command(output_dir: str, as_json: bool) -> None:
-    """List the runs, the newest last: state, steps, attempts, newest metrics."""
-    facts = [facts_of(folder) for folder in _folders(output_dir)]
+    """List the runs, the newest last: state, steps, attempts, newest metrics.
+
+    Folders of `agentrl eval` and `agentrl gateway` are left out: `agentrl view` shows their episodes.
+    """
+    facts = [*_readable(_folders(output_dir))]
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -109,7 +112,7 @@ def list_command(output_dir: str, as_json: bool) -> None:
 @_JSON
 def show_command(name: str, output_dir: str, as_json: bool) -> None:
     """Show a run: state, attempts, checkpoints, diagnoses, the metrics of its last step and evaluation."""
-    facts = facts_of(run_folder(name, output_dir))
+    facts = facts_of(_trained(name, output_dir))
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -127,7 +130,7 @@ def status_command(name: str, output_dir: str, as_json: bool) -> None:
     A run writes that each second, and once more when it ends. `oldest` names the group in play that began
     first, its episode, the stage that this is in, and since when: in a run that hangs, what it waits for.
     """
-    folder = run_folder(name, output_dir)
+    folder = _trained(name, output_dir)
     state, status = state_of(folder), read_status(folder)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "state": state, **status.as_json()}))
@@ -148,7 +151,7 @@ def watch_command(name: str, output_dir: str, out: str | None, every: int) -> No
 
     It reads the run's folder, and costs the run nothing. It ends with the run, or by Ctrl-C.
     """
-    folder = run_folder(name, output_dir)
+    folder = _trained(name, output_dir)
     page = folder / PAGE if out is None else Path(out)
     click.echo(f"Open {page.absolute().as_uri()}")
     watch(folder, page, every_s=every, state_of=state_of)
@@ -166,7 +169,7 @@ def audit_command(name: str, output_dir: str, as_json: bool) -> None:
     require("an audit", *TRAINING)
     from agentrl.run.audit import audit
 
-    folder = run_folder(name, output_dir)
+    folder = _trained(name, output_dir)
     if command_of(folder) == "sft":
         raise ConfigError(f"{folder} is a run of `agentrl sft`, which plays no prompts; audit one that does.")
     try:
@@ -184,7 +187,7 @@ def audit_command(name: str, output_dir: str, as_json: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def resume_command(name: str, output_dir: str, quiet: bool) -> None:
     """Resume a run from its last checkpoint (`agentrl train FOLDER --resume` takes settings, too)."""
-    folder = run_folder(name, output_dir)
+    folder = _trained(name, output_dir)
     resumed = agentrl.sft if command_of(folder) == "sft" else agentrl.train
     result = resumed(folder, resume=True, quiet=quiet)
     if quiet:
@@ -229,7 +232,7 @@ def compare_command(names: tuple[str, ...], output_dir: str, as_json: bool, html
 
     `agentrl plot` draws one curve of them as a picture.
     """
-    folders = [run_folder(name, output_dir) for name in dict.fromkeys(names)]
+    folders = [_trained(name, output_dir) for name in dict.fromkeys(names)]
     if len(folders) < 2:
         raise ConfigError("a comparison needs two runs or more; `agentrl runs list` lists them.")
     # Two folders of one name are told apart by their paths.
@@ -272,8 +275,8 @@ def clean_command(
     from agentrl.run.cleaning import Scope, clean
 
     scope = Scope.ROLLED_BACK if rolled_back else Scope.UNNEEDED
-    scopes = {run_folder(name, output_dir): scope for name in names}
-    scopes |= {run_folder(name, output_dir): Scope.EVERYTHING for name in complete}
+    scopes = {_trained(name, output_dir): scope for name in names}
+    scopes |= {_trained(name, output_dir): Scope.EVERYTHING for name in complete}
     scopes = scopes or dict.fromkeys(_idle_folders(output_dir), scope)
     report = partial(click.echo, err=True)
     items = [
@@ -312,6 +315,40 @@ def run_folder(name: str, output_dir: str) -> Path:
         if (path / "config.toml").exists():
             return path
     raise ConfigError(f"{output_dir} holds no run `{name}`; `agentrl runs list` lists them.")
+
+
+def _trained(name: str, output_dir: str) -> Path:
+    """The folder of a run of `agentrl train` or `agentrl sft`, given by its name or its path.
+
+    Raises:
+        ConfigError: there is no run, or one of another command.
+    """
+    folder = run_folder(name, output_dir)
+    if (command := _other_command(folder)) is not None:
+        raise ConfigError(f"{folder} is of `agentrl {command}`, no run; `agentrl view {folder}` shows it.")
+    return folder
+
+
+def _other_command(folder: Path) -> str | None:
+    """The command that wrote the config.toml of a folder; None = it is a run's, or cannot be read."""
+    try:
+        sections = read_written(folder / "config.toml").keys()
+    except (ConfigError, RecordError):
+        return None
+    # A run has settings of an evaluation, too.
+    others = () if "run" in sections else ("gateway", "eval")
+    return next((command for command in others if command in sections), None)
+
+
+def _readable(folders: Sequence[Path]) -> Iterator[dict[str, JSON]]:
+    """The facts of runs; one whose folder cannot be read is reported, and hides none of the others."""
+    for folder in folders:
+        try:
+            facts = facts_of(folder)
+        except (OSError, ValueError, ConfigError) as error:
+            click.echo(visible(f"{folder} is left out: {error}"), err=True)
+        else:
+            yield facts
 
 
 def _any_folder(name: str, output_dir: str) -> Path:
@@ -389,7 +426,7 @@ def _flat(config: RunConfig) -> dict[str, JSON]:
 def _folders(output_dir: str) -> list[Path]:
     """The folders of runs, the newest last."""
     configs = sorted(Path(output_dir).glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
-    return [path.parent for path in configs]
+    return [path.parent for path in configs if _other_command(path.parent) is None]
 
 
 def _text(found: Audit) -> str:

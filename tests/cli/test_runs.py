@@ -324,3 +324,22 @@ def test_a_run_that_ended_before_it_measured_anything_goes(run):
     # No attempt is recorded: it may be about to begin.
     assert fresh.exists()
     assert run.exists()
+
+
+@pytest.mark.parametrize("command", ["gateway", "eval"])
+def test_a_folder_of_another_command_or_of_another_version_hides_no_run(tmp_path, capsys, command):
+    made(tmp_path, "a")
+    made(tmp_path, "b")
+    (tmp_path / "other").mkdir()
+    text = f'[{command}]\noutput_dir = "x"\n\n[engine]\n'
+    (tmp_path / "other" / "config.toml").write_text(text)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.toml").write_text('[run]\nname = "old"\nonce_was = 1\n')
+    listed = invoked("list", "--output-dir", tmp_path, "--json")
+    assert {row["name"] for row in json.loads(listed.stdout)} == {"a", "b"}
+    (said,) = listed.stderr.splitlines()
+    assert said.startswith(f"{tmp_path / 'old'} is left out: ")
+    assert "once_was" in said
+    line = refused(capsys, "show", "other", "--output-dir", tmp_path)
+    assert f"agentrl {command}" in line
+    assert "agentrl view" in line
