@@ -81,14 +81,16 @@ class ScoreChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RescoredFile:
-    """The rollouts of one file of the journal that have a score before and after.
+    """The rollouts of one file of the journal that have a score now.
 
-    failed: episodes that the new rewards cannot score, one reason for each.
+    old, new: of those that had one before. first: the new scores of the others. failed: episodes that the new
+    rewards cannot score, one reason for each.
     """
 
     file: str
     old: tuple[float, ...]
     new: tuple[float, ...]
+    first: tuple[float, ...]
     changes: tuple[ScoreChange, ...]
     failed: tuple[str, ...]
 
@@ -119,19 +121,31 @@ class Rescoring:
         return {"folder": str(self.folder), "reward": self.label, "rows": rows, "largest": changes}
 
     def rows(self) -> Iterator[Mapping[str, JSON]]:
-        """Counts and means of each group of files, and of all."""
+        """Counts and means of each group of files, and of all; first scores have rows of their own."""
         groups = self.groups
         for name, files in [*groups.items(), *([("all", list(self.files))] if len(groups) > 1 else [])]:
             old = [score for file in files for score in file.old]
             new = [score for file in files for score in file.new]
-            yield {
-                "episodes of": name,
-                "rollouts": len(old),
-                "old_mean": fmean(old) if old else None,
-                "new_mean": fmean(new) if new else None,
-                "changed": sum(len(file.changes) for file in files),
-                "failed": sum(len(file.failed) for file in files),
-            }
+            first = [score for file in files for score in file.first]
+            changed = sum(len(file.changes) for file in files)
+            failed = sum(len(file.failed) for file in files)
+            if old or failed or not first:
+                yield _row(name, old, new, changed=changed, failed=failed)
+            if first:
+                yield _row(f"{name}, not scored before", [], first)
+
+
+def _row(
+    name: str, old: Sequence[float], new: Sequence[float], *, changed: int = 0, failed: int = 0
+) -> Mapping[str, JSON]:
+    return {
+        "episodes of": name,
+        "rollouts": len(new),
+        "old_mean": fmean(old) if old else None,
+        "new_mean": fmean(new) if new else None,
+        "changed": changed,
+        "failed": failed,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +181,7 @@ class Rescorer:
         files = [await self._file(path, target, progress) for path in paths]
         rescoring = Rescoring(target, self.rewards.label, tuple(files))
         failed = [reason for file in files for reason in file.failed]
-        if failed and not any(file.new for file in files):
+        if failed and not any(file.new or file.first for file in files):
             raise ConfigError(f"no episode can be scored (first: {failed[0]}); mend the reward.")
         text = json.dumps({**rescoring.as_json(100), "step_rewards": self.rewards.steps}, indent=1)
         write_text(target / "rescoring.json", f"{text}\n")
@@ -196,6 +210,7 @@ class Rescorer:
             path.name,
             tuple(old[id] for id in both),
             tuple(new[id] for id in both),
+            tuple(score for id, score in new.items() if id not in old),
             tuple(
                 ScoreChange(path.name, *id, old[id], new[id])
                 for id in both

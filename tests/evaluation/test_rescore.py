@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from agentrl.evaluation.recorded import recorded_env
 from agentrl.evaluation.rescore import NewRewards, Rescorer
 from agentrl.records import members, read_journal
 from agentrl.records.history import locked
+from agentrl.records.journal import to_line
 from tests.evaluation.benchmark.test_run import W, play, suite_of
 from tests.evaluation.benchmark.worlds import Guess
 from tests.records.test_history import contents
@@ -148,3 +150,23 @@ def test_the_command_prints_means_and_the_largest_changes(cell, capsys):
         main(["rescore", str(cell), "--reward", "exact_match", "--files", "step_*"])
     assert ended.value.code == 2
     assert "has no episodes in files" in capsys.readouterr().err
+
+
+async def test_episodes_without_a_score_before_are_counted_apart(cell, tmp_path):
+    """As those of a gateway: nothing is compared, and they have a mean."""
+    entries, journal = entries_of(cell)
+    partly = [replace(entry, verdicts=()) if index < 10 else entry for index, entry in enumerate(entries)]
+    for name, kept in (("none", partly[:10]), ("some", partly)):
+        folder = tmp_path / name / "trajectories"
+        folder.mkdir(parents=True)
+        members.append(folder / journal.name, map(to_line, kept), at=0)
+    lengths = [len(entry.episode.turns[-1].action.text) for entry in entries]
+    file = f"{journal.name}, not scored before"
+    rows = list((await rescored(tmp_path / "none", f"{W}:length", "drop")).rows())
+    assert [(row["episodes of"], row["rollouts"], row["old_mean"]) for row in rows] == [(file, 10, None)]
+    assert rows[0]["new_mean"] == pytest.approx(sum(lengths[:10]) / 10)
+    compared, first = (await rescored(tmp_path / "some", f"{W}:length", "drop")).rows()
+    assert (compared["rollouts"], first["rollouts"]) == (14, 10)
+    assert compared["new_mean"] == pytest.approx(sum(lengths[10:]) / 14)
+    old = [entry.verdict.total for entry in entries[10:]]
+    assert compared["old_mean"] == pytest.approx(sum(old) / 14)
