@@ -46,7 +46,7 @@ from agentrl.runtime.extras import TRAINING, require
 from agentrl.runtime.files import write_bytes
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.ownership import read_file
-from agentrl.types import Ending, Episode, Limits, Task
+from agentrl.types import JSON, Ending, Episode, Limits, Task
 from agentrl.types.seams import Agent
 from agentrl.view.console import RunConsole
 
@@ -108,13 +108,20 @@ def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> 
     path, journal = folder.path / "config.toml", folder.record(SPLIT).path
     if path.exists():
         before = read_written(path)
-        if SPLIT not in before or before.get("model") != model_table(directory).get("model"):
+        # Where an endpoint is may change, as the address of a server does; what it serves may not.
+        of_before = (before.get("model"), _openai_model(before.get("openai")))
+        of_now = (model_table(directory).get("model"), config.openai.openai_model)
+        if SPLIT not in before or of_before != of_now:
             raise ConfigError(
                 f"{folder.path} holds a run of another command, or episodes of another model; choose another "
                 "output_dir."
             )
     write_settings(config, folder.path, directory)
     return {outcome.id for outcome in read_outcomes(journal)} if journal.exists() else set()
+
+
+def _openai_model(section: JSON) -> JSON:
+    return section.get("openai_model") if isinstance(section, dict) else None
 
 
 def _limits(directory: str | None, own: GatewaySettings) -> Limits:

@@ -140,7 +140,8 @@ def test_its_episodes_are_shown_scored_and_imitated(model, tmp_path, capsys, mon
     monkeypatch.syspath_prepend(tmp_path)
     main(["rescore", str(out), "--reward", "my_scores:length", "--json"])
     scored = json.loads(capsys.readouterr().out)
-    assert (scored["rows"][0]["failed"], scored["rows"][0]["new_mean"]) == (0, None)
+    (row,) = scored["rows"]
+    assert (row["rollouts"], row["old_mean"], row["new_mean"], row["failed"]) == (3, None, 1.0, 0)
     run = ["--hf-checkpoint", str(model), "--output-dir", str(tmp_path / "runs"), "--name", "it"]
     main(["sft", "--sft-data", str(out), *run, "--dialect", "chat"])
     assert "3 taken" in capsys.readouterr().out
@@ -207,6 +208,21 @@ async def test_a_folder_of_another_model_or_command_is_refused(model, tmp_path, 
             async with serving(model, tmp_path):
                 pass
         assert (tmp_path / "config.toml").read_text() == text
+
+
+async def test_a_folder_takes_one_model_of_an_endpoint_wherever_that_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    for port in range(2):
+        async with ChatServer(lambda request: assistant("42")).serving() as server:
+            where = {"openai_url": server.url, "openai_model": "m"}
+            async with serving(None, tmp_path, **where) as url:
+                await ask(f"{url}/at-{port}/v1", [ASKED])
+            before = (tmp_path / "config.toml").read_text()
+            with pytest.raises(ConfigError, match="of another model"):
+                async with serving(None, tmp_path, **{**where, "openai_model": "other"}):
+                    pass
+            assert (tmp_path / "config.toml").read_text() == before
+    assert entries_of(tmp_path).keys() == {"at-0", "at-1"}
 
 
 @pytest.mark.full
