@@ -136,8 +136,11 @@ class PlaysItself(Protocol):
     async def play_game(self, game: Game) -> Ending | None:
         """Play an episode that has not begun; None = turn by turn, as any other."""
 
-    def goes_on_after(self, finish: Finish) -> bool:
-        """Whether it takes a message that has ended so, before it is whole, and the episode goes on."""
+    def goes_on_after(self, act: Act) -> bool:
+        """Whether it takes a message that has ended before it is whole, and the episode goes on.
+
+        Called after each turn: it also tells how the turn has ended, and what that took.
+        """
 
 
 class Frozen:
@@ -260,8 +263,8 @@ class Game:
             if any(self.turns[name] == limits.max_turns for name in acting):
                 return Ending.TRUNCATED
             acts = await self.acts(acting, number)
-            unfinished = ending_of(acts)
-            if unfinished is not None and not self._goes_on_after(acts):
+            goes_on, unfinished = self._goes_on_after(acts), ending_of(acts)
+            if unfinished is not None and not goes_on:
                 return unfinished
             step = await self.step({name: act.message for name, act in acts.items()})
             if step.terminated:
@@ -272,7 +275,7 @@ class Game:
         return Ending.TRUNCATED
 
     def _goes_on_after(self, acts: Mapping[str, Act]) -> bool:
-        return self.own is not None and self.own.goes_on_after(_finish(acts[AGENT]))
+        return self.own is not None and self.own.goes_on_after(acts[AGENT])
 
     async def reset(self) -> Mapping[str, Observation]:
         """Begin the task; the first observations."""
@@ -390,13 +393,14 @@ def _joined(before: Observation, observation: Observation) -> Observation:
 
 def ending_of(acts: Mapping[str, Act]) -> Ending | None:
     """How unfinished messages end an episode: the world never receives one; None = all are finished."""
-    finishes = {_finish(act) for act in acts.values()}
+    finishes = {finish_of(act) for act in acts.values()}
     if finishes == {Finish.STOP}:
         return None
     return Ending.ABORTED if Finish.ABORT in finishes else Ending.TRUNCATED
 
 
-def _finish(act: Act) -> Finish:
+def finish_of(act: Act) -> Finish:
+    """Why a turn ended."""
     return act.finish if act.tokens is None else act.tokens.completion.finish
 
 

@@ -106,11 +106,16 @@ def usage_of(num_prompt_tokens: int, completions: Sequence[Completion]) -> Body:
     """The usage of all choices, whose prompt counts once."""
     num_sampled = sum(len(completion.token_ids) for completion in completions)
     cached = max((completion.cached_tokens for completion in completions), default=0)
+    return usage_body(num_prompt_tokens, num_sampled, cached)
+
+
+def usage_body(num_prompt_tokens: int, num_sampled: int, num_cached: int) -> Body:
+    """The usage of a reply by its counts of tokens. num_cached: of the prompt."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_sampled,
         "total_tokens": num_prompt_tokens + num_sampled,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 

@@ -206,13 +206,13 @@ def _stop_reason(answered: Answered) -> str:
 
 
 def _usage(answered: Answered) -> Body:
-    completion = answered.completion
-    return _usage_of(answered.num_prompt_tokens, completion.cached_tokens, len(completion.token_ids))
+    usage = answered.counted
+    return _usage_of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
 
 def _usage_of(num_prompt_tokens: int, num_cached: int, num_sampled: int) -> Body:
     return {
-        "input_tokens": num_prompt_tokens - num_cached,
+        "input_tokens": max(num_prompt_tokens - num_cached, 0),
         "output_tokens": num_sampled,
         "cache_read_input_tokens": num_cached,
         "cache_creation_input_tokens": 0,

@@ -35,7 +35,7 @@ from agentrl.envs.gateway.recording import EpisodeRecording
 from agentrl.envs.gateway.server import GATEWAY, Door, Responder, application_of, by_key, served
 from agentrl.envs.gateway.turns import TurnByTurn
 from agentrl.envs.generate import EpisodeInPlay
-from agentrl.envs.play import Game
+from agentrl.envs.play import Game, finish_of
 from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError, UserError
 from agentrl.http.serving import address_of, cancel
@@ -43,7 +43,7 @@ from agentrl.runtime.stage import stage
 from agentrl.tools.running import inline, is_inline
 from agentrl.tools.shell import SandboxedProgram, ShellTool
 from agentrl.types import AGENT, JSON, Ending, Finish, Limits, Message, Observation, Step, Task
-from agentrl.types.seams import TokenSource, ToolSchema
+from agentrl.types.seams import Act, TokenSource, ToolSchema
 
 _PROGRAM = "program"
 _MOST_LOGGED = 20
@@ -146,11 +146,12 @@ class HarnessEnv(Env):
         waiting = None if self._turns is None else self._turns.waiting
         return None if waiting is None else waiting.response_format
 
-    def goes_on_after(self, finish: Finish) -> bool:
+    def goes_on_after(self, act: Act) -> bool:
         """A reply that is cut is its client's, as of any endpoint; the episode is truncated at its end."""
-        if self._turns is None or finish is not Finish.LENGTH:
+        finish = finish_of(act)
+        if self._turns is None or finish is Finish.ABORT:
             return False
-        self._turns.cut()
+        self._turns.took(finish, act.usage)
         return True
 
     async def play_game(self, game: Game) -> Ending | None:

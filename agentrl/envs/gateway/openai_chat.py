@@ -23,7 +23,7 @@ from agentrl.engine.served.chat_replies import (
     event_of,
     finish_of,
     token_logprob,
-    usage_of,
+    usage_body,
 )
 from agentrl.engine.served.chat_wire import read_chat
 from agentrl.engine.served.replies import openai_error
@@ -210,8 +210,10 @@ def logprobs_of(answered: Answered, tokens: slice = slice(None)) -> list[JSON]:
 
 
 def _usage(answers: Sequence[Answered]) -> Body:
-    usage = usage_of(answers[0].num_prompt_tokens, [answered.completion for answered in answers])
-    num_reasoning = sum(answered.num_reasoning_tokens for answered in answers)
+    each = [answered.counted for answered in answers]
+    num_sampled = sum(usage.completion_tokens for usage in each)
+    usage = usage_body(each[0].prompt_tokens, num_sampled, max(usage.cached_tokens for usage in each))
+    num_reasoning = sum(usage.reasoning_tokens for usage in each)
     return {**usage, "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
 

@@ -111,20 +111,18 @@ def _response_format(fields: Body) -> JSON:
 def responses_reply(request: WireRequest, answers: Sequence[Answered], id: str) -> Body:
     """The reply in one piece. id: of the response; its items have ids with the same end."""
     (answered,) = answers
-    completion = answered.completion
-    is_cut = completion.finish is Finish.LENGTH
-    num_prompt, num_sampled = answered.num_prompt_tokens, len(completion.token_ids)
+    usage, is_cut = answered.counted, answered.completion.finish is Finish.LENGTH
     return {
         **_opened(request, id),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": list(_output(answered, id, request.namespaces)),
         "usage": {
-            "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": num_sampled,
-            "output_tokens_details": {"reasoning_tokens": answered.num_reasoning_tokens},
-            "total_tokens": num_prompt + num_sampled,
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         },
     }
 

@@ -22,7 +22,7 @@ from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
 from agentrl.envs.generate import EpisodeEndedError, EpisodeInPlay
 from agentrl.errors import RenderingError, UserError
 from agentrl.runtime.stage import all_of, stage
-from agentrl.types import JSON, Completion, Episode, Finish, Message, Observation, Restart
+from agentrl.types import JSON, Completion, Episode, Finish, Message, Observation, Restart, Usage
 from agentrl.types.seams import Seen, ToolSchema, Watch
 
 _MOST_REPLIES = 1000
@@ -66,6 +66,7 @@ class Answered(NamedTuple):
     completion: without tokens where its agent has none. stopped_by: the string of the request that has ended
     it. texts: of its tokens, where the request asks for logprobs. num_reasoning_tokens: up to the end of its
     reasoning (count). content_tokens: those of its content; all, where that is not one piece of the reply.
+    usage: as a chat endpoint counts it; None = of these tokens.
     """
 
     turn: ReplyTurn
@@ -75,6 +76,15 @@ class Answered(NamedTuple):
     texts: Sequence[str] = ()
     num_reasoning_tokens: int = 0
     content_tokens: slice = slice(None)
+    usage: Usage | None = None
+
+    @property
+    def counted(self) -> Usage:
+        """Its tokens, as its client is told them."""
+        if self.usage is not None:
+            return self.usage
+        num_sampled, num_cached = len(self.completion.token_ids), self.completion.cached_tokens
+        return Usage(self.num_prompt_tokens, num_sampled, num_cached, self.num_reasoning_tokens)
 
 
 Shown: TypeAlias = Callable[[list[int]], Awaitable[ReplyTurn]]

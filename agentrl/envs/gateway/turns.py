@@ -25,7 +25,7 @@ from agentrl.envs.gateway.recording import (
     sent_message,
 )
 from agentrl.envs.gateway.tree import ConversationTree, Place, SampledReply
-from agentrl.types import Completion, Finish, History, Message, Observation
+from agentrl.types import Completion, Finish, History, Message, Observation, Usage
 from agentrl.types.seams import Seen
 
 _T = TypeVar("_T")
@@ -33,13 +33,14 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request whose turn it is. is_shown: the agent has seen it. finish: of its reply."""
+    """A request whose turn it is. is_shown: the agent has seen it. finish, usage: of its reply."""
 
     asked: ModelRequest
     observation: Observation
     action: asyncio.Future[Message]
     is_shown: bool = False
     finish: Finish = Finish.STOP
+    usage: Usage | None = None
 
 
 class TurnByTurn(Generic[_T]):
@@ -93,11 +94,11 @@ class TurnByTurn(Generic[_T]):
             await self._news.wait()
         return None
 
-    def cut(self) -> None:
-        """The reply that comes next is cut."""
-        self.was_cut = True
+    def took(self, finish: Finish, usage: Usage | None) -> None:
+        """How the reply that comes next has ended, and its tokens; None = they are not known."""
+        self.was_cut = self.was_cut or finish is Finish.LENGTH
         if self._request is not None and self._request.is_shown:
-            self._request.finish = Finish.LENGTH
+            self._request.finish, self._request.usage = finish, usage
 
     def reply(self, action: Message) -> None:
         """Answer the request that was shown; where its client is gone, the answer is dropped."""
@@ -125,8 +126,10 @@ class TurnByTurn(Generic[_T]):
             self._number += 1
             place = self._tree.place(asked.messages, asked.tools)
             self._counts.update({f"changed_{kind}": times for kind, times in place.changed.items()})
-            action, finish = await self._acted(asked, self._shown(place))
-            return [Answered(self._turn_of(place, asked, action), _no_tokens(finish), 0)]
+            request = _Waiting(asked, self._shown(place), asyncio.get_running_loop().create_future())
+            action = await self._acted(request)
+            turn = self._turn_of(place, asked, action)
+            return [Answered(turn, _no_tokens(request.finish), 0, usage=request.usage)]
 
     async def num_tokens(self, asked: ModelRequest) -> int:
         """No agent of this kind has tokens.
@@ -144,11 +147,11 @@ class TurnByTurn(Generic[_T]):
             return place.new
         return History(place.messages, place.reason) if self._has_shown else place.messages
 
-    async def _acted(self, asked: ModelRequest, observation: Observation) -> tuple[Message, Finish]:
-        self._request = request = _Waiting(asked, observation, asyncio.get_running_loop().create_future())
+    async def _acted(self, request: _Waiting) -> Message:
+        self._request = request
         self._news.set()
         try:
-            return await request.action, request.finish
+            return await request.action
         except asyncio.CancelledError:
             # What its agent has seen and said stands in no conversation of a client.
             self._last = None

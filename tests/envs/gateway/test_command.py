@@ -20,7 +20,8 @@ from agentrl.evaluation import gateway
 from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
-from tests.engine.chat.chat_server import ChatServer, assistant, reply
+from tests.engine.chat.chat_server import USAGE, ChatServer, assistant
+from tests.engine.chat.chat_server import reply as answer_of
 from tests.engine.subjects import tiny
 from tests.envs.gateway.test_forms import FORMS, asking
 from tests.envs.gateway.worlds import TOOL, WORDS, post
@@ -179,13 +180,53 @@ async def test_an_endpoint_is_asked_for_the_form_of_each_reply(tmp_path, monkeyp
     assert asked == [form for _, _, as_chat in FORMS for form in (as_chat, None)]
 
 
+def told_usage(text):
+    """Every usage in a reply or in the events of a stream, the last one first."""
+    bodies = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    found = []
+    for body in map(json.loads, bodies or [text]):
+        found += [body[name]["usage"] for name in ("message", "response") if name in body]
+        found += [body["usage"]] if body.get("usage") else []
+    return [usage for usage in reversed(found) if usage]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_is_told_the_tokens_that_the_endpoint_counts(tmp_path, monkeypatch, stream):
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    told = {}
+    async with ChatServer(lambda request: assistant("42")).serving() as server:
+        where = {"openai_url": server.url, "openai_model": "m"}
+        async with serving(None, tmp_path, **where) as url:
+            for path in ("/chat/completions", "/messages", "/responses"):
+                more = {"stream": True} if stream else {}
+                if stream and path == "/chat/completions":
+                    more["stream_options"] = {"include_usage": True}
+                reply = await post(f"{url}/a/v1", path, "k", asking(path, more))
+                assert reply.status_code == 200, reply.text
+                told[path] = told_usage(reply.text)[0]
+            # An endpoint that counts nothing: nobody else does.
+            server.behaviours += [answer_of(assistant("42"), usage=None)]
+            body = asking("/chat/completions", {})
+            uncounted = (await post(f"{url}/b/v1", "/chat/completions", "k", body)).json()["usage"]
+    # By the documents of each protocol: Anthropic's input is without what was read from a cache.
+    assert told["/chat/completions"] == USAGE
+    assert told["/responses"]["input_tokens"] == 20
+    assert told["/responses"]["input_tokens_details"]["cached_tokens"] == 8
+    assert told["/responses"]["output_tokens"] == 5
+    assert told["/responses"]["output_tokens_details"]["reasoning_tokens"] == 2
+    assert told["/responses"]["total_tokens"] == 25
+    cached, rest, out = (f"{name}_tokens" for name in ("cache_read_input", "input", "output"))
+    assert [told["/messages"][name] for name in (rest, cached, out)] == [12, 8, 5]
+    assert (uncounted["prompt_tokens"], uncounted["completion_tokens"]) == (0, 0)
+
+
 async def test_a_reply_that_an_endpoint_cuts_is_its_clients_and_the_episode_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     async with ChatServer().serving() as server:
         where = {"openai_url": server.url, "openai_model": "m"}
         async with serving(None, tmp_path, **where) as url:
-            server.behaviours += [reply(assistant("40"), "length"), reply(assistant("41"))]
-            server.behaviours += [reply(assistant("42"), "length")]
+            server.behaviours += [answer_of(assistant("40"), "length"), answer_of(assistant("41"))]
+            server.behaviours += [answer_of(assistant("42"), "length")]
             body = asking("/chat/completions", {})
             first, again = ASKED, {"role": "user", "content": "Again."}
             replies = []
