@@ -142,6 +142,9 @@ class PlaysItself(Protocol):
         Called after each turn: it also tells how the turn has ended, and what that took.
         """
 
+    def episode_failed(self, failure: Failure) -> None:
+        """Called before everything is closed, where the episode has failed."""
+
 
 class Frozen:
     """An agent that is not trained, such as an opponent or a judge."""
@@ -241,6 +244,8 @@ class Game:
                 ending = await run()
         except StageError as error:
             failure = _failure(error)
+            if self.own is not None:
+                self.own.episode_failed(failure)
         finally:
             for broken in await self.close():
                 self.record.counts["failed_closes"] += 1

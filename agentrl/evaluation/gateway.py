@@ -34,7 +34,7 @@ from agentrl.envs.gateway.harness import AgentOutcome, HarnessEnv
 from agentrl.envs.gateway.recording import Answered, EpisodeRecording, Growing, ModelRequest
 from agentrl.envs.gateway.server import Door, Responder, application_of, key_of, served
 from agentrl.envs.play import Game
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, StageError, UserError
 from agentrl.evaluation.config import GatewayConfig, GatewaySettings
 from agentrl.evaluation.folder import EvalFolder, model_table, write_settings
 from agentrl.evaluation.players import PlayersOf, endpoint_players, model_players
@@ -46,7 +46,7 @@ from agentrl.runtime.extras import TRAINING, require
 from agentrl.runtime.files import write_bytes
 from agentrl.runtime.interrupts import run_until_signal
 from agentrl.runtime.ownership import read_file
-from agentrl.types import JSON, Ending, Episode, Limits, Task
+from agentrl.types import JSON, Ending, Episode, Failure, Limits, Task
 from agentrl.types.seams import Agent
 from agentrl.view.console import RunConsole
 
@@ -206,6 +206,12 @@ class Visit(HarnessEnv):
         del task, answer, files
         raise UserError("An episode of the gateway has no score; `agentrl rescore` gives it one.")
 
+    def episode_failed(self, failure: Failure) -> None:
+        """Let its client know why."""
+        if self._entrance.done() and not self._entrance.cancelled():
+            door = self._entrance.result()
+            door.failure = door.failure or StageError(failure.stage, failure.kind, failure.detail)
+
     async def play_game(self, game: Game) -> Ending | None:
         """Play the episode, as any other."""
         self._game = game
@@ -227,7 +233,7 @@ class Visit(HarnessEnv):
 
     @asynccontextmanager
     async def _opened(self, name: str, responder: Responder) -> AsyncIterator[Door]:
-        door = Door(name, _Noting(responder, self._replied), "")
+        door = Door(name, _Noting(responder, self._replied), "", tells_why=True)
         if not self._entrance.done():
             self._entrance.set_result(door)
         try:
@@ -255,7 +261,7 @@ class Visits:
 
     make_agent: of an episode. files: of what has not ended. idle_s: how long one may rest (seconds). ids: of
     the episodes before.
-    num_kept: those that have ended, and have a turn (count).
+    num_kept: those that have ended, and have a turn, or have failed at one (count).
     """
 
     def __init__(
@@ -330,9 +336,10 @@ class Visits:
             visit.end()
             if self._open.get(name) is visit:
                 del self._open[name]
-        if episode.failure is not None and visit.counts["requests"]:
+        has_failed = episode.failure is not None and visit.counts["requests"] > 0
+        if episode.failure is not None and has_failed:
             logging.getLogger(__name__).warning("%s has failed: %s", id, episode.failure.detail)
-        if episode.turns:
+        if episode.turns or has_failed:
             self.num_kept += 1
             await self._files.add(episode)
         self._files.remove(id)

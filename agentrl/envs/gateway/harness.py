@@ -42,7 +42,7 @@ from agentrl.http.serving import address_of, cancel
 from agentrl.runtime.stage import stage
 from agentrl.tools.running import inline, is_inline
 from agentrl.tools.shell import SandboxedProgram, ShellTool
-from agentrl.types import AGENT, JSON, Ending, Finish, Limits, Message, Observation, Step, Task
+from agentrl.types import AGENT, JSON, Ending, Failure, Finish, Limits, Message, Observation, Step, Task
 from agentrl.types.seams import Act, TokenSource, ToolSchema
 
 _PROGRAM = "program"
@@ -153,6 +153,10 @@ class HarnessEnv(Env):
             return False
         self._turns.took(finish, act.usage)
         return True
+
+    def episode_failed(self, failure: Failure) -> None:
+        """Nothing: its agent is ended."""
+        del failure
 
     async def play_game(self, game: Game) -> Ending | None:
         """Play an episode of a policy with tokens; None = any other agent plays turn by turn.

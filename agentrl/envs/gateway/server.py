@@ -57,6 +57,7 @@ from agentrl.envs.gateway.openai_chat import (
 from agentrl.envs.gateway.openai_responses import ResponsesEvents, new_id, read_responses, responses_reply
 from agentrl.envs.gateway.recording import Answered, Growing, ModelRequest
 from agentrl.envs.generate import EpisodeEndedError
+from agentrl.errors import StageError
 from agentrl.http.requests import MAX_VALUES, check_values, off_loop
 from agentrl.http.serving import (
     BodyReader,
@@ -75,6 +76,7 @@ _MAX_BODY_BYTES = 8 << 20
 _MOST_PENDING = 256
 _MOST_RESPONSES = 1000
 _MAX_NAME_CHARS = 60
+_MOST_REASON_CHARS = 300
 _CLIENT_IS_GONE = 499
 _MODEL = "policy"
 _ANTHROPIC = ("/messages", "/count_tokens")
@@ -101,11 +103,12 @@ class Door:
     """The endpoints of one episode.
 
     address: of the server; "" = it is not known yet. context: that of the episode, in which its requests are
-    answered, so that its clocks stop where they wait. failure: why the policy has not answered.
+    answered, so that its clocks stop where they wait. failure: why the policy has not answered. tells_why: a
+    client is told that; one that plays for a score is not.
     """
 
-    def __init__(self, name: str, responder: Responder, address: str) -> None:
-        self.name, self.address = name, address
+    def __init__(self, name: str, responder: Responder, address: str, *, tells_why: bool = False) -> None:
+        self.name, self.address, self.tells_why = name, address, tells_why
         self.key = secrets.token_urlsafe(32)
         self.context: Context = copy_context()
         self.failure: BaseException | None = None
@@ -159,7 +162,7 @@ class Door:
             work.close()
             if self._is_open:
                 raise HTTPException(429, f"{_MOST_PENDING} requests of this episode wait; send it again.")
-            raise HTTPException(503, _ENDED)
+            raise self._ended()
         task = asyncio.get_running_loop().create_task(work, context=self.context.copy())
         self._tasks.add(task)
         try:
@@ -169,7 +172,7 @@ class Door:
             self._tasks.discard(task)
             self._used_s = time.monotonic()
         if task.cancelled():
-            raise HTTPException(503, _ENDED)
+            raise self._ended()
         error = task.exception()
         if error is None:
             return task.result()
@@ -178,8 +181,15 @@ class Door:
         if not isinstance(error, EpisodeEndedError):
             self.failure = self.failure or error
         self.is_failing.set()
-        status, sentence = (500, _FAILED) if self.failure else (503, _ENDED)
-        raise HTTPException(status, sentence)
+        raise self._ended()
+
+    def _ended(self) -> HTTPException:
+        if self.failure is None:
+            return HTTPException(503, _ENDED)
+        # Only these have a sentence for others.
+        if not self.tells_why or not isinstance(self.failure, StageError):
+            return HTTPException(500, _FAILED)
+        return HTTPException(500, f"{_FAILED} {' '.join(self.failure.detail.split())[:_MOST_REASON_CHARS]}")
 
 
 class Gateway:

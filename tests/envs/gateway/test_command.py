@@ -20,7 +20,7 @@ from agentrl.evaluation import gateway
 from agentrl.evaluation.config import GatewayConfig
 from agentrl.records import members, read_journal
 from agentrl.types import Ending, Restart
-from tests.engine.chat.chat_server import USAGE, ChatServer, assistant
+from tests.engine.chat.chat_server import USAGE, ChatServer, assistant, refusal
 from tests.engine.chat.chat_server import reply as answer_of
 from tests.engine.subjects import tiny
 from tests.envs.gateway.test_forms import FORMS, asking
@@ -218,6 +218,30 @@ async def test_a_client_is_told_the_tokens_that_the_endpoint_counts(tmp_path, mo
     cached, rest, out = (f"{name}_tokens" for name in ("cache_read_input", "input", "output"))
     assert [told["/messages"][name] for name in (rest, cached, out)] == [12, 8, 5]
     assert (uncounted["prompt_tokens"], uncounted["completion_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
+async def test_a_failure_of_the_endpoint_is_told_and_kept(tmp_path, monkeypatch, path):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-theirs")
+    broken = (400, refusal(f"the upstream is out of order; key sk-theirs\n{'x' * 5000}"))
+    async with ChatServer(lambda request: assistant("42")).serving() as server:
+        where = {"openai_url": server.url, "openai_model": "m"}
+        async with serving(None, tmp_path, **where) as url:
+            server.behaviours += [broken]
+            replies = [await post(f"{url}/a/v1", path, "k", asking(path, {})) for _ in range(2)]
+            # Nothing is kept of a client that has asked nothing.
+            await post(f"{url}/none/v1", path, "k", {"model": "m"})
+    assert [reply.status_code for reply in replies] == [500, 200]
+    message = replies[0].json()["error"]["message"]
+    assert "the upstream is out of order" in message
+    assert "sk-theirs" not in message
+    assert len(message) < 500
+    assert "\n" not in message
+    found = {id: entry.episode for id, entry in entries_of(tmp_path).items()}
+    assert found.keys() == {"a", "a-2"}
+    assert (found["a"].ending, found["a"].turns) == (Ending.FAILED, ())
+    assert "the upstream is out of order" in found["a"].failure.detail
+    assert found["a-2"].ending is Ending.COMPLETED
 
 
 async def test_a_reply_that_an_endpoint_cuts_is_its_clients_and_the_episode_goes_on(tmp_path, monkeypatch):
