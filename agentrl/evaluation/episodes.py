@@ -18,7 +18,7 @@ from agentrl.envs.opponents import AgentsOf
 from agentrl.envs.scoring import Marked, Scored
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
-from agentrl.evaluation.report import EvalReport, EvalSetting, scores_of, summarize
+from agentrl.evaluation.report import EvalReport, EvalSetting, scores_of, spent_on, summarize
 from agentrl.evaluation.statistics import paired_difference
 from agentrl.records import Entry, Outcome
 from agentrl.runtime.activity import in_play
@@ -99,11 +99,13 @@ def over_sets(
     """The report over all sets of prompts; that of a single one without a name is its own.
 
     again: of sets that were played once more in another way, the name of the one as it is, by the other's.
-    They have reports, with the difference in them, and no part in the rest.
+    They have reports, with the difference in them, and a part in what was spent alone.
     """
     report = _over({name: evaluation for name, evaluation in evaluations.items() if name not in again})
     others = {name: _against(evaluations[base], evaluations[name]) for name, base in again.items()}
-    return replace(report, sets={**report.sets, **others})
+    episodes = [episode for evaluation in evaluations.values() for episode in evaluation.episodes]
+    spent = spent_on(episodes) if others else {}
+    return replace(report, sets={**report.sets, **others}, spent=spent)
 
 
 def _against(first: Evaluation, second: Evaluation) -> EvalReport:

@@ -33,6 +33,8 @@ class EvalReport:
         then over all of them.
     difference: of a set that was played once more in another way, the mean difference of its scores to those
         of the same episodes as they are.
+    spent: where sets were played once more, the requests to an endpoint, its tokens and their cost, over all
+        that was played.
     versions: shares of the policy's tokens by the version of the weights, oldest first; empty where an
         endpoint samples.
     """
@@ -61,6 +63,7 @@ class EvalReport:
     sets: Mapping[str, EvalReport] = field(default_factory=dict)
     versions: Mapping[str, float] = field(default_factory=dict)
     difference: Estimate | None = None
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, JSON]:
         """Plain values, in the order of the fields."""
@@ -108,6 +111,9 @@ class EvalReport:
                 "cost, all episodes": f"{self.cost:.4f}",
                 "cost per episode": f"{self.cost / (self.n + failed):.6f}",
             }
+        for name, value in self.spent.items():
+            label = f"{name.replace('_', ' ')}, broken tools included"
+            rows[label] = f"{value:.4f}" if name == "cost" else f"{value:.0f}"
         rows |= {name.replace("/", ", ").replace("_", " "): str(count) for name, count in self.counts.items()}
         rows |= {f"tool, {name}, ms per call": f"{ms:.2f}" for name, ms in self.tool_ms.items()}
         if len(self.versions) > 1:
@@ -149,8 +155,7 @@ def summarize(
     score_of = scores_of(episodes, counted)
     scored = [episode for episode in episodes if episode.id in score_of]
     scores = [score_of[episode.id] for episode in scored]
-    usages = [episode.usage for episode in episodes if episode.usage is not None]
-    usage = sum(usages[1:], usages[0]) if usages else None
+    usage = _usage_of(episodes)
     tools = total_tools(scored)
     by_task = scores_by_task(scored, scores)
     samples = max(Counter(task_key(episode) for episode in episodes).values(), default=1)
@@ -246,6 +251,20 @@ def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:
     if len(agents) < 2:
         return {}
     return {f"agent={name}": _mean([v.total for v in verdicts if v.agent == name]) for name in agents}
+
+
+def spent_on(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What an endpoint took for episodes, failed ones included: requests, tokens, cost; {} = none plays."""
+    if (usage := _usage_of(episodes)) is None:
+        return {}
+    cost = {} if usage.cost is None else {"cost": usage.cost}
+    return {"requests": total_counts(episodes).get("chat/requests", 0), **_tokens_used(usage), **cost}
+
+
+def _usage_of(episodes: Sequence[Episode]) -> Usage | None:
+    """Their tokens as an endpoint counts them; None = it has counted none."""
+    usages = [episode.usage for episode in episodes if episode.usage is not None]
+    return sum(usages[1:], usages[0]) if usages else None
 
 
 def _tokens_used(usage: Usage) -> dict[str, int]:

@@ -36,7 +36,7 @@ from agentrl.records import read_journal
 from agentrl.tools import tool
 from agentrl.types.seams import ToolSchema
 from agentrl.view.console import RunConsole
-from tests.engine.chat.chat_server import ChatServer, assistant, expert_of
+from tests.engine.chat.chat_server import USAGE, ChatServer, assistant, expert_of
 
 
 async def look_up(word: str) -> str:
@@ -345,6 +345,8 @@ async def test_an_evaluation_compares_the_same_episodes(tmp_path):
     async with ChatServer(expert_of(Needy(), "test"), key=None).serving() as server:
         settings |= {"openai_url": server.url, "openai_model": "m", "output_dir": str(folder)}
         report = await asyncio.to_thread(agentrl.evaluate, env_id, quiet=True, **settings)
+        # By the server's own count; before the first episode it was asked once, as a check.
+        num_requests = server.counts["requests"] - 1
         again = await asyncio.to_thread(agentrl.evaluate, env_id, quiet=True, resume=True, **settings)
     assert again == report
     # The broken ones have no part in the report itself.
@@ -357,7 +359,14 @@ async def test_an_evaluation_compares_the_same_episodes(tmp_path):
     assert report.sets["help=none"].difference.value == -0.5
     assert report.sets["help=random"].difference.value == 0.0
     assert dict(report.rows())["difference, help=none"].startswith("-0.500 (")
+    rows = dict(report.rows())
+    assert int(rows["requests, broken tools included"]) == num_requests > 8 * 4
+    assert int(rows["prompt tokens, broken tools included"]) == num_requests * USAGE["prompt_tokens"]
+    assert (
+        int(rows["prompt tokens"]) == int(rows["chat, requests"]) * USAGE["prompt_tokens"] < num_requests * 20
+    )
     written = json.loads((folder / "report.json").read_text())
+    assert written["spent"]["completion_tokens"] == num_requests * USAGE["completion_tokens"]
     assert written["sets"]["help=empty"]["difference"]["low"] == -0.5
     episodes = defaultdict(list)
     for path in (folder / "trajectories").iterdir():
