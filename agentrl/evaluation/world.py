@@ -13,6 +13,7 @@ from agentrl.assembly.rollout import OwnPlay, build_play, own_plays
 from agentrl.envs import AnyEnv, tasks_of
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.opponents import AgentsOf
+from agentrl.errors import ConfigError
 from agentrl.evaluation.broken_tools import BrokenTool
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluator
@@ -86,10 +87,20 @@ class EvalWorld:
         for tool in tools:
             for name, held in self.sets.items():
                 played = self.own.get(name, self.common)
-                broken = f"{name},{tool.name}" if name else tool.name
+                broken = broken_name(name, tool.name)
                 sets[broken] = held._replace(again=name)
                 own[broken] = played._replace(make_env=tool.breaking(played.make_env))
         return replace(self, sets=sets, own=own)
+
+    def with_breakable(self, tools: Sequence[BrokenTool]) -> tuple[EvalWorld, Mapping[str, str]]:
+        """As `with_broken`, with the tools that the environment has; why there is no other, by its name."""
+        refused = {}
+        for tool in tools:
+            try:
+                self.with_broken([tool])
+            except ConfigError as error:
+                refused[tool.name] = str(error)
+        return self.with_broken([tool for tool in tools if tool.name not in refused]), refused
 
     def evaluator(
         self,
@@ -115,6 +126,11 @@ class EvalWorld:
             progress=progress,
             play_episode=played.play_episode,
         )
+
+
+def broken_name(prompts: str, tool: str) -> str:
+    """The name of a set of prompts, "" for a single one, that is played once more with a tool broken."""
+    return f"{prompts},{tool}" if prompts else tool
 
 
 def _sets(config: EvalConfig, env: AnyEnv) -> Mapping[str, HeldOutSet]:

@@ -416,6 +416,24 @@ async def test_a_benchmark_has_a_row_for_each_and_a_table_of_what_the_tool_earns
     assert "What tools earn" not in (tmp_path / "p/benchmark.html").read_text()
 
 
+async def test_a_benchmark_plays_an_environment_without_the_tool_as_it_is(tmp_path):
+    needy, toolless = "tests.evaluation.test_broken_tools:Needy", "tests.evaluation.benchmark.worlds:Guess"
+    suite = SuiteFile(env=envs_of(f"{toolless},{needy}"))
+    override = {"n": 4, "break_tool": ["help=none", "other=empty"]}
+    tables = with_flags(suite, models=("expert",), prices=None, override=override)
+    benchmark = await asyncio.to_thread(run_benchmark, Suite.of(tables), tmp_path, RunConsole(quiet=True))
+    rows = {row["env"]: row for row in benchmark.rows}
+    played = {name for name, row in rows.items() if row["state"] == "done"}
+    assert played == {toolless, needy, f"{needy}/help=none"}
+    assert all(rows[name]["scored"] == 4 for name in played)
+    for name in (f"{toolless}/help=none", f"{toolless}/other=empty", f"{needy}/other=empty"):
+        assert rows[name]["state"] == "error"
+        assert "tool" in rows[name]["error"]
+        assert any(note.startswith(f"{name}, expert: ") for note in benchmark.notes())
+    again = await asyncio.to_thread(run_benchmark, Suite.of(tables), tmp_path, RunConsole(quiet=True))
+    assert again == benchmark
+
+
 class Told(Archive):
     """Of the two only the reader is scored by what it says; the writer is a script, and always earns 1."""
 

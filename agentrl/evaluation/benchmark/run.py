@@ -17,6 +17,7 @@ from agentrl.evaluation.benchmark.policies import PlayingOf, opened
 from agentrl.evaluation.benchmark.report import Benchmark
 from agentrl.evaluation.benchmark.results import RESULT, CellResult, as_json, rows_by_env, unplayed_row
 from agentrl.evaluation.benchmark.suite import SUITE, EnvChoice, PolicyChoice, Suite
+from agentrl.evaluation.broken_tools import BrokenTool
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluator, PlannedEpisode, planned
 from agentrl.evaluation.folder import write_settings
@@ -29,7 +30,7 @@ from agentrl.evaluation.identity import (
 )
 from agentrl.evaluation.record import EpisodeRecord
 from agentrl.evaluation.statistics import paired_difference
-from agentrl.evaluation.world import EvalWorld
+from agentrl.evaluation.world import EvalWorld, broken_name
 from agentrl.records.history import locked
 from agentrl.runtime.collector import rare_collections
 from agentrl.runtime.files import disk_errors
@@ -145,7 +146,10 @@ def run_benchmark(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """An environment and a policy: its settings, its cells; or why there are none. world: None = likewise."""
+    """An environment and a policy: its settings, its cells; or why there are none. world: None = likewise.
+
+    unbroken: why there is no cell in which a tool is broken, by how it was to be.
+    """
 
     env: EnvChoice
     policy: PolicyChoice
@@ -153,6 +157,7 @@ class _Pair:
     world: EvalWorld | None = None
     cells: Sequence[Cell] = ()
     error: str = ""
+    unbroken: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -166,7 +171,7 @@ class _Run:
     retry_failed: bool
     rows: dict[tuple[str, str], dict[str, JSON]] = field(default_factory=dict)
     scores: dict[tuple[str, str], Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    worlds: dict[tuple[str, bool], EvalWorld | str] = field(default_factory=dict)
+    worlds: dict[tuple[str, bool], tuple[EvalWorld, Mapping[str, str]] | str] = field(default_factory=dict)
 
     async def play(self) -> Benchmark:
         """Play all cells that have no result."""
@@ -198,9 +203,10 @@ class _Run:
         key = env.name, policy.kind != "endpoint"
         if key not in self.worlds:
             self.worlds[key] = await _built(env, config, counts_tokens=key[1])
-        world = self.worlds[key]
-        if isinstance(world, str):
-            return _Pair(env, policy, config, error=world)
+        built = self.worlds[key]
+        if isinstance(built, str):
+            return _Pair(env, policy, config, error=built)
+        world, unbroken = built
         settings, code = settings_of(config), code_version(find(env.id))
         cells = []
         for name, held in world.sets.items():
@@ -221,7 +227,7 @@ class _Run:
             if self.retry_failed:
                 await cell.drop_failed()
             cells.append(cell)
-        return _Pair(env, policy, config, world, cells)
+        return _Pair(env, policy, config, world, cells, unbroken=unbroken)
 
     def _list(self, pair: _Pair) -> None:
         """Add the rows of a pair to the table."""
@@ -234,6 +240,9 @@ class _Run:
                 self.rows[cell.row, cell.policy] = unplayed_row(cell.row, cell.policy, None)
             else:
                 self._add(cell, result)
+            for tool, error in {} if cell.again else pair.unbroken.items():
+                row = _row(pair.env, broken_name(cell.identity.prompts, tool))
+                self.rows[row, cell.policy] = {**unplayed_row(row, cell.policy, error), "again": cell.row}
 
     async def _play_policy(
         self, pairs: Sequence[_Pair], pending: Sequence[_Pair], advance: Callable[[int], None]
@@ -319,17 +328,25 @@ def _remedy(folder: Path) -> str:
     return f"make room there, then go on with `agentrl benchmark {folder} --resume`"
 
 
-async def _built(env: EnvChoice, config: EvalConfig, *, counts_tokens: bool) -> EvalWorld | str:
-    """The environment with its prompts, or why it cannot be built, in one sentence."""
+async def _built(
+    env: EnvChoice, config: EvalConfig, *, counts_tokens: bool
+) -> tuple[EvalWorld, Mapping[str, str]] | str:
+    """The environment with its prompts, or why it cannot be built, in one sentence.
+
+    An environment without a tool that is to be broken is played as it is: the sentences are by these tools.
+    """
+    section = config.eval
+    plain = config.model_copy(update={"eval": section.model_copy(update={"break_tool": ()})})
     try:
         async with stage("build", None):
-            world = await EvalWorld.build(env.id, config, {}, counts_tokens=counts_tokens)
+            world = await EvalWorld.build(env.id, plain, {}, counts_tokens=counts_tokens)
+            built = world.with_breakable([*map(BrokenTool.read, section.break_tool)])
             empty = [name for name, held in world.sets.items() if not held.tasks]
     except (UserError, StageError) as error:
         return str(error)
     if empty:
-        return f"{env.id} has no tasks in split `{config.eval.split}`."
-    return world
+        return f"{env.id} has no tasks in split `{section.split}`."
+    return built
 
 
 def _longest(limits: Sequence[Limits]) -> Limits:
