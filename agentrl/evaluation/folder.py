@@ -145,7 +145,8 @@ def _check_free(path: Path, *, resume: bool) -> None:
         return
     if (path / REPORT).exists():
         raise RunExistsError(
-            f"{path} already holds episodes; choose another output_dir, or remove that folder."
+            f"{path} already holds episodes; see their report with --resume, choose another output_dir, or "
+            "remove that folder."
         )
     if (path / JOURNAL).exists():
         raise RunExistsError(

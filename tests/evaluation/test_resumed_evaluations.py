@@ -280,7 +280,12 @@ def test_a_full_standard_output_is_one_sentence(endpoint, tmp_path):
     [
         ((), {"resume": True}, ConfigError, "resume goes on with the evaluation in output_dir; name that"),
         (("attempts.jsonl",), {}, RunExistsError, "holds a run of another command"),
-        (("trajectories/x", "report.json"), {}, RunExistsError, "already holds episodes; choose another"),
+        (
+            ("trajectories/x", "report.json"),
+            {},
+            RunExistsError,
+            "already holds episodes; see .* --resume",
+        ),
         (("trajectories/x",), {"resume": True}, ConfigError, r"identity\.json cannot be read"),
     ],
 )
