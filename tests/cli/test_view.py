@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -77,3 +78,20 @@ def test_bad_input_is_one_sentence(runs, capsys, arguments, sentence):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert sentence in line
+
+
+@pytest.mark.parametrize("command", [["view"], ["export", "--format", "messages", "--out", "out.jsonl"]])
+@pytest.mark.parametrize(
+    "content", [b"", b"words\n", b'{"a": 1}\n', gzip.compress(b'{"a": 1}\n'), gzip.compress(b"")]
+)
+def test_a_file_that_is_no_journal_is_one_sentence(runs, capsys, command, content):
+    for name in ("notes.txt", "step_000001.jsonl.gz"):
+        (runs / name).write_bytes(content)
+        before = sorted(runs.rglob("*"))
+        with pytest.raises(SystemExit) as ended:
+            main([*command, name])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert name in line
+        assert "journal" in line
+        assert sorted(runs.rglob("*")) == before

@@ -9,12 +9,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from agentrl.errors import ConfigError
+from agentrl.records import read_journal
 from agentrl.records.history import JOURNAL, ROLLED_BACK
 from agentrl.records.journal import SUFFIX
 
 PAGES, INDEX = "view", "index.html"
 """The folder of the pages below that of the journals, unless another is named; and the page to open."""
 _MAX_FILES_OF_A_LINK = 50
+_FILE_REMEDY = f"name one that a run wrote ({JOURNAL}/*{SUFFIX}), or the run's folder"
 _NAME = re.compile(r"(?:step|eval_(?P<set>.+))_(?P<step>\d{6,})")
 
 
@@ -40,9 +42,10 @@ def find_journals(folder: Path) -> list[JournalFile]:
     What restarts undid (`rolled_back/`) is left out.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the file is no journal.
     """
     if folder.is_file():
+        _check_journal(folder)
         return [_journal_file(folder, _home(folder))]
     journals = sorted(_below(folder), key=lambda j: (str(j.home), bool(j.set), j.step or 0, j.key))
     if not journals:
@@ -51,6 +54,16 @@ def find_journals(folder: Path) -> list[JournalFile]:
             "with --output-dir."
         )
     return journals
+
+
+def _check_journal(path: Path) -> None:
+    """Check that there is an episode in a file, which may be any."""
+    try:
+        holds = next(read_journal(path), None) is not None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no file of a journal ({error}); {_FILE_REMEDY}.") from None
+    if not holds:
+        raise ConfigError(f"{path} holds no episode of a journal; {_FILE_REMEDY}.")
 
 
 def link_to(journals: Sequence[JournalFile]) -> str:

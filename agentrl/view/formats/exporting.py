@@ -30,7 +30,7 @@ class Bar(Protocol):
 
 @dataclass(slots=True)
 class Exported:
-    """What was written. num_episodes: that were read (count). left_out: parts of them, by reason (count)."""
+    """What was written. num_episodes: of which something was (count). left_out: parts, by reason (count)."""
 
     num_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -91,8 +91,9 @@ def export(
             for journal in journals:
                 place = Provenance.of(journal, model_of(journal.home))
                 for entry in read_journal(journal.path):
-                    exported.left_out.update(sink.add(entry, place))
-                    exported.num_episodes += 1
+                    added = sink.add(entry, place)
+                    exported.left_out.update(added.left_out)
+                    exported.num_episodes += added.is_written
                 bar.advance(episodes=exported.num_episodes)
         homes = {journal.home for journal in journals}
         config = journals[0].home / CONFIG

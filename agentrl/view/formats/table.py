@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from gzip import GzipFile
 from io import BufferedIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from agentrl.records import Entry, lines
 from agentrl.types import JSON
@@ -27,6 +27,13 @@ Convert = Callable[[Entry, Provenance], Iterator[dict[str, JSON] | str]]
 """What is written of an episode; a text in its place says why a part is left out."""
 
 
+class Added(NamedTuple):
+    """Whether anything of an episode was written, and the reasons why parts of it were left out."""
+
+    is_written: bool
+    left_out: Sequence[str] = ()
+
+
 class Sink(Protocol):
     """Writes episodes, in the order of their files, into what its block makes."""
 
@@ -36,8 +43,8 @@ class Sink(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
-        """Write an episode; returns the reasons why parts of it are left out."""
+    def add(self, entry: Entry, place: Provenance) -> Added:
+        """Write an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class _Closing:
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Added:
         """Write an episode."""
         raise NotImplementedError
 
@@ -81,13 +88,14 @@ class _Lines(_Closing):
             self._file = self._open.enter_context(GzipFile(fileobj=self._file, mode="wb"))
         self._convert = convert
 
-    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Added:
         """Write its lines."""
         found = [*self._convert(entry, place)]
         for row in found:
             if not isinstance(row, str):
                 self._file.write(self._line(row))
-        return [reason for reason in found if isinstance(reason, str)]
+        left_out = [reason for reason in found if isinstance(reason, str)]
+        return Added(len(left_out) < len(found), left_out)
 
 
 class _Documents(_Closing):
@@ -102,14 +110,14 @@ class _Documents(_Closing):
         self._number = 0
         folder.mkdir()
 
-    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Added:
         """Write its document."""
         folder = self._folder.joinpath(*map(_name, place.key.split("/")))
         folder.mkdir(parents=True, exist_ok=True)
         self._number += 1
         with (folder / f"{self._number:09d}-{_name(entry.episode.id)}{DOCUMENT}").open("xb") as file:
             file.write(lines.to_line(document_of(entry, place)))
-        return ()
+        return Added(is_written=True)
 
 
 class _Logs(_Closing):
@@ -121,7 +129,7 @@ class _Logs(_Closing):
         self._place: Provenance | None = None
         folder.mkdir()
 
-    def add(self, entry: Entry, place: Provenance) -> Iterable[str]:
+    def add(self, entry: Entry, place: Provenance) -> Added:
         """Write its sample; a log is complete when the next one begins."""
         if place != self._place:
             self._open.close()
@@ -129,7 +137,7 @@ class _Logs(_Closing):
             self._log = self._open.enter_context(InspectLog(path, place))
             self._place = place
         self._log.add(entry)
-        return ()
+        return Added(is_written=True)
 
 
 def _name(name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.records import members, read_journal
-from tests.view.episodes.journals import HOSTILE, entry, hostile, searched, write
+from tests.view.episodes.journals import HOSTILE, entry, failed, hostile, searched, write
 from tests.view.formats.played import entries
 
 FOREIGN = {
@@ -316,3 +316,15 @@ def test_settings_that_come_with_documents_start_nothing_of_others(run, tmp_path
     assert "theirs:Env" in (folder / "config.toml").read_text()
     rescore = ("rescore", folder, "--reward", "f1", "--step-rewards", "again")
     assert "was not written for this user" in fails(capsys, *rescore)
+
+
+@pytest.mark.parametrize("format", ["messages", "atif", "otel"])
+def test_episodes_are_counted_that_the_file_has(tmp_path, capsys, format):
+    """By the lines of the file; of a failed episode there is no conversation to imitate."""
+    home = tmp_path / "run"
+    write(home, {1: [entry(searched()), failed(), entry(searched(id="other"))]})
+    out = tmp_path / "x.jsonl"
+    main(["export", str(home), "--format", format, "--out", str(out), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["episodes"] == len(out.read_text().splitlines()) == (2 if format == "messages" else 3)
+    assert sum(facts["left_out"].values()) == 3 - facts["episodes"]
