@@ -37,8 +37,11 @@ def gateway_command(model: str | None, as_json: bool, **flags: str | bool | None
     is_exact = model is not None
 
     def ready(url: str, folder: Path) -> None:
-        what = "episodes with their tokens" if is_exact else "messages alone, since an endpoint has no tokens"
-        line = f"{url}/v1 is ready, for a named episode {url}/NAME/v1; {what} in {folder}; Ctrl-C ends it."
+        what = "with their tokens" if is_exact else "as messages without tokens, since an endpoint sends none"
+        line = (
+            f"{url}/v1 is ready; {url}/NAME/v1 is the episode NAME. Episodes are recorded in {folder}, "
+            f"{what}. Ctrl-C ends the gateway."
+        )
         facts = {"url": url, "folder": str(folder), "has_tokens": is_exact}
         click.echo(json.dumps(facts) if as_json else line)
 

@@ -61,6 +61,20 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
 
     In fp32 on a CPU differences are about 1e-6, in bfloat16 about 0.01, of mixtures of experts more, unless
     their routing is replayed. Where they rise with depth, the two place tokens differently.
+
+    The rows, over the tokens that the policy sampled, d = engine's logprob - trainer's (nats):
+
+    \b
+    tokens                 how many there are
+    equal                  share of them with d = 0
+    median, p99, largest   quantiles of |d|, and the largest
+    logprob_abs_diff       mean of |d|
+    kl                     mean of d, which estimates KL(engine, trainer)
+    kl_k3                  mean of exp(-d) - 1 + d: the same, never below 0
+    ppl_ratio              trainer's perplexity over the engine's
+    ess                    share of tokens that count, weighted by exp(-d)
+    max_ratio              the largest exp(-d)
+    depth_N/k3             kl_k3 of tokens with N or more before them
     """
     require("comparing engine and trainer", *TRAINING)
     run, of_model = _run_or_model(run, flag_values(flags, OpenRunConfig))
@@ -68,6 +82,8 @@ def numerics_command(run: str | None, as_json: bool, **flags: str | bool | None)
     with temporary_folder("numerics") as folder:
         settings = plain_settings({**given, **TrainSettings(output_dir=str(folder), name="numerics")})
         checked_run(run, settings, OpenRunConfig)
+        if not as_json:
+            click.echo("Starting the engine, playing one batch and scoring it with the trainer ...", err=True)
         report = asyncio.run(_measured(run, settings))
     if as_json:
         click.echo(json.dumps(report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib import import_module
 
@@ -161,3 +162,16 @@ def test_a_model_without_a_chat_template_is_one_sentence_and_plays_in_another_di
         assert numerics(*SHORT, "--inline", "--dialect", "inline")["largest"] < FP32
     finally:
         kept.rename(model / "chat_template.jinja")
+
+
+def test_each_row_is_explained_and_a_line_says_what_goes_on(model, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["numerics", str(model), *SHORT])
+    printed = capsys.readouterr()
+    assert "playing one batch" in printed.err
+    rows = [re.sub(r"\d+/", "N/", line.split()[0]) for line in printed.out.splitlines()[1:] if line.strip()]
+    assert {"tokens", "equal", "ess"} <= {*rows}
+    main(["numerics", "--help"])
+    _, _, said = capsys.readouterr().out.partition("The rows")
+    explained = {word.strip(",") for word in said.split()}
+    assert explained >= {*rows, "depth_N/k3"}
