@@ -28,7 +28,7 @@ from rich.console import Console
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agentrl.config import read_written
+from agentrl.config import parse, read_written
 from agentrl.envs import play
 from agentrl.envs.gateway.harness import AgentOutcome, HarnessEnv
 from agentrl.envs.gateway.recording import Answered, EpisodeRecording, Growing, ModelRequest
@@ -109,7 +109,7 @@ def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> 
     if path.exists():
         before = read_written(path)
         # Where an endpoint is may change, as the address of a server does; what it serves may not.
-        of_before = (before.get("model"), _openai_model(before.get("openai")))
+        of_before = (before.get("model"), _endpoint_model(before, path))
         of_now = (model_table(directory).get("model"), config.openai.openai_model)
         if SPLIT not in before or of_before != of_now:
             raise ConfigError(
@@ -120,8 +120,9 @@ def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> 
     return {outcome.id for outcome in read_outcomes(journal)} if journal.exists() else set()
 
 
-def _openai_model(section: JSON) -> JSON:
-    return section.get("openai_model") if isinstance(section, dict) else None
+def _endpoint_model(before: Mapping[str, JSON], path: Path) -> str | None:
+    own = {name: section for name, section in before.items() if name == "openai"}
+    return parse(GatewayConfig, own, source=str(path)).openai.openai_model
 
 
 def _limits(directory: str | None, own: GatewaySettings) -> Limits:

@@ -148,15 +148,13 @@ class HarnessEnv(Env):
 
     def goes_on_after(self, act: Act) -> bool:
         """A reply that is cut is its client's, as of any endpoint; the episode is truncated at its end."""
-        finish = finish_of(act)
-        if self._turns is None or finish is Finish.ABORT:
+        if self._turns is None or finish_of(act) is Finish.ABORT:
             return False
-        self._turns.took(finish, act.usage)
+        self._turns.took(finish_of(act), act.usage)
         return True
 
     def episode_failed(self, failure: Failure) -> None:
         """Nothing: its agent is ended."""
-        del failure
 
     async def play_game(self, game: Game) -> Ending | None:
         """Play an episode of a policy with tokens; None = any other agent plays turn by turn.

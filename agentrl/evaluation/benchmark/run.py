@@ -18,7 +18,7 @@ from agentrl.evaluation.benchmark.report import Benchmark
 from agentrl.evaluation.benchmark.results import RESULT, CellResult, as_json, rows_by_env, unplayed_row
 from agentrl.evaluation.benchmark.suite import SUITE, EnvChoice, PolicyChoice, Suite
 from agentrl.evaluation.broken_tools import BrokenTool
-from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.config import EvalConfig, EvalSettings
 from agentrl.evaluation.episodes import Evaluator, PlannedEpisode, planned
 from agentrl.evaluation.folder import write_settings
 from agentrl.evaluation.identity import (
@@ -336,7 +336,9 @@ async def _built(
     An environment without a tool that is to be broken is played as it is: the sentences are by these tools.
     """
     section = config.eval
-    plain = config.model_copy(update={"eval": section.model_copy(update={"break_tool": ()})})
+    plain = config.model_copy(
+        update={"eval": section.model_copy(update=EvalSettings(break_tool=()).model_dump(exclude_unset=True))}
+    )
     try:
         async with stage("build", None):
             world = await EvalWorld.build(env.id, plain, {}, counts_tokens=counts_tokens)
