@@ -108,10 +108,11 @@ def _begun(folder: EvalFolder, directory: str | None, config: GatewayConfig) -> 
     path, journal = folder.path / "config.toml", folder.record(SPLIT).path
     if path.exists():
         before = read_written(path)
-        # Where an endpoint is may change, as the address of a server does; what it serves may not.
-        of_before = (before.get("model"), _endpoint_model(before, path))
-        of_now = (model_table(directory).get("model"), config.openai.openai_model)
-        if SPLIT not in before or of_before != of_now:
+        is_other = before.get("model") != model_table(directory).get("model")
+        if directory is None and not is_other:
+            # Where an endpoint is may change, as the address of a server does; what it serves may not.
+            is_other = _endpoint_model(before, path) != config.openai.openai_model
+        if SPLIT not in before or is_other:
             raise ConfigError(
                 f"{folder.path} holds a run of another command, or episodes of another model; choose another "
                 "output_dir."
