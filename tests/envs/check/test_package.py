@@ -99,6 +99,8 @@ def test_a_written_folder_passes_all_that_its_files_decide(folder):
             "dependency_pinning",
             "more.txt has b>=2 in any version",
         ),
+        (LOCKED, "RUN pip install -r here.txt", "dependency_pinning", "here.txt installs /here as whatever"),
+        (LOCKED, "RUN pip install -r names.txt", "dependency_pinning", "more.txt has b>=2 in any version"),
         ("WORKDIR", "RUN pip install a==1\nWORKDIR", "image_hygiene", "keeps the cache of pip"),
         ("WORKDIR", "RUN apt-get install -y curl\nWORKDIR", "image_hygiene", "keeps the lists of apt"),
         (
@@ -113,6 +115,8 @@ def test_a_written_folder_passes_all_that_its_files_decide(folder):
 )
 def test_what_a_dockerfile_does_wrong_fails_its_check_alone(folder, old, new, check, sentence):
     (folder / "more.txt").write_text("# names\na==1.0 ; python_version > '3'\nb >= 2\n")
+    (folder / "here.txt").write_text("a==1\n-e /here\n")
+    (folder / "names.txt").write_text("-r names.txt\n--requirement=more.txt\n")
     change(folder, "Dockerfile", old, new)
     found, faults = static_of(folder)
     assert found == {**STATIC, f"static.{check}": "fail"}

@@ -101,25 +101,34 @@ def _unlabelled(final: Sequence[Instruction]) -> Iterator[str]:
 
 def _loose(commands: Sequence[str], requirements: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each requirement of more than one version."""
+    unread = dict(requirements)
     for found in map(_INSTALL.search, commands):
         words = iter(_words(found[1])) if found else iter(())
         for word in words:
             if word in ("-e", "--editable"):
                 yield f"the Dockerfile installs {next(words, '')} as whatever is there; name a version."
             elif word in _FILES:
-                yield from _loose_lines(next(words, ""), requirements)
+                yield from _loose_lines(next(words, ""), unread)
             elif word in _WITH_VALUE:
                 next(words, "")
             elif not word.startswith("-") and not _EXACT.fullmatch(word.replace(" ", "")):
                 yield f"the Dockerfile installs {word} in any version; name one (==)."
 
 
-def _loose_lines(path: str, requirements: Mapping[str, str]) -> Iterator[str]:
-    lines = (line.partition(" #")[0].strip() for line in requirements.get(path, "").splitlines())
-    for line in lines:
-        requirement = line.partition(";")[0].partition(" -")[0].replace(" ", "").rstrip("\\")
-        if requirement and not requirement.startswith(("#", "-")) and not _EXACT.fullmatch(requirement):
-            yield f"{path} has {requirement} in any version; name one (==)."
+def _loose_lines(path: str, unread: dict[str, str]) -> Iterator[str]:
+    """Also of the files that it names. unread: loses those that were read: each is read once."""
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        for line in (text.partition(" #")[0].strip() for text in unread.pop(path, "").splitlines()):
+            option, _, value = line.replace("=", " ", 1).partition(" ")
+            requirement = line.partition(";")[0].partition(" -")[0].replace(" ", "").rstrip("\\")
+            if option in _FILES:
+                waiting.append(value.strip())
+            elif option in ("-e", "--editable"):
+                yield f"{path} installs {value.strip()} as whatever is there; name a version."
+            elif requirement and not requirement.startswith(("#", "-")) and not _EXACT.fullmatch(requirement):
+                yield f"{path} has {requirement} in any version; name one (==)."
 
 
 def _words(text: str) -> list[str]:
