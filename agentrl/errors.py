@@ -38,6 +38,7 @@ and the code of environments, tools and rewards. `ToolRejected` is for the model
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -228,6 +229,14 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return " Did you mean `x`?" for the candidate nearest to `name`, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
-    return "".join(f" Did you mean `{match}`?" for match in nearest)
+    """Return " Did you mean `x`?" for the candidate nearest to `name`, or an empty string.
+
+    The case, and the version at the end of an environment's id, do not count: `-v0` is the end of most ids.
+    """
+    by_stem = {_stem(candidate): candidate for candidate in candidates}
+    nearest = difflib.get_close_matches(_stem(name), list(by_stem), n=1, cutoff=0.5)
+    return "".join(f" Did you mean `{by_stem[match]}`?" for match in nearest)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name.lower())

@@ -125,6 +125,9 @@ async def test_a_body_in_time_raises_nothing():
 def test_did_you_mean_names_the_nearest_or_nothing():
     assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == " Did you mean `learning_rate`?"
     assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
+    ids = ["Maze-v0", "Wordle-v0", "TicTacToe-v0"]
+    assert did_you_mean("wordl-v0", ids) == did_you_mean("Word-v7", ids) == " Did you mean `Wordle-v0`?"
+    assert did_you_mean("XY-v0", ids) == ""
 
 
 async def test_a_deadline_counts_from_the_beginning_of_its_block_whenever_the_block_first_waits():

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 
 import numpy as np
 
 from agentrl.envs.scoring import ENV, UNUSABLE
-from agentrl.evaluation.statistics import Estimate, ks_of, pass_of, standard_error
+from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, num_solved, pass_at_k
 from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
 from agentrl.view.result import ShownResult
+
+_NO_SCORE = Estimate(0.0, 0.0, 0.0, "wilson")
 
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
     """Scores of n episodes. Failed ones are counted by kind, and are in no mean.
 
-    stderr: standard error of the mean over the scored episodes; those of one task in one world are not
-        independent, which it counts in.
+    low, high: the 95% interval of the mean, over tasks: episodes of one task in one world are not independent
+        (`statistics` has the methods).
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
@@ -44,7 +47,8 @@ class EvalReport:
     temperature: float
     n: int
     mean: float
-    stderr: float
+    low: float
+    high: float
     by: Mapping[str, float]
     parts: Mapping[str, float]
     failures: Mapping[str, int]
@@ -77,8 +81,8 @@ class EvalReport:
         return f"{self.env_id} ({self.split}), temperature {self.temperature:g}"
 
     def scores(self) -> dict[str, str]:
-        """The mean with its standard error, pass@k, and the means of sets of prompts and of the breakdown."""
-        mean = {"mean": f"{self.mean:.3f} ± {self.stderr:.3f}"}
+        """The mean with its 95% interval, pass@k, and the means of sets of prompts and of the breakdown."""
+        mean = {"mean": f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"}
         if (change := self.difference) is not None:
             mean["difference"] = f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
         passed = {f"pass@{k}": f"{value:.3f}" for k, value in self.pass_at.items()}
@@ -159,13 +163,15 @@ def summarize(
     tools = total_tools(scored)
     by_task = scores_by_task(scored, scores)
     samples = max(Counter(task_key(episode) for episode in episodes).values(), default=1)
+    mean = mean_of(list(by_task.values())) or _NO_SCORE
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
         temperature=setting.temperature,
         n=len(scored),
-        mean=_mean(scores),
-        stderr=standard_error(list(by_task.values())),
+        mean=mean.value,
+        low=mean.low,
+        high=mean.high,
         by=_by_metadata(scored, scores, setting.breakdown) | _by_agent(counted),
         parts=part_means(counted),
         failures=_failures(episodes),
@@ -232,8 +238,11 @@ def scores_by_task(
 def _pass_at(scores: Sequence[Sequence[float]], samples: int) -> dict[str, float]:
     if samples < 2:
         return {}
-    estimates = {str(k): pass_of(scores, k) for k in ks_of(samples)}
-    return {k: estimate.value for k, estimate in estimates.items() if estimate is not None}
+    by_k = {
+        k: [pass_at_k(len(task), num_solved(task), k) for task in scores if len(task) >= k]
+        for k in ks_of(samples)
+    }
+    return {str(k): fmean(shares) for k, shares in by_k.items() if shares}
 
 
 def _by_metadata(

@@ -4,7 +4,8 @@ Episodes of one task are not independent of each other, so tasks are the units (
 computed over. There are two methods, and every estimate names its own:
 
     wilson      a score of 0 or 1, one for each task: Wilson's interval (Wilson 1927). Also where all episodes
-                of all tasks agree, or there is a single task: resampling would give no width.
+                of all tasks agree, or there is a single task: resampling would give no width. Of a
+                difference that is the same in every task: the share of tasks with another one.
     bootstrap   all else: the percentile bootstrap over tasks (Efron 1979), 10,000 resamples from a fixed
                 seed. With fewer than about 20 tasks it is somewhat too narrow.
 """
@@ -96,11 +97,15 @@ def paired_difference(
     The difference of a task is that of its mean scores. Its variation between tasks cancels, so that the
     interval is narrower than those of the two means. None = there is no common task.
     """
-    differences = differences_of(first, second)
-    if not differences:
+    of_tasks = differences_of(first, second)
+    if not of_tasks:
         return None
-    low, high = _percentiles(list(differences.values()), [1] * len(differences))
-    return Estimate(fmean(differences.values()), low, high, "bootstrap")
+    differences = list(of_tasks.values())
+    if max(differences) - min(differences) < _ROUNDING:
+        scores = [score for side in (first, second) for task in of_tasks for score in side[task]]
+        return _where_all_agree(differences[0], len(differences), max(scores) - min(scores))
+    low, high = _percentiles(differences, [1] * len(differences))
+    return Estimate(fmean(differences), low, high, "bootstrap")
 
 
 def differences_of(
@@ -111,19 +116,14 @@ def differences_of(
     return {task: fmean(second[task]) - fmean(first[task]) for task in common}
 
 
-def standard_error(scores: Scores) -> float:
-    """The standard error of the mean over all episodes, robust to the dependence within tasks.
+def _where_all_agree(difference: float, num_tasks: int, most: float) -> Estimate:
+    """The interval of a difference that all tasks have, where none is larger than `most` either way.
 
-    sqrt(G / (G - 1) x the sum over tasks of (the sum of its deviations from the mean)^2) / n for G tasks and
-    n episodes (Liang and Zeger 1986); with one episode a task, that of independent episodes. 0 for one task.
+    Of all tasks, a share may have another: up to Wilson's upper bound for none of `num_tasks`.
     """
-    clusters = [task for task in scores if task]
-    if len(clusters) < 2:
-        return 0.0
-    n = sum(map(len, clusters))
-    mean = sum(map(sum, clusters)) / n
-    squares = sum((sum(task) - mean * len(task)) ** 2 for task in clusters)
-    return float((len(clusters) / (len(clusters) - 1) * squares) ** 0.5 / n)
+    others = interval([0.0] * num_tasks, _BINARY, z=Z).high
+    low, high = difference - others * (difference + most), difference + others * (most - difference)
+    return Estimate(difference, low, high, "wilson")
 
 
 def _percentiles(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:

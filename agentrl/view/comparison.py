@@ -22,18 +22,17 @@ from agentrl.view.transcript import visible
 
 T = TypeVar("T")
 
-_Z = 1.96
-"""Half the width of a 95% interval of a mean, in standard errors."""
 _NONE, _GAP = "–", 2
 _MAX_CELL = 28
 """Characters of a cell in a terminal; a longer one is cut. The page and the JSON have all of it."""
 
 
 class Score(BaseModel):
-    """The mean score of an evaluation, and its standard error."""
+    """The mean score of an evaluation, and its 95% interval."""
 
     mean: float
-    stderr: float
+    low: float
+    high: float
 
 
 class _Milestone(BaseModel):
@@ -222,9 +221,7 @@ def _setting_text(value: JSON, default: JSON) -> str:
 def _score_text(score: Score | None) -> str:
     if score is None:
         return _NONE
-    # Equal scores have a standard error of 0, which is no interval.
-    interval = f" ± {score_text(_Z * score.stderr)}" if score.stderr else ""
-    return f"{score_text(score.mean)}{interval}"
+    return f"{score_text(score.mean)} ({score_text(score.low)} to {score_text(score.high)})"
 
 
 def _time_text(seconds: float | None) -> str:

@@ -47,7 +47,7 @@ def made(output_dir: Path, name: str, *, score: float | None = None, **settings:
                 {
                     "name": name,
                     "step": step,
-                    "greedy": {"mean": mean, "stderr": 0.05 if mean else 0.0, "n": 16},
+                    "greedy": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 16},
                 }
                 for name, step, mean in milestones
             ],
@@ -103,8 +103,8 @@ def test_a_comparison_has_what_differs_and_what_came_of_it(two):
     }
     assert list(compared["scores"]) == ["before, greedy", "after RL, greedy"]
     assert compared["scores"]["after RL, greedy"] == {
-        "a": {"mean": 0.5, "stderr": 0.05},
-        "b": {"mean": 0.75, "stderr": 0.05},
+        "a": {"mean": 0.5, "low": 0.4, "high": 0.6},
+        "b": {"mean": 0.75, "low": 0.65, "high": 0.85},
     }
     assert compared["metrics"]["rollout/raw_reward"] == {"a": 0.5, "b": 0.5}
     assert compared["metrics"]["eval/greedy"] == {"a": 0.5, "b": 0.75}
@@ -151,8 +151,8 @@ def test_its_text_marks_defaults_and_shows_intervals(two):
     ]
     assert lines[0] == ["a", "b"]
     assert ["trainer.lr", "0.002", f"{json.dumps(config_of().trainer.lr)} (default)"] in lines
-    assert ["before, greedy", "0.000", "0.000"] in lines
-    assert ["after RL, greedy", "0.500 ± 0.098", "0.750 ± 0.098"] in lines
+    assert ["before, greedy", "0.000 (-0.100 to 0.100)", "0.000 (-0.100 to 0.100)"] in lines
+    assert ["after RL, greedy", "0.500 (0.400 to 0.600)", "0.750 (0.650 to 0.850)"] in lines
     assert ["Reward in training", "0.500", "0.500"] in lines
     assert ["wall", "1 min 20 s", "1 min 20 s"] in lines
     assert ["CPU", "1 min 00 s", "1 min 00 s"] in lines
@@ -167,7 +167,7 @@ def test_its_text_fits_the_terminal_and_shows_every_run(tmp_path, columns, monke
     text = invoked("compare", *names, "--output-dir", tmp_path).stdout
     assert max(map(len, text.splitlines())) <= columns
     assert all(name in text for name in names)
-    scores = [f"{0.1 * n:.3f} ±" if n else "0.000" for n in range(7)]
+    scores = [f"{0.1 * n:.3f} (" for n in range(7)]
     assert all(text.count(score) >= 1 for score in scores)
 
 

@@ -401,12 +401,12 @@ async def test_a_benchmark_has_a_row_for_each_and_a_table_of_what_the_tool_earns
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(benchmark.tools_table())
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["help=none", "0.250", "[0.250,", "0.250]", "-0.500", "[-0.500,", "-0.500]"] in lines
+    assert ["help=none", "0.250", "[0.250,", "0.250]", "-0.500", "[-0.500,", "-0.010]"] in lines
     assert ["help=random", "0.750", "[0.750,", "0.750]", "0.000", "[0.000,", "0.000]"] in lines
     page = (folder / "benchmark.html").read_text()
     _, _, table = page.partition("What tools earn")
     assert re.search(
-        r"help=none</th><td>0.250 \[0.250, 0.250\] \(.\)</td><td>-0.500 \[-0.500, -0.500\] \(b\)</td>", table
+        r"help=none</th><td>0.250 \[0.250, 0.250\] \(.\)</td><td>-0.500 \[-0.500, -0.010\] \(w\)</td>", table
     ), table
     again = await asyncio.to_thread(run_benchmark, Suite.of(tables), folder, RunConsole(quiet=True))
     assert again == benchmark
@@ -419,19 +419,29 @@ async def test_a_benchmark_has_a_row_for_each_and_a_table_of_what_the_tool_earns
 async def test_a_benchmark_plays_an_environment_without_the_tool_as_it_is(tmp_path):
     needy, toolless = "tests.evaluation.test_broken_tools:Needy", "tests.evaluation.benchmark.worlds:Guess"
     suite = SuiteFile(env=envs_of(f"{toolless},{needy}"))
-    override = {"n": 4, "break_tool": ["help=none", "other=empty"]}
+    override = {"n": 4, "break_tool": ["help=none"]}
     tables = with_flags(suite, models=("expert",), prices=None, override=override)
     benchmark = await asyncio.to_thread(run_benchmark, Suite.of(tables), tmp_path, RunConsole(quiet=True))
     rows = {row["env"]: row for row in benchmark.rows}
     played = {name for name, row in rows.items() if row["state"] == "done"}
     assert played == {toolless, needy, f"{needy}/help=none"}
     assert all(rows[name]["scored"] == 4 for name in played)
-    for name in (f"{toolless}/help=none", f"{toolless}/other=empty", f"{needy}/other=empty"):
-        assert rows[name]["state"] == "error"
-        assert "tool" in rows[name]["error"]
-        assert any(note.startswith(f"{name}, expert: ") for note in benchmark.notes())
+    name = f"{toolless}/help=none"
+    assert rows[name]["state"] == "error"
+    assert "tool" in rows[name]["error"]
+    assert any(note.startswith(f"{name}, expert: ") for note in benchmark.notes())
     again = await asyncio.to_thread(run_benchmark, Suite.of(tables), tmp_path, RunConsole(quiet=True))
     assert again == benchmark
+
+
+def test_a_tool_that_no_environment_of_a_benchmark_has_is_refused_before_any_is_played(tmp_path):
+    needy, toolless = "tests.evaluation.test_broken_tools:Needy", "tests.evaluation.benchmark.worlds:Guess"
+    suite = SuiteFile(env=envs_of(f"{toolless},{needy}"))
+    override = {"n": 4, "break_tool": ["help=none", "halp=empty"]}
+    tables = with_flags(suite, models=("expert",), prices=None, override=override)
+    with pytest.raises(ConfigError, match=r"with halp=empty; .* Did you mean `help`"):
+        run_benchmark(Suite.of(tables), tmp_path, RunConsole(quiet=True))
+    assert not list(tmp_path.glob("cells/*/journal*"))
 
 
 class Told(Archive):

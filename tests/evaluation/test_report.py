@@ -1,4 +1,4 @@
-"""Failures are in no mean, and the standard error equals numpy's."""
+"""Failures are in no mean, and every mean has its interval."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from agentrl import Limits, Task, Verdict, say
 from agentrl.engine.config import EngineConfig
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.players import _engine_folder
 from agentrl.evaluation.report import EvalSetting, summarize
+from agentrl.evaluation.statistics import mean_of
 from agentrl.types import Ending, Episode, Failure, ToolStats, Trajectory, Turn
 from tests.worlds import turn_tokens
 
@@ -46,22 +48,23 @@ def report_of(scores, setting=SETTING, episodes=None):
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=30))
-def test_mean_and_standard_error_are_numpys(scores):
+def test_the_mean_is_numpys_and_its_interval_that_of_tasks(scores):
     report = report_of(scores)
     assert report.n == len(scores)
     assert report.mean == pytest.approx(np.mean(scores), abs=1e-9)
-    assert report.stderr == pytest.approx(np.std(scores, ddof=1) / np.sqrt(len(scores)), abs=1e-9)
+    assert (report.low, report.high) == mean_of([[score] for score in scores])[1:3]
 
 
-@pytest.mark.parametrize(("scores", "mean"), [([], 0.0), ([0.5], 0.5)])
-def test_one_score_has_no_standard_error(scores, mean):
-    report = summarize(
-        [episode(f"e{n}") for n in range(len(scores))],
-        [Verdict(f"e{n}", "env", score) for n, score in enumerate(scores)],
-        SETTING,
-        seconds=0.0,
-    )
-    assert (report.n, report.mean, report.stderr) == (len(scores), mean, 0.0)
+def test_episodes_that_all_agree_have_an_interval():
+    report = report_of([1.0] * 8)
+    low, high = stats.binomtest(8, 8).proportion_ci(method="wilson")
+    assert (report.mean, report.low, report.high) == pytest.approx((1.0, low, high))
+    assert report.scores()["mean"] == "1.000 (0.676 to 1.000)"
+
+
+def test_without_a_score_there_is_no_interval():
+    report = summarize([], [], SETTING, seconds=0.0)
+    assert (report.n, report.mean, report.low, report.high) == (0, 0.0, 0.0, 0.0)
 
 
 def test_failures_are_counted_by_kind_and_stand_in_no_mean():
@@ -138,7 +141,7 @@ def test_calls_are_counted_by_latency_and_failures_by_kind():
 
 def test_a_report_is_json_in_the_order_of_its_fields():
     plain = json.loads(json.dumps(report_of([1.0, 0.0]).as_json()))
-    assert list(plain)[:7] == ["env_id", "split", "temperature", "n", "mean", "stderr", "by"]
+    assert list(plain)[:8] == ["env_id", "split", "temperature", "n", "mean", "low", "high", "by"]
     assert (plain["env_id"], plain["split"], plain["temperature"]) == ("Env-v0", "test", 0.7)
 
 

@@ -17,7 +17,6 @@ from agentrl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
     pass_of,
-    standard_error,
 )
 
 TRIALS = 400
@@ -87,7 +86,6 @@ def test_tasks_are_resampled_not_episodes():
     scores = [float(score) for score in rng.normal(size=30)]
     once, often = mean_of([[s] for s in scores]), mean_of([[s] * 8 for s in scores])
     assert often[:3] == pytest.approx(once[:3])
-    assert standard_error([[s] * 8 for s in scores]) == pytest.approx(np.std(scores, ddof=1) / 30**0.5)
 
 
 @pytest.mark.parametrize("scores", [[[1.0, 1.0]] * 6, [[0.0, 0.0]] * 6])
@@ -107,12 +105,24 @@ def test_nothing_has_no_estimate_and_one_task_a_wide_one():
 
 def test_a_paired_difference_is_over_common_tasks_and_does_not_vary_with_them():
     hard = {f"t{n}": [n / 100] for n in range(50)}
-    better = {task: [score + 0.1] for task, (score,) in hard.items()} | {"only here": [9.0]}
+    better = {task: [1.1 * score + 0.1] for task, (score,) in hard.items()} | {"only here": [9.0]}
     estimate = paired_difference(hard, better)
-    assert estimate[:3] == pytest.approx((0.1, 0.1, 0.1))
-    assert paired_difference(better, hard).value == pytest.approx(-0.1)
+    assert estimate.value == pytest.approx(0.1245)
+    assert 0.001 < estimate.high - estimate.low < 0.01
+    assert paired_difference(better, hard).value == pytest.approx(-0.1245)
     assert paired_difference(hard, {"other": [1.0]}) is None
     assert paired_difference(hard, {"t0": []}) is None
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_difference_that_all_tasks_have_is_as_wide_as_what_they_may_have_missed(offset):
+    """Of 20 tasks with none that differs, the upper bound of the share that does is Wilson's for 0 of 20."""
+    first = {f"t{n}": [0.0 if offset else float(n % 2)] for n in range(20)}
+    estimate = paired_difference(first, {task: [score + offset] for task, (score,) in first.items()})
+    share = stats.binomtest(0, 20).proportion_ci(0.95, method="wilson").high
+    expected = (offset, offset - share * (1 + offset), offset + share * (1 - offset))
+    assert estimate[:3] == pytest.approx(expected)
+    assert estimate.method == "wilson"
 
 
 def coverage(sample, truth):

@@ -170,7 +170,7 @@ def test_evaluating_the_checkpoint_gives_what_the_run_reported(learned, mode, te
         seed=0,
         quiet=True,
     )
-    measured = ("mean", "stderr", "n", "by", "failures", "endings", "counts", "turns", "policy_tokens")
+    measured = ("mean", "low", "high", "n", "by", "failures", "endings", "counts", "turns", "policy_tokens")
     assert {name: getattr(outside, name) for name in measured} == {
         name: getattr(inside, name) for name in measured
     }

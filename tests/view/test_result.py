@@ -64,7 +64,7 @@ def test_a_run_shows_its_scores_by_milestone_and_its_curves(tmp_path):
     page = Page(result._repr_html_())
     assert [row["step"] for row in result.metrics] == [1, 2, 3]
     place = page.texts.index("greedy, mean")
-    assert page.texts[place + 1 : place + 3] == ["0.250 ± 0.000", "0.750 ± 0.000"]
+    assert page.texts[place + 1 : place + 3] == ["0.250 (0.000 to 0.000)", "0.750 (0.000 to 0.000)"]
     assert {"before", "after RL", "Maze-v0", "1 min 01 s", str(tmp_path / "report.html")} <= set(page.texts)
     assert "Success on held-out tasks" in page.texts
     curves = [attrs for tag, attrs in page.tags if tag == "path" and attrs["class"].startswith("curve")]
@@ -87,7 +87,7 @@ def test_sft_shows_its_losses(tmp_path):
 def test_an_evaluation_shows_its_rows():
     page = Page(report(0.5)._repr_html_())
     place = page.texts.index("mean")
-    assert page.texts[place + 1] == "0.500 ± 0.000"
+    assert page.texts[place + 1] == "0.500 (0.000 to 0.000)"
     assert "Maze-v0 (test), temperature 1" in page.texts
 
 

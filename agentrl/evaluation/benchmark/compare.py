@@ -141,7 +141,9 @@ class BenchmarkComparison:
 
     def table(self) -> Table:
         """The comparison for a terminal."""
-        caption = "difference: second - first, with its 95% interval (bootstrap over common tasks)"
+        caption = (
+            "difference: second - first, with its 95% interval (bootstrap over common tasks, or Wilson's)"
+        )
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=Text(caption), caption_justify="left")
         table.add_column("environment", overflow="fold")
         for name in ("first", "second", "tasks", "mean", "mean", "difference", "better", "worse"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.envs import find
 from agentrl.envs.scoring import UNUSABLE
-from agentrl.errors import DiskError, StageError, UserError
+from agentrl.errors import ConfigError, DiskError, StageError, UserError
 from agentrl.evaluation.benchmark.policies import PlayingOf, opened
 from agentrl.evaluation.benchmark.report import Benchmark
 from agentrl.evaluation.benchmark.results import RESULT, CellResult, as_json, rows_by_env, unplayed_row
@@ -176,6 +176,7 @@ class _Run:
     async def play(self) -> Benchmark:
         """Play all cells that have no result."""
         by_policy = [await self._pairs(policy) for policy in self.suite.policies]
+        _refuse_unbreakable([pair for pairs in by_policy for pair in pairs if pair.world is not None])
         for of_env in zip(*by_policy, strict=True):
             for pair in of_env:
                 self._list(pair)
@@ -317,6 +318,18 @@ class _Run:
         benchmark = Benchmark(self.folder, tuple(row for rows in by_env.values() for row in rows))
         benchmark.write()
         return benchmark
+
+
+def _refuse_unbreakable(pairs: Sequence[_Pair]) -> None:
+    """Raise ConfigError for a tool that can be broken in no environment, before any is played."""
+    for tool, error in {tool: error for pair in pairs for tool, error in pair.unbroken.items()}.items():
+        asked = [
+            pair
+            for pair in pairs
+            if tool in (BrokenTool.read(text).name for text in pair.config.eval.break_tool)
+        ]
+        if all(tool in pair.unbroken for pair in asked):
+            raise ConfigError(f"no environment here can be played with {tool}; the last one said: {error}")
 
 
 def _row(env: EnvChoice, prompts: str) -> str:

@@ -28,7 +28,8 @@ def compared(first, second):
 def test_two_policies_of_one_benchmark_differ_on_every_task(folders):
     (row,) = compared(f"{folders / 'a'}:null", f"{folders / 'a'}:expert").rows
     assert (row.tasks, row.better, row.worse, row.only_first, row.only_second) == (12, 12, 0, 0, 0)
-    assert row.difference[:3] == (1.0, 1.0, 1.0)
+    # All of 12 agree: Wilson's upper bound of the share that does not is z^2 / (12 + z^2).
+    assert row.difference[:3] == pytest.approx((1.0, 1.0 - 2 * 3.84146 / (12 + 3.84146), 1.0), abs=1e-5)
     assert (row.first_mean, row.second_mean) == (0.0, 1.0)
     assert row.note == ""
 
@@ -54,6 +55,7 @@ def test_the_command_prints_the_comparison(folders, capsys, monkeypatch):
     main(["benchmark", "compare", f"{folders / 'a'}:null", f"{folders / 'b'}:expert", "--json"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["env"] == f"{W}:Guess"
-    assert row["difference"] == {"value": 1.0, "low": 1.0, "high": 1.0, "method": "bootstrap"}
+    low = pytest.approx(1.0 - 2 * 3.84146 / (8 + 3.84146), abs=1e-5)
+    assert row["difference"] == {"value": 1.0, "low": low, "high": 1.0, "method": "wilson"}
     main(["benchmark", "compare", f"{folders / 'a'}:null", f"{folders / 'b'}:expert"])
-    assert "1.000 [1.000, 1.000]" in capsys.readouterr().out
+    assert "1.000 [0.351, 1.000]" in capsys.readouterr().out
