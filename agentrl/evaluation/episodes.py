@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import AgentsOf
@@ -23,7 +23,7 @@ from agentrl.evaluation.statistics import paired_difference
 from agentrl.records import Entry, Outcome
 from agentrl.runtime.activity import in_play
 from agentrl.runtime.stage import all_of
-from agentrl.tools import run
+from agentrl.tools.running import in_thread
 from agentrl.types import Episode, Task, Verdict
 
 _SAMPLE = re.compile(r"-\d+$")
@@ -261,7 +261,7 @@ class Evaluator:
     async def _evaluation(self, scored: Scored, seconds: float) -> Evaluation:
         """In a thread: over 200,000 episodes it takes seconds, in which the event loop goes on."""
         work = partial(summarize, scored.episodes, scored.verdicts, self.setting, seconds=seconds)
-        report = cast(EvalReport, await run(work, thread="report"))
+        report = await in_thread(work, "report")
         return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -32,7 +32,7 @@ from agentrl.evaluation.report import EvalReport
 from agentrl.evaluation.world import EvalWorld
 from agentrl.runtime.collector import rare_collections
 from agentrl.runtime.interrupts import run_until_signal
-from agentrl.tools import run
+from agentrl.tools.running import in_thread
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -76,15 +76,13 @@ async def _evaluate(
             world = await EvalWorld.build(env_id, config, addresses, counts_tokens=directory is not None)
             # In threads: over many tasks and episodes they take seconds, in which the event loop goes on.
             work = partial(_identity, env_id, directory, config, world)
-            identity = cast(EvalIdentity, await run(work, thread="identity"))
+            identity = await in_thread(work, "identity")
             finished = folder.begin(identity, config, directory)
             if finished is not None:
                 return finished
             playing = _Playing(env_id, config, world, folder, console, cluster)
             evaluations = await playing.play(directory, addresses)
-            report = cast(
-                EvalReport, await run(partial(over_sets, evaluations, world.again), thread="report")
-            )
+            report = await in_thread(partial(over_sets, evaluations, world.again), "report")
             folder.finish(report)
             return report
 

@@ -18,6 +18,7 @@ MOST_RUNNING_ON = 64
 _GRACE_S = 3e-3
 _MOST_SKIPPED = 1024
 _F = TypeVar("_F", bound=Callable[..., object])
+_T = TypeVar("_T")
 _INLINE = "__agentrl_inline__"
 _running_on: dict[str, set[threading.Thread]] = {}
 
@@ -56,23 +57,25 @@ async def run(work: Callable[[], object], *, thread: str | None) -> object:
         OverrunError: `MOST_RUNNING_ON` threads of that name run on.
         RuntimeError: in its thread it raised a BaseException that is no Exception (exit() and the like).
     """
-    result = work() if thread is None else await _in_thread(work, thread)
+    result = work() if thread is None else await in_thread(work, thread)
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], object], name: str) -> object:
-    """Run `work` in a daemon thread.
+async def in_thread(work: Callable[[], _T], name: str | None) -> _T:
+    """Run `work` in a daemon thread, and return its result as it is; else like `run`.
 
     Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the daemon thread runs on.
     A pool would not do: functions that never return would fill it, and block the exit.
     """
+    if name is None:
+        return work()
     _check_room(name)
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Callable[[], object]] = loop.create_future()
+    done: asyncio.Future[Callable[[], _T]] = loop.create_future()
     context = contextvars.copy_context()
-    ended, outcomes = threading.Event(), list[Callable[[], object]]()
+    ended, outcomes = threading.Event(), list[Callable[[], _T]]()
 
-    def settle(outcome: Callable[[], object]) -> None:
+    def settle(outcome: Callable[[], _T]) -> None:
         if not done.done():
             done.set_result(outcome)
 
@@ -134,7 +137,7 @@ def _check_room(name: str) -> None:
         raise OverrunError(f"{len(threads)} earlier calls overran their time, and still run")
 
 
-def outcome_of(work: Callable[[], object], name: str) -> Callable[[], object]:
+def outcome_of(work: Callable[[], _T], name: str) -> Callable[[], _T]:
     """Run `work` and return a function that returns its result or raises its exception."""
     try:
         result = work()
@@ -143,7 +146,7 @@ def outcome_of(work: Callable[[], object], name: str) -> Callable[[], object]:
     else:
         return lambda: result
 
-    def fail() -> object:
+    def fail() -> _T:
         # A coroutine cannot let StopIteration through.
         if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
             raise cause

@@ -26,7 +26,7 @@ from agentrl.envs.gym.spaces import TextSpace
 from agentrl.envs.values import text_of
 from agentrl.errors import UserError
 from agentrl.runtime.extras import missing_extra
-from agentrl.tools import run
+from agentrl.tools.running import in_thread
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, ToolCall, call, say
 from agentrl.types.seams import ToolSchema
 
@@ -239,13 +239,13 @@ class GymEnv(Env):
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin at the task's seed; `seed` has no effect."""
         self.seed_rng(seed)
-        first = cast(str, await run(lambda: self._playthrough.start(_seed(task)), thread=self._thread))
+        first = await in_thread(lambda: self._playthrough.start(_seed(task)), self._thread)
         rules = [message.text for message in task.prompt if message.text]
         return (Message("user", "\n\n".join([*rules, first])),), {}
 
     async def step(self, action: Message) -> Step:
         """Apply the actions of the calls in their order, until the world ends."""
-        return cast(Step, await run(lambda: self._answer(action), thread=self._thread))
+        return await in_thread(lambda: self._answer(action), self._thread)
 
     def save_state(self) -> Mapping[str, JSON]:
         """The actions so far: the task's seed fixes all else."""
@@ -254,7 +254,7 @@ class GymEnv(Env):
     async def load_state(self, state: Mapping[str, JSON]) -> None:
         """Take the same actions again."""
         actions = cast(list[int | str], state["actions"])
-        await run(lambda: [self._playthrough.take(action) for action in actions], thread=self._thread)
+        await in_thread(lambda: [self._playthrough.take(action) for action in actions], self._thread)
 
     async def close(self) -> None:
         """Close the world."""

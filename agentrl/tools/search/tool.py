@@ -8,11 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from agentrl.errors import ToolRejected
 from agentrl.tools.base import Overrun, Tool
-from agentrl.tools.running import run
+from agentrl.tools.running import in_thread
 from agentrl.tools.schema import describe
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, check_k, hits_of
@@ -118,7 +118,7 @@ class SearchTool(_SearchToolkit):
         index = self.index
         if callable(index):
             # Stored for the next event loop, too.
-            index = self.index = cast(SearchIndex, await run(index, thread="search index"))
+            index = self.index = await in_thread(index, "search index")
         assert not isinstance(index, str | Path), "a path has become a function"
         worker = WorkerThread(self.name)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 from agentrl.tools.running import outcome_of
 
@@ -37,14 +37,14 @@ class WorkerThread:
             RuntimeError: it raised a BaseException that is no Exception (exit() and the like).
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Callable[[], object]] = loop.create_future()
+        done: asyncio.Future[Callable[[], _T]] = loop.create_future()
 
         def job() -> Callable[[], None]:
             return partial(_report, loop, done, outcome_of(work, self._name))
 
         self._idle_thread().do(job)
         outcome = await done
-        return cast(_T, outcome())
+        return outcome()
 
     def close(self) -> None:
         """Let the thread end after its current job."""
@@ -84,14 +84,14 @@ class _Thread:
 
 def _report(
     loop: asyncio.AbstractEventLoop,
-    done: asyncio.Future[Callable[[], object]],
-    outcome: Callable[[], object],
+    done: asyncio.Future[Callable[[], _T]],
+    outcome: Callable[[], _T],
 ) -> None:
     # The loop may be closed by now: then no task waits for this outcome.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, done, outcome)
 
 
-def _settle(done: asyncio.Future[Callable[[], object]], outcome: Callable[[], object]) -> None:
+def _settle(done: asyncio.Future[Callable[[], _T]], outcome: Callable[[], _T]) -> None:
     if not done.done():
         done.set_result(outcome)
