@@ -29,16 +29,38 @@ def __getattr__(name):
         touch(f"{{__name__}}.{{name}}")
     raise AttributeError(name)
 """
-ELSEWHERE = {"agentrl.envs.export.on_nemo_gym", "agentrl.envs.export.on_verifiers"}
-"""Modules that are imported under the interpreters of other libraries."""
+WATCH = f"""
+import os, sys
+from importlib.machinery import SourceFileLoader
+
+load = SourceFileLoader.exec_module
+
+def started():
+    with open(os.environ["{TOUCHED}"], "a") as file:
+        file.write(f"CUDA in {{sys.orig_argv[-1]}}\\n")
+
+def exec_module(self, module):
+    load(self, module)
+    if module.__name__ == "torch.cuda":
+        module._lazy_init = started
+        module.device_count = lambda: int(os.environ.get("CUDA_VISIBLE_DEVICES") != "")
+
+# A rank is on the card, and has none here.
+if not sys.orig_argv[-1].startswith("rank"):
+    SourceFileLoader.exec_module = exec_module
+"""
+"""A sitecustomize: torch sees the cards that its process may see, and writes down who starts CUDA."""
+ELSEWHERE = "agentrl.envs.export.on_"
+"""Modules that are imported under the interpreters of other libraries begin with it."""
 USED = "\n\ndef top_k(scores, k):\n    touch('jax.lax.top_k')\n    return scores, scores\n"
 
 
 def with_packages(folder: Path) -> Path:
-    """A folder with a JAX and a TensorFlow that write down whoever uses them."""
+    """A folder with a JAX, a TensorFlow and a watch of torch that write down whoever uses them."""
     for name, more in (("jax", ""), ("jax/lax", USED), ("tensorflow", "")):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(PACKAGE + more)
+    (folder / "sitecustomize.py").write_text(WATCH)
     return folder
 
 
@@ -53,27 +75,13 @@ def touches(folder: Path, program: str) -> list[str]:
     return touched.read_text().splitlines()
 
 
-def watch_torch() -> None:
-    """Write down who starts CUDA in this process, which torch sees one card in."""
-    import torch
-
-    def started() -> None:
-        with open(os.environ[TOUCHED], "a", encoding="utf-8") as file:
-            file.write("CUDA\n")
-
-    torch.cuda._lazy_init = started
-    torch.cuda.device_count = lambda: 1
-
-
 def everything() -> None:
-    """Import every module of agentrl, and make an index and search it."""
-    watch_torch()
-    import agentrl
-
-    names = [module.name for module in pkgutil.walk_packages(agentrl.__path__, "agentrl.")]
-    for name in names:
-        if not name.endswith(".__main__") and name not in ELSEWHERE:
-            import_module(name)
+    """Import every module, and make an index and search it."""
+    packages = [import_module(name) for name in ("agentrl", "agentrl_simulate", "envs_contrib")]
+    for package in packages:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(".__main__") and not module.name.startswith(ELSEWHERE):
+                import_module(module.name)
     from agentrl.tools.search import Bm25Index
 
     assert "bm25s" not in sys.modules
@@ -100,20 +108,19 @@ def after_jax() -> None:
 
 def run() -> None:
     """Train for a step, with a rank that this process takes to be on the card."""
-    watch_torch()
     import torch
 
     import agentrl
     from tests.flow.runs import TINY
 
     few = {"num_rollout": 1, "eval_episodes": 2, "env": "HopSearch-v0", "trainer": "megatron"}
+    few |= {"inline": False, "num_rollout_workers": 1}
     agentrl.train(quiet=True, output_dir=".", name="run", **{**TINY, **few})
     assert not torch.cuda.is_initialized()
 
 
 def touching() -> None:
     """Do all that the others must not."""
-    watch_torch()
     import jax.lax
     import tensorflow
     import torch
