@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.assembly.cluster import POLICY, fleet_of_model
+from agentrl.assembly.cluster import POLICY, fleet_of_model, run_layout
 from agentrl.assembly.fleet import FleetPlan, ServedAdapters
 from agentrl.assembly.load import load_config
 from agentrl.assembly.places import local_places, local_servers, peak_of_ranks
@@ -207,8 +207,8 @@ AS_THE_HEADER_SAYS = {
         (EIGHT, [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]),
     ),
 }
-# These need a cluster.
-SEVERAL_MACHINES = {"math-deepseek-r1.toml", "math-glm4.5-air.toml"}
+# These need a cluster: machines, and GPUs of a server.
+SEVERAL_MACHINES = {"math-deepseek-r1.toml": (16, 64), "math-glm4.5-air.toml": (2, 8)}
 RUN_FILES = {
     **{
         str(path.relative_to(EXAMPLES)): path
@@ -220,7 +220,7 @@ RUN_FILES = {
 """Ranks and servers on eight GPUs: `four train (Megatron), four sample (SGLang)`, `on the same GPUs`."""
 
 
-@pytest.mark.parametrize("name", sorted(RUN_FILES.keys() - SEVERAL_MACHINES))
+@pytest.mark.parametrize("name", sorted(RUN_FILES.keys() - SEVERAL_MACHINES.keys()))
 def test_every_run_file_has_the_gpus_that_its_header_names(monkeypatch, name):
     monkeypatch.setenv(VARIABLE, "0,1,2,3,4,5,6,7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
@@ -231,11 +231,24 @@ def test_every_run_file_has_the_gpus_that_its_header_names(monkeypatch, name):
     assert places.notice is None
 
 
+@pytest.mark.parametrize(("name", "machines", "of_a_server"), [(n, *m) for n, m in SEVERAL_MACHINES.items()])
+def test_a_run_file_for_several_machines_shares_all_their_gpus(name, machines, of_a_server):
+    """Two servers have all GPUs, each one once; so have the ranks: one each, neighbours on one machine."""
+    layout = run_layout(load_config(RUN_FILES[name], {}), has_gpus=True)
+    all_gpus = [(machine, gpu) for machine in range(machines) for gpu in range(8)]
+    assert [bundle.gpus for bundle in layout.bundles] == [8] * machines
+    assert [(slot.bundle, *slot.gpus) for slot in layout.ranks] == all_gpus
+    assert [(slot.bundle, gpu) for slot in layout.servers for gpu in slot.gpus] == all_gpus
+    assert 2 * of_a_server == len(all_gpus)
+
+
 def test_no_header_of_a_run_file_is_forgotten():
     headers = {name: path.read_text().partition("\n\n")[0] for name, path in RUN_FILES.items()}
     of_gpus = {name for name, header in headers.items() if "GPU" in header}
-    assert of_gpus - SEVERAL_MACHINES == AS_THE_HEADER_SAYS.keys()
-    assert {name for name in of_gpus if "machines with eight GPUs" in headers[name]} == SEVERAL_MACHINES
+    assert of_gpus - SEVERAL_MACHINES.keys() == AS_THE_HEADER_SAYS.keys()
+    assert {
+        name for name in of_gpus if "machines with eight GPUs" in headers[name]
+    } == SEVERAL_MACHINES.keys()
 
 
 @pytest.mark.parametrize(
