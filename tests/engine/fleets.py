@@ -8,8 +8,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from agentrl.engine.config import Role
 from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
@@ -67,9 +69,11 @@ async def sglang_fleet(
     device: str = "cpu",
     context_len: int = 256,
     model: Path | None = None,
+    gpus: Sequence[str] = (),
+    roles: Sequence[Role] = ("regular",),
     **arguments: object,
 ) -> AsyncIterator[Fleet]:
-    """Real SGLangs. model: None = the first tiny one."""
+    """Real SGLangs: `count` of each role, with as many of the GPUs. model: None = the first tiny one."""
     limits = {"max_running_requests": 4, "max_total_tokens": 4 * context_len, "context_length": context_len}
     settings = ServerSettings(
         model=model or save_tiny(folder / "model", context_len=context_len),
@@ -79,7 +83,12 @@ async def sglang_fleet(
         python=sglang_python(),
         python_path=(LOADER_FOLDER, plugin_folder(folder / "plugin")),
     )
-    async with Servers(ServerReplicas(settings, count=count)) as servers:
+    each = len(gpus) // len(roles)
+    groups = [
+        ServerReplicas(replace(settings, role=role), count, gpus[n * each : (n + 1) * each])
+        for n, role in enumerate(roles)
+    ]
+    async with Servers(*groups) as servers:
         policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
         fleet = Fleet(servers.servers, servers.router, policy, SharedMemory(), _no_op, health).watch()
         try:

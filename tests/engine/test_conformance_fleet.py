@@ -58,3 +58,12 @@ async def test_real_servers_keep_their_promises_under_new_weights(tmp_path, coun
     async with sglang_fleet(tmp_path, count, context_len=1024) as fleet:
         await keeps_all(subject_of(fleet, FLEET_CAPS, 1022), CHECKS[:-1])
         assert fleet.incidents == []
+
+
+@pytest.mark.full
+async def test_a_real_server_of_two_tensor_parallel_ranks_keeps_its_promises(tmp_path, monkeypatch):
+    # SGLang binds each rank to cores, and asks a NUMA node for each where it is not told.
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    async with sglang_fleet(tmp_path, 1, tp_size=2) as fleet:
+        await keeps_all(subject_of(fleet, FLEET_CAPS, 254), CHECKS[:-1])
+        assert fleet.incidents == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 
 import pytest
+import torch
 
 from agentrl.engine.conformance import CHECKS
 from agentrl.engine.sglang import SGLangPolicy
@@ -16,8 +18,18 @@ from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_o
 from tests.engine.test_fleet import publish, start_request
 
 pytestmark = pytest.mark.gpu
+
+
+def _has_nixl(python: str) -> bool:
+    found = "import sys; from importlib.util import find_spec; sys.exit(find_spec('nixl') is None)"
+    return subprocess.run([python, "-c", found], check=False).returncode == 0
+
+
 GIVEN = [python] if (python := os.environ.get("AGENTRL_SGLANG_PYTHON")) else []
 """The interpreter of an SGLang that is built for GPUs. What `make sglang-cpu` installs is for the CPU."""
+ON_TWO_GPUS = GIVEN if torch.cuda.device_count() > 1 else []
+WITH_TRANSFER = [python for python in ON_TWO_GPUS if _has_nixl(python)]
+"""nixl moves keys and values between servers; SGLang has no such transfer on one card, or on the CPU."""
 ON_GPU = {"attention_backend": "triton", "sampling_backend": "pytorch"}
 MEAN, FURTHEST = 0.016, 0.07
 """Differences of logprobs where engine, trainer or both compute in bfloat16, in the mean of many tokens and
@@ -34,6 +46,30 @@ async def test_a_server_on_a_gpu_keeps_its_promises_under_new_weights(tmp_path, 
         assert fleet.incidents == []
         (log,) = tmp_path.glob("server-0.log")
         assert "dtype='bfloat16'" in log.read_text()
+
+
+@pytest.mark.parametrize("agentrl_sglang_python", ON_TWO_GPUS)
+async def test_a_server_over_two_gpus_keeps_its_promises_under_new_weights(tmp_path, agentrl_sglang_python):
+    arguments = {**ON_GPU, "mem_fraction_static": 0.3, "tp_size": 2}
+    async with sglang_fleet(
+        tmp_path, 1, device="cuda", context_len=2048, gpus=("0", "1"), **arguments
+    ) as fleet:
+        await keeps_all(subject_of(fleet, FLEET_CAPS, 2046, FURTHEST), CHECKS[:-1])
+        assert fleet.incidents == []
+
+
+@pytest.mark.parametrize("agentrl_sglang_python", WITH_TRANSFER)
+async def test_a_server_that_prefills_and_one_that_decodes_keep_the_promises_of_one(
+    tmp_path, agentrl_sglang_python
+):
+    """Keys and values go from one card to the other, and so do the log-probabilities and the versions."""
+    arguments = {**ON_GPU, "mem_fraction_static": 0.3, "disaggregation_transfer_backend": "nixl"}
+    roles = ("prefill", "decode")
+    async with sglang_fleet(
+        tmp_path, 1, device="cuda", context_len=2048, gpus=("0", "1"), roles=roles, **arguments
+    ) as fleet:
+        await keeps_all(subject_of(fleet, FLEET_CAPS, 2046, FURTHEST), CHECKS[:-1])
+        assert fleet.incidents == []
 
 
 @pytest.mark.parametrize("agentrl_sglang_python", GIVEN)

@@ -44,7 +44,10 @@ def test_two_processes_share_the_memory_of_a_card_and_give_it_back():
 
 
 @pytest.mark.parametrize("agentrl_sglang_python", GIVEN)
-async def test_a_rank_publishes_to_a_server_on_its_card_without_the_host(tmp_path, agentrl_sglang_python):
+@pytest.mark.parametrize("card", ["0", "1"][: max(torch.cuda.device_count(), 1)])
+async def test_a_rank_publishes_to_a_server_on_its_card_or_another_without_the_host(
+    tmp_path, card, agentrl_sglang_python
+):
     model = save_tiny(tmp_path / "model")
     plan = MegatronPlan(
         layout=MegatronConfig(),
@@ -52,7 +55,7 @@ async def test_a_rank_publishes_to_a_server_on_its_card_without_the_host(tmp_pat
         models={"old": str(model)},
     )
     arguments = {**ON_GPU, "mem_fraction_static": 0.3}
-    async with sglang_fleet(tmp_path, 1, device="cuda", context_len=2048, **arguments) as fleet:
+    async with sglang_fleet(tmp_path, 1, device="cuda", context_len=2048, gpus=(card,), **arguments) as fleet:
         fleet.sink._sink._transport = transport = CudaIpc()
         trainer = megatron_trainer(plan, tmp_path / "ranks")
         policy = fleet.policy
