@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -98,15 +99,16 @@ class GreedyBaseline:
         outcomes: dict[RolloutId, float] = {}
         for group in groups:
             greedy = {episode.id for episode in group.greedy}
+            if not greedy:
+                raise ValueError(
+                    f"remax compares with a sibling that was played greedily, and group {group.id} has "
+                    "none; play with advantage_estimator = remax, or choose another one"
+                )
             for agent in group.trained_agents:
                 totals = {verdict.rollout_id: verdict.total for _, verdict in group.siblings(agent)}
                 baseline = [total for id, total in totals.items() if id.episode in greedy]
-                if not baseline:
-                    raise ValueError(
-                        f"remax compares with a sibling that was played greedily, and group {group.id} has "
-                        "none; play with advantage_estimator = remax, or choose another one"
-                    )
-                outcomes |= {id: total - float(np.mean(baseline)) for id, total in totals.items()}
+                # A sub-agent that nobody called in the greedy episode is compared with nothing.
+                outcomes |= {id: total - fmean(baseline or [total]) for id, total in totals.items()}
         return penalised(tokens.spread(outcomes), self.kl, tokens, scores)
 
 

@@ -231,8 +231,13 @@ class Episode:
 
     @property
     def trained_agents(self) -> tuple[str, ...]:
-        """The agents that the trained policy played."""
-        return tuple(agent for agent in self.agents if agent not in self.frozen_agents)
+        """The agents that the trained policy played: of several those with a turn, if any has one.
+
+        A sub-agent that nobody called has done nothing that a reward could be for.
+        """
+        own = tuple(agent for agent in self.agents if agent not in self.frozen_agents)
+        acted = {trajectory.agent for trajectory in self.trajectories if trajectory.turns}
+        return tuple(agent for agent in own if agent in acted) or own
 
     @property
     def is_greedy(self) -> bool:
@@ -388,10 +393,10 @@ class Group:
         return replace(self, episodes=episodes, verdicts=verdicts)
 
     def siblings(self, agent: str) -> tuple[Rollout, ...]:
-        """The rollouts of one agent in each episode: they have the same role and can be compared."""
-        episodes = {episode.id: episode for episode in self.episodes}
+        """The rollouts of a trained agent in the episodes that it played: they can be compared."""
+        episodes = {episode.id: episode for episode in self.episodes if agent in episode.trained_agents}
         verdicts = (verdict for verdict in self.verdicts if verdict.agent == agent)
-        return tuple(Rollout(episodes[verdict.episode_id], verdict) for verdict in verdicts)
+        return tuple(Rollout(episodes[v.episode_id], v) for v in verdicts if v.episode_id in episodes)
 
     def verdicts_of(self, episode: Episode) -> tuple[Verdict, ...]:
         """The verdicts of one of its episodes, in the order of its agents."""

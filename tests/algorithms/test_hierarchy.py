@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from agentrl.algorithms.baselines import rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.controls import RoleBaselines
 from agentrl.algorithms.estimators import Gae, ReinforcePlusPlus
 from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.group_relative import (
@@ -124,6 +125,12 @@ def test_credit_agrees_with_loops_over_rollouts(roles, shares, split, drawn):
     assert own == pytest.approx(naive(groups, roles, shares), abs=1e-3, rel=1e-3)
 
 
+@given(st.lists(st.lists(rewards_of_episodes(), min_size=1, max_size=4), min_size=1, max_size=3))
+def test_without_a_hierarchy_too_only_those_who_acted_are_compared(drawn):
+    groups = [grouped(f"g{n}", *episodes) for n, episodes in enumerate(drawn)]
+    assert credited(GroupRelative(), groups) == pytest.approx(naive(groups, {}, {}), abs=1e-3, rel=1e-3)
+
+
 def test_a_small_group_worked_out_by_hand():
     """A planner that succeeds once, with two searchers, with one, and with none."""
     groups = [
@@ -208,6 +215,48 @@ def test_every_estimator_keeps_its_contract_in_a_hierarchy(estimator):
     check_estimator(Hierarchical(estimator, Hierarchy()))
 
 
+CALLED = [
+    {"planner": 0.0, "searcher_0": 1.0},
+    {"planner": 0.0, "searcher_1": 1.0},
+    {"planner": 0.0, "searcher_0": 1.0, "searcher_1": 1.0},
+    {"planner": 0.0},
+]
+"""Whoever is called earns the same each time, so nothing is to be learned."""
+
+
+# With a discount of 1, since turns of one state are compared, whenever they are.
+COMPARING = [GroupRelative(), StateRelative(1.0), LengthWeighted(), OptimalToken(), TurnRelative()]
+
+
+@pytest.mark.parametrize("estimator", COMPARING, ids=lambda e: type(e).__name__)
+def test_calling_a_sub_agent_is_no_merit_of_the_sub_agent(estimator):
+    groups = [grouped("g", *CALLED)]
+    samples = samples_in(groups)
+    squares = tuple(np.full(len(s.token_ids), 0.9, np.float32) for s in samples)
+    for values in arrays_of(
+        estimator, groups, samples, replace(of_engine(samples), sum_pi_squared=squares)
+    ).advantages:
+        assert not values.any()
+
+
+def test_a_baseline_of_a_role_is_of_those_who_acted():
+    (group,) = groups = [grouped("g", *CALLED)]
+    baselines = RoleBaselines(decay=0.5)
+    baselines.observe(groups)
+    assert baselines.means == {"planner": 0.0, "searcher_0": 0.75, "searcher_1": 0.75}
+    assert [len(group.siblings(name)) for name in AGENTS] == [4, 2, 2, 0]
+    assert group.trained_agents == AGENTS[:3]
+    assert {v.total for v in group.trained_verdicts} == {0.0, 1.0}
+    assert not has_signal(group)
+
+
+def test_where_nobody_acted_all_are_compared():
+    """A prompt that is too long for the first agent, say."""
+    group = grouped("g", {}, {"planner": 1.0})
+    assert group.episodes[0].trained_agents == AGENTS
+    assert [r.verdict.total for r in group.siblings("planner")] == [9.0, 1.0]
+
+
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: type(e).__name__)
 def test_with_agents_of_their_own_roles_who_all_act_nothing_changes(estimator):
     groups = [
@@ -228,7 +277,7 @@ def test_greedy_siblings_of_a_role_are_its_baseline():
     sampled, greedy = ({"planner": r, "searcher_0": r} for r in (1.0, 0.25))
     made = grouped("g", sampled, greedy)
     likeliest = made.episodes[1]
-    turns = [
+    turns = tuple(
         replace(
             t,
             turns=tuple(
@@ -237,10 +286,17 @@ def test_greedy_siblings_of_a_role_are_its_baseline():
             ),
         )
         for t in likeliest.trajectories
-    ]
-    made = replace(made, episodes=(made.episodes[0], replace(likeliest, trajectories=tuple(turns))))
+    )
+    made = replace(made, episodes=(made.episodes[0], replace(likeliest, trajectories=turns)))
     own = credited(Hierarchical(GreedyBaseline(), Hierarchy(ROLES)), [made])
     assert own["g.0", "searcher_0"] == own["g.0", "planner"] == pytest.approx(0.75)
+
+    called = grouped("g", sampled, {"planner": 0.25})
+    called = replace(called, episodes=(called.episodes[0], replace(made.episodes[1], trajectories=turns[:1])))
+    # Nobody called the searcher in the greedy episode, so it is compared with nothing.
+    for estimator in (GreedyBaseline(), Hierarchical(GreedyBaseline(), Hierarchy(ROLES))):
+        own = credited(estimator, [called])
+        assert (own["g.0", "planner"], own["g.0", "searcher_0"]) == (0.75, 0.0)
 
 
 def test_a_group_whose_agents_differ_only_from_each_other_has_a_signal_in_the_role():
@@ -255,6 +311,7 @@ def test_a_group_whose_agents_differ_only_from_each_other_has_a_signal_in_the_ro
     # Of one that differs by agents that were not called, nothing is left.
     idle = grouped("i", {"planner": 1.0, "searcher_0": 9.0}, {"planner": 1.0, "searcher_1": 9.0})
     assert build_is_idle(AlgorithmConfig(**settings))(idle)
+    assert build_is_idle(AlgorithmConfig())(idle)
 
 
 def test_shaping_comes_first_and_is_shared():

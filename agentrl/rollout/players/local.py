@@ -50,7 +50,7 @@ class LocalPlayer:
         plan: PlayerPlan,
         log: Path,
         events: PlayerEvents,
-        variables: Mapping[str, str],
+        variables: Mapping[str, str] = NO_GPU,
     ) -> None:
         self.log = log
         self._child = Child(plan.module, (), log, variables)
