@@ -45,8 +45,8 @@ class HeldOutSet(NamedTuple):
     again: str | None = None
 
     def num_prompts(self, name: str, n: int) -> int:
-        """How many prompts are played: all `n`, starting over at the end; of a named set, each once."""
-        return min(n, len(self.tasks)) if self.seeded_by(name) else n
+        """How many prompts are played: of data, at most all; of an environment's tasks, `n` worlds."""
+        return min(n, len(self.tasks)) if self.own.path or self.seeded_by(name) else n
 
     def seeded_by(self, name: str) -> str:
         """The name of the set that seeds its episodes. name: its own."""

@@ -28,8 +28,8 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     """Settings of the episodes and of sampling."""
 
     n: Count = 512
-    """Prompts to play, in their order and starting over at the end, or at most of each named set (count);
-    each is played n_samples_per_eval_prompt times."""
+    """Prompts to play, in their order (count): of data at most all of each set; the tasks of an environment
+    start over at the end, each time in another world. Each is played n_samples_per_eval_prompt times."""
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature; 0 = greedy."""
     split: str = "test"

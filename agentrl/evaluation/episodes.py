@@ -6,7 +6,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +18,8 @@ from agentrl.envs.opponents import AgentsOf
 from agentrl.envs.scoring import Marked, Scored
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
-from agentrl.evaluation.report import EvalReport, EvalSetting, scores_of, spent_on, summarize
-from agentrl.evaluation.statistics import paired_difference
+from agentrl.evaluation.report import EvalReport, EvalSetting, scores_by_unit, scores_of, spent_on, summarize
+from agentrl.evaluation.statistics import paired_difference, pooled
 from agentrl.records import Entry, Outcome
 from agentrl.runtime.activity import in_play
 from agentrl.runtime.stage import all_of
@@ -109,21 +109,18 @@ def over_sets(
 
 
 def _against(first: Evaluation, second: Evaluation) -> EvalReport:
-    """The report of the second, with the difference of its mean score to the first's, episode by episode."""
-    return replace(second.report, difference=paired_difference(_by_prompt(first), _by_prompt(second)))
+    """The report of the second, with the difference of its mean score to the first's, task by task."""
+    return replace(second.report, difference=paired_difference(_by_unit(first), _by_unit(second)))
 
 
-def _by_prompt(evaluation: Evaluation) -> Mapping[str, Sequence[float]]:
-    """The scores of the episodes of each prompt, by the id of its first."""
-    return by_prompt(scores_of(evaluation.episodes, evaluation.verdicts).items())
+def _by_unit(evaluation: Evaluation) -> Mapping[str, Sequence[float]]:
+    scores = scores_of(evaluation.episodes, evaluation.verdicts)
+    return pooled(scores_by_unit(evaluation.episodes, scores))
 
 
-def by_prompt(scores: Iterable[tuple[str, float]]) -> Mapping[str, list[float]]:
-    """Scores with the ids of their episodes, by the id of the first episode of each prompt."""
-    grouped: defaultdict[str, list[float]] = defaultdict(list)
-    for id, score in scores:
-        grouped[_SAMPLE.sub("", id)].append(score)
-    return grouped
+def first_of(id: str) -> str:
+    """The id of the first episode of the prompt that an episode plays."""
+    return _SAMPLE.sub("", id)
 
 
 def _over(evaluations: Mapping[str, Evaluation]) -> EvalReport:

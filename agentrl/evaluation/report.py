@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from agentrl.envs.scoring import ENV, UNUSABLE
-from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, num_solved, pass_at_k
+from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, num_solved, pass_at_k, pooled, units_of
 from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
 from agentrl.view.result import ShownResult
 
@@ -31,9 +31,9 @@ class EvalReport:
         tokens, at the configured prices; None = no prices.
     tool_ms: mean milliseconds of a call, by tool. tool_took: numbers of calls by tool and by the upper end of
         the latency bin. tool_failures: calls that failed their episode, by tool and kind.
-    samples: most episodes of one task in one world. pass_at: pass@k by k, over the tasks with as many scored
-        episodes; empty where tasks are played once. sets: the reports of named sets of prompts; this one is
-        then over all of them.
+    tasks: different ones that were scored (count). samples: most episodes of one task in one world. pass_at:
+        pass@k by k, over the tasks with as many scored episodes; empty where tasks are played once.
+    sets: the reports of named sets of prompts; this one is then over all of them.
     difference: of a set that was played once more in another way, the mean difference of its scores to those
         of the same episodes as they are.
     spent: where sets were played once more, the requests to an endpoint, its tokens and their cost, over all
@@ -62,6 +62,7 @@ class EvalReport:
     turns: float
     policy_tokens: float
     seconds: float
+    tasks: int = 0
     samples: int = 1
     pass_at: Mapping[str, float] = field(default_factory=dict)
     sets: Mapping[str, EvalReport] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class EvalReport:
         """The report as names and values, for people."""
         failed = sum(self.failures.values())
         rows = {**self.scores(), **{f"reward, {name}": f"{value:.3f}" for name, value in self.parts.items()}}
-        rows |= {"episodes scored": str(self.n), "episodes failed": str(failed)}
+        rows |= {"episodes scored": str(self.n), "episodes failed": str(failed), "tasks": str(self.tasks)}
         rows |= {f"failed: {kind}": str(count) for kind, count in self.failures.items()}
         rows |= {
             "turns per episode": f"{self.turns:.2f}",
@@ -161,9 +162,9 @@ def summarize(
     scores = [score_of[episode.id] for episode in scored]
     usage = _usage_of(episodes)
     tools = total_tools(scored)
-    by_task = scores_by_task(scored, scores)
-    samples = max(Counter(task_key(episode) for episode in episodes).values(), default=1)
-    mean = mean_of(list(by_task.values())) or _NO_SCORE
+    units = scores_by_unit(scored, score_of)
+    samples = max(Counter((episode.task.id, episode.seed) for episode in episodes).values(), default=1)
+    mean = mean_of([*pooled(units).values()]) or _NO_SCORE
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
@@ -185,8 +186,9 @@ def summarize(
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
+        tasks=len({episode.task.id for episode in scored}),
         samples=samples,
-        pass_at=_pass_at(list(by_task.values()), samples),
+        pass_at=_pass_at([scores for prompts in units.values() for scores in prompts.values()], samples),
         versions=version_shares(scored),
     )
 
@@ -220,19 +222,12 @@ def _of_policy(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list
     return [verdict for verdict in verdicts if verdict.rollout_id in played]
 
 
-def task_key(episode: Episode) -> tuple[str, int]:
-    """The task and the world that siblings share."""
-    return episode.task.id, episode.seed
-
-
-def scores_by_task(
-    episodes: Sequence[Episode], scores: Sequence[float]
-) -> dict[tuple[str, int], list[float]]:
-    """The scores of the episodes of each task in one world."""
-    by_task: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for episode, score in zip(episodes, scores, strict=True):
-        by_task[task_key(episode)].append(score)
-    return dict(by_task)
+def scores_by_unit(
+    episodes: Sequence[Episode], score_of: Mapping[str, float]
+) -> dict[str, dict[str, list[float]]]:
+    """The scores of the scored episodes, by what intervals are computed over, see `units_of`."""
+    scored = (episode for episode in episodes if episode.id in score_of)
+    return units_of((e.task.id, f"{e.task.id}/{e.seed}", score_of[e.id]) for e in scored)
 
 
 def _pass_at(scores: Sequence[Sequence[float]], samples: int) -> dict[str, float]:

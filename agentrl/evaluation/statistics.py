@@ -1,7 +1,8 @@
 """Means and pass@k over tasks, with their 95% confidence intervals.
 
 Episodes of one task are not independent of each other, so tasks are the units (clusters) that intervals are
-computed over. There are two methods, and every estimate names its own:
+computed over, in however many worlds each is played; of a single task, its worlds are. There are two methods,
+and every estimate names its own:
 
     wilson      a score of 0 or 1, one for each task: Wilson's interval (Wilson 1927). Also where all episodes
                 of all tasks agree, or there is a single task: resampling would give no width. Of a
@@ -12,7 +13,8 @@ computed over. There are two methods, and every estimate names its own:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import comb
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeAlias
@@ -33,6 +35,8 @@ _BINARY = (0.0, 1.0)
 
 Scores: TypeAlias = Sequence[Sequence[float]]
 """The scores of the episodes of each task."""
+Units: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]
+"""The scores of the episodes of each prompt of each unit, see `units_of`."""
 
 
 class Estimate(NamedTuple):
@@ -74,9 +78,32 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def pass_of(scores: Scores, k: int) -> Estimate | None:
-    """pass@k over the tasks with at least k episodes. None = there is no such task."""
-    return mean_of([[pass_at_k(len(task), num_solved(task), k)] for task in scores if len(task) >= k])
+def pass_of(units: Units, k: int) -> Estimate | None:
+    """pass@k over the prompts with at least k episodes. None = there is no such prompt."""
+    return mean_of(
+        [
+            [pass_at_k(len(scores), num_solved(scores), k) for scores in prompts.values() if len(scores) >= k]
+            for prompts in units.values()
+        ]
+    )
+
+
+def units_of(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, list[float]]]:
+    """The scores of prompts, a prompt being a task in one world, by their unit: the task.
+
+    Of a single task, each prompt is a unit, for nothing else varies. scores: task, prompt and score.
+    """
+    units: dict[str, dict[str, list[float]]] = {}
+    for task, prompt, score in scores:
+        units.setdefault(task, {}).setdefault(prompt, []).append(score)
+    if len(units) > 1:
+        return units
+    return {prompt: {prompt: own} for prompts in units.values() for prompt, own in prompts.items()}
+
+
+def pooled(units: Units) -> dict[str, list[float]]:
+    """All scores of each unit."""
+    return {unit: [*chain.from_iterable(prompts.values())] for unit, prompts in units.items()}
 
 
 def num_solved(scores: Sequence[float]) -> int:

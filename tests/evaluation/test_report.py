@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,38 @@ def test_episodes_that_all_agree_have_an_interval():
     low, high = stats.binomtest(8, 8).proportion_ci(method="wilson")
     assert (report.mean, report.low, report.high) == pytest.approx((1.0, low, high))
     assert report.scores()["mean"] == "1.000 (0.676 to 1.000)"
+
+
+def test_a_task_that_is_played_again_is_no_further_task():
+    """Of two tasks, one is always solved: whatever the number of episodes, that is what is known."""
+    wide = report_of([1.0, 0.0])
+    episodes = [replace(episode(f"e{n}"), task=Task.ask(f"t{n % 2}", "?")) for n in range(400)]
+    report = report_of([float(n % 2) for n in range(400)], episodes=episodes)
+    assert (report.n, report.tasks, report.mean) == (400, 2, 0.5)
+    assert report.high - report.low >= wide.high - wide.low > 0.5
+    assert dict(report.rows())["tasks"] == "2"
+
+
+def test_only_agents_with_a_turn_are_in_the_score():
+    turns = (Turn((), say("x"), turn_tokens(5, 2), 0),)
+    both = ("planner", "searcher")
+    episodes = [
+        replace(episode("e0"), agents=both, trajectories=(Trajectory(turns, agent="planner"),)),
+        replace(
+            episode("e1"),
+            agents=both,
+            trajectories=tuple(
+                Trajectory((replace(turns[0], step=n),), agent=name) for n, name in enumerate(both)
+            ),
+        ),
+    ]
+    verdicts = [
+        Verdict(f"e{n}", "env", score, agent=name)
+        for n, of_both in enumerate([(1.0, 0.0), (1.0, 1.0)])
+        for name, score in zip(both, of_both, strict=True)
+    ]
+    report = summarize(episodes, verdicts, SETTING, seconds=1.0)
+    assert (report.mean, report.by) == (1.0, {"agent=planner": 1.0, "agent=searcher": 1.0})
 
 
 def test_without_a_score_there_is_no_interval():

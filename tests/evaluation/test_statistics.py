@@ -17,6 +17,8 @@ from agentrl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
     pass_of,
+    pooled,
+    units_of,
 )
 
 TRIALS = 400
@@ -45,11 +47,33 @@ def test_pass_at_k_of_many_episodes_is_exact():
 
 
 def test_pass_of_leaves_out_tasks_with_too_few_episodes_and_counts_whole_successes():
-    scores = [[1.0, 0.0], [0.0, 0.0], [1.0]]
-    assert pass_of(scores, 1).value == pytest.approx((0.5 + 0.0 + 1.0) / 3)
-    assert pass_of(scores, 2).value == pytest.approx(0.5)
-    assert pass_of(scores, 3) is None
-    assert pass_of([[0.9, 0.2]], 2).value == 0.0
+    units = played_once([[1.0, 0.0], [0.0, 0.0], [1.0]])
+    assert pass_of(units, 1).value == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert pass_of(units, 2).value == pytest.approx(0.5)
+    assert pass_of(units, 3) is None
+    assert pass_of(played_once([[0.9, 0.2]]), 2).value == 0.0
+
+
+def played_once(scores):
+    """The units of tasks, each in one world."""
+    return units_of((f"t{n}", f"t{n}", score) for n, task in enumerate(scores) for score in task)
+
+
+def test_a_task_in_ten_worlds_is_one_task():
+    """Its worlds are alike here, so they say nothing more, and the interval is as wide."""
+    rng = np.random.default_rng(1)
+    solved = [float(score) for score in rng.random(30) < 0.4]
+    often = units_of((f"t{n}", f"w{world}", score) for world in range(10) for n, score in enumerate(solved))
+    once = mean_of([[score] for score in solved])
+    estimate = mean_of([*pooled(often).values()])
+    assert estimate.value == pytest.approx(once.value)
+    assert estimate.high - estimate.low == pytest.approx(once.high - once.low, rel=0.1)
+    assert pass_of(often, 1)[:3] == pytest.approx(estimate[:3])
+
+
+def test_of_a_single_task_its_worlds_are_what_varies():
+    units = units_of(("t", f"w{n}", float(n % 2)) for n in range(20))
+    assert mean_of([*pooled(units).values()]) == mean_of([[float(n % 2)] for n in range(20)])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +170,8 @@ def test_intervals_of_pass_at_k_hold_the_truth_in_95_of_100_samples():
     """pass@2 is 1 - E[(1 - p)^2] = 1 - b (b + 1) / ((a + b) (a + b + 1)) for p of Beta(a, b)."""
 
     def sample(rng):
-        return pass_of(rng.binomial(1, rng.beta(2, 3, size=(64, 1)), size=(64, 4)).astype(float).tolist(), 2)
+        drawn = rng.binomial(1, rng.beta(2, 3, size=(64, 1)), size=(64, 4)).astype(float).tolist()
+        return pass_of(played_once(drawn), 2)
 
     assert 0.92 <= coverage(sample, 1 - 3 * 4 / (5 * 6)) <= 0.98
 

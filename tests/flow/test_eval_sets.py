@@ -11,9 +11,10 @@ import pytest
 
 import agentrl
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.data import HeldOutSet
+from agentrl.assembly.data import HeldOutSet, eval_sets
 from agentrl.cli import main
 from agentrl.config import parse, read_toml
+from agentrl.data.config import ColumnChoice
 from agentrl.data.eval_sets import EvalSet
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
@@ -117,6 +118,12 @@ def test_a_resumed_run_reads_the_evaluations_of_its_sets(run):
 def test_sets_are_written_to_the_configuration_and_read_again(run):
     config = parse(RunConfig, read_toml(run.folder / "config.toml"), source="config.toml")
     assert config.eval.eval_prompt_data == SETS
+
+
+def test_rows_of_data_are_played_once_and_tasks_of_an_environment_again():
+    (rows,) = eval_sets(f"{PROMPTS}@[:3]", ColumnChoice(input_key="question"), split="test", n=9).values()
+    assert (rows.num_prompts("", 2), rows.num_prompts("", 9)) == (2, 3)
+    assert HeldOutSet(rows.tasks).num_prompts("", 9) == 9
 
 
 OWN = {

@@ -13,10 +13,10 @@ from agentrl.config import Section
 from agentrl.engine.chat.settings import Prices
 from agentrl.envs.scoring import UNUSABLE
 from agentrl.errors import ConfigError
-from agentrl.evaluation.episodes import Evaluation, PlannedEpisode, by_prompt
+from agentrl.evaluation.episodes import Evaluation, PlannedEpisode, first_of
 from agentrl.evaluation.identity import EvalIdentity, task_digest
 from agentrl.evaluation.report import policy_tokens_of, scores_of
-from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, pass_of
+from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, pass_of, pooled, units_of
 from agentrl.runtime.files import write_text
 from agentrl.runtime.ownership import read_file
 from agentrl.types import JSON, Ending, Episode, Usage
@@ -118,24 +118,20 @@ class CellResult(Section):
         return dict(scores)
 
     @property
-    def clusters(self) -> list[list[float]]:
-        """The scores of the episodes of each prompt, which share a world."""
-        chunks = [self.episodes[k : k + self.samples] for k in range(0, len(self.episodes), self.samples)]
-        return [[e.score for e in chunk if e.score is not None] for chunk in chunks]
-
-    @property
-    def by_prompt(self) -> Mapping[str, Sequence[float]]:
-        """The scores of the episodes of each prompt, by the id of its first."""
-        return by_prompt((e.id, e.score) for e in self.episodes if e.score is not None)
+    def units(self) -> dict[str, dict[str, list[float]]]:
+        """The scores by what intervals are computed over, see `units_of`."""
+        scored = ((e.task, first_of(e.id), e.score) for e in self.episodes)
+        return units_of((task, prompt, score) for task, prompt, score in scored if score is not None)
 
     def row(self, prices: Prices | None, folder: str) -> dict[str, JSON]:
         """The row of the table. prices: None = no cost. folder: of the cell, below that of the benchmark."""
         report = cast(dict[str, dict[str, int]], self.report)
         usage = Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
         cost = None if prices is None else prices.cost(usage)
-        clusters, counts = self.clusters, report["counts"]
+        units, counts = self.units, report["counts"]
+        clusters = [*pooled(units).values()]
         num_scored = sum(map(len, clusters))
-        pass_at = {str(k): pass_of(clusters, k) for k in ks_of(self.samples)} if self.samples > 1 else {}
+        pass_at = {str(k): pass_of(units, k) for k in ks_of(self.samples)} if self.samples > 1 else {}
         violations = {name: counts[name] for name in VIOLATIONS if counts.get(name)}
         return {
             "env": self.env,
@@ -144,6 +140,7 @@ class CellResult(Section):
             "error": None,
             "planned": self.planned,
             "scored": num_scored,
+            "tasks": len(self.by_task),
             "samples": self.samples,
             "mean": as_json(mean_of(clusters)),
             "pass_at": {k: as_json(estimate) for k, estimate in pass_at.items()},

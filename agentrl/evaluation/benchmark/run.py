@@ -29,7 +29,7 @@ from agentrl.evaluation.identity import (
     settings_of,
 )
 from agentrl.evaluation.record import EpisodeRecord
-from agentrl.evaluation.statistics import paired_difference
+from agentrl.evaluation.statistics import paired_difference, pooled
 from agentrl.evaluation.world import EvalWorld, broken_name
 from agentrl.records.history import locked
 from agentrl.runtime.collector import rare_collections
@@ -304,7 +304,7 @@ class _Run:
         folder = str(cell.path.relative_to(self.folder))
         row = result.row(None if prices is None else prices.as_prices(), folder)
         self.rows[cell.row, cell.policy] = {**row, "again": cell.again}
-        self.scores[cell.row, cell.policy] = result.by_prompt
+        self.scores[cell.row, cell.policy] = pooled(result.units)
 
     def _fail(self, cell: Cell, error: str) -> None:
         self.rows[cell.row, cell.policy] = unplayed_row(cell.row, cell.policy, error)

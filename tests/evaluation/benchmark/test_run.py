@@ -215,7 +215,7 @@ def test_samples_give_pass_at_k_and_bootstrap_intervals(tmp_path):
     assert row["pass_at"]["1"]["value"] <= row["pass_at"]["2"]["value"] <= row["pass_at"]["4"]["value"]
     (cell,) = (tmp_path / "b" / "cells").iterdir()
     result = CellResult.read(cell)
-    assert [len(cluster) for cluster in result.clusters] == [4] * 12
+    assert [len(scores) for prompts in result.units.values() for scores in prompts.values()] == [4] * 12
 
 
 async def test_an_endpoint_has_tokens_and_costs_by_the_prices_of_its_name(tmp_path):
