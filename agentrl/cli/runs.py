@@ -365,9 +365,10 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     config, command = read_run(folder), command_of(folder)
     rows = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     step = max((int(row["step"] or 0) for row in rows), default=0)
-    # The record of an evaluation beside training comes after those of later steps.
-    newest = [row for row in rows if row["step"] == step][-1:]
-    evaluated = [row for row in rows if any(name.startswith("eval/") for name in row)][-1:]
+    evaluated = [row for row in rows if any(name.startswith("eval/") for name in row)]
+    # The record of an evaluation comes after that of its step, or of later ones.
+    of_step = [row for row in rows if row["step"] == step]
+    newest = ([row for row in of_step if "rollout/raw_reward" in row or "train/loss" in row] or of_step)[-1:]
     return {
         "name": folder.name,
         "command": command,
@@ -379,7 +380,7 @@ def facts_of(folder: Path) -> dict[str, JSON]:
         "checkpoints": [path.name for path in sorted((folder / "checkpoints").glob("step_*"))],
         "diagnoses": [str(diagnosis) for diagnosis in read_diagnoses(folder)],
         "metrics": {name: value for row in newest for name, value in row.items() if name != "step"},
-        "evaluation": {name: value for row in evaluated for name, value in row.items()},
+        "evaluation": {name: value for row in evaluated[-1:] for name, value in row.items()},
     }
 
 

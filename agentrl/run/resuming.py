@@ -236,10 +236,12 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
         name, model = refused[0], RunFolder(folder).checkpoint
         # Not before a run has ended, and of one that trains.
         start = f" with --hf-checkpoint {model}" if model.is_dir() else ""
+        is_left_out = new.get(name, plain.get(name)) == plain.get(name)
+        by_folder = f"resume it by its folder (`agentrl {command_of(folder)} {folder} --resume`)"
+        remedy = by_folder if is_left_out else f"leave {name} out"
         raise ConfigError(
             f"{folder} was begun with {name} = {_value(old, name)}, and that cannot become "
-            f"{_value(new, name)} when it resumes; leave {name} out, or begin a new "
-            f"run{start}."
+            f"{_value(new, name)} when it resumes; {remedy}, or begin a new run{start}."
         )
     return {name: f"{_value(old, name)} -> {_value(new, name)}" for name in names}
 

@@ -179,6 +179,15 @@ def test_facts_of_a_run_are_lines(two):
     assert max(map(len, lines)) <= 80
 
 
+def test_the_evaluation_after_the_last_step_hides_no_metric_of_the_step(tmp_path):
+    folder = made(tmp_path, "a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "time_s": 81.0, "eval/sampled": 0.25}) + "\n")
+    facts = json.loads(invoked("show", "a", "--output-dir", tmp_path, "--json").stdout)
+    assert facts["metrics"]["rollout/raw_reward"] == 0.5
+    assert facts["evaluation"]["eval/sampled"] == 0.25
+
+
 def test_a_run_that_has_not_ended_is_compared_by_its_metrics(two):
     made(two, "c")
     compared = json.loads(invoked("compare", "a", "c", "--output-dir", two, "--json").stdout)

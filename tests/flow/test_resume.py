@@ -287,6 +287,16 @@ def test_a_setting_that_decides_what_is_learned_stays(whole, settings, sentence)
         agentrl.train(whole, quiet=True, **settings)
 
 
+def test_a_setting_that_is_left_out_is_no_reason_to_leave_it_out(whole):
+    """Resumed by name, a run gets the settings that are given, and the others at their defaults."""
+    settings = {**options_of("Struck", whole.parent, whole.name, **SMALL), "resume": True, "quiet": True}
+    sentence = (
+        rf"n_samples_per_prompt = 4, .* resume it by its folder \(`agentrl train {whole} --resume`\), or"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        agentrl.train(**{name: value for name, value in settings.items() if name != "n_samples_per_prompt"})
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no run: there is no config\.toml in it"):
         agentrl.train(tmp_path, quiet=True)
