@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import pytest
 from pydantic import Field
 
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.assembly.config import RunConfig
-from agentrl.config import Needs, Section, Variant, defaults, effective_values, leaves, merge, parse
+from agentrl.assembly.load import load_config
+from agentrl.config import (
+    Needs,
+    Section,
+    Variant,
+    defaults,
+    effective_values,
+    leaves,
+    merge,
+    parse,
+    write_toml,
+)
 from agentrl.errors import ConfigError
 
 
@@ -174,6 +186,27 @@ def test_a_flag_replaces_the_variant_of_the_file_and_not_its_shared_keys():
     base = {"stove": {"fuel": {"name": "wood", "level": 7}}}
     merged = merge(Hut, base, {"stove": {"fuel": "gas", "gas_jets": 2}})
     assert parse(Hut, merged, source="x").stove.fuel == Gas(level=7, jets=2)
+
+
+ESTIMATORS = get_args(AlgorithmConfig.keys().fields["advantage_estimator"].annotation)
+
+
+@pytest.mark.parametrize("written", ESTIMATORS)
+def test_what_a_run_has_written_is_a_run_file_for_every_other_estimator(tmp_path, written):
+    """It holds all defaults, those of settings that the other one lacks included."""
+    config = {"env": "HopSearch-v0", "advantage_estimator": written}
+    write_toml(load_config(None, config), tmp_path / "config.toml")
+    for other in ESTIMATORS:
+        # Left out, a setting that both have keeps the value that was written.
+        loaded = load_config(tmp_path / "config.toml", {"advantage_estimator": other})
+        assert loaded.algorithm.advantage_estimator.name == other
+    assert load_config(tmp_path / "config.toml", {}) == load_config(None, config)
+
+
+def test_a_value_that_is_no_default_is_refused_beside_another_variant_of_a_flag():
+    merged = merge(Hut, {"stove": {"fuel": "wood", "wood_logs": 3}}, {"stove": {"fuel": "gas"}})
+    with pytest.raises(ConfigError, match="wood_logs has no effect"):
+        parse(Hut, merged, source="x")
 
 
 def test_the_keys_of_a_table_are_those_of_the_variant_that_another_name_gives():

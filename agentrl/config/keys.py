@@ -207,6 +207,20 @@ class Keys:
         return f"with {field} = {_variant_name(kind)}; choose another"
 
 
+def undecided(keys: Keys, below: Mapping[str, JSON], above: Mapping[str, JSON]) -> set[str]:
+    """The keys of variants that `above` replaces, whose values in `below` are defaults all the same."""
+    found = set()
+    for name, (field, _) in keys.owners().items():
+        kinds = [kind for kind in keys.kinds[field] if _variant_name(kind) == above.get(field)]
+        if kinds and name in below:
+            leaves = (
+                leaf for key, leaf in kinds[0].model_fields.items() if _flat_name(kinds[0], key) == name
+            )
+            if below[name] == next(leaves, keys.fields[name]).get_default(call_default_factory=True):
+                found.add(name)
+    return found
+
+
 def _having(kinds: Sequence[Model], name: str) -> list[Model]:
     """The variants that have a key, by its flat name."""
     return [k for k in kinds if any(_flat_name(k, key) == name for key in k.model_fields if key != NAME)]

@@ -277,5 +277,5 @@ def _without_objects(values: Mapping[str, JSON | BaseModel]) -> dict[str, JSON]:
 
 
 def is_on(value: object) -> bool:
-    """Whether a value switches its setting on."""
-    return value is not None and value is not False
+    """Whether a value switches its setting on; an empty table or list says nothing."""
+    return value is not None and value is not False and value not in ({}, [], ())

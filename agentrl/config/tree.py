@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl.config.keys import NAME, either
+from agentrl.config.keys import NAME, either, undecided
 from agentrl.config.section import Changes, Section, Spelling, is_on
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.runtime.files import write_text
@@ -150,7 +150,10 @@ def merge(tree: type[Section], base: Mapping[str, JSON], over: Values) -> dict[s
 
 def _merged(kind: type[Section], below: JSON, above: Mapping[str, JSON]) -> dict[str, JSON]:
     base = kind.canonical(below) if isinstance(below, dict) else {}
-    return base | kind.canonical(above, base)
+    own = kind.canonical(above, base)
+    # A run's config.toml has the defaults of its variants, too, which may have no effect in another one.
+    defaults_alone = undecided(kind.keys(), base, own)
+    return {name: value for name, value in base.items() if name not in defaults_alone} | own
 
 
 def read_toml(path: Path) -> dict[str, JSON]:
