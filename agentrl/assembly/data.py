@@ -21,6 +21,7 @@ from agentrl.data import (
 from agentrl.data.config import ColumnChoice
 from agentrl.data.eval_sets import NO_SETTINGS, EvalSet, sets_of
 from agentrl.data.paths import Paths, weights_of
+from agentrl.data.report import without_answers
 from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
 from agentrl.envs.base import corpus_of
 from agentrl.errors import ConfigError
@@ -30,7 +31,7 @@ from agentrl.types.seams import Renderer
 
 NOTHING_HELD_OUT = "Nothing is held out, so nothing is evaluated: eval_prompt_data names prompts for that."
 _SOURCES = Names("source of prompts", "package.module:name", ConfigError)
-_CORPUS = 10_000
+_CORPUS, _LABELLED = 10_000, 64
 
 
 class HeldOutSet(NamedTuple):
@@ -67,7 +68,7 @@ class RunData(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig, env: AnyEnv, on_event: Callable[[str], None]) -> RunData:
-        """Open all sources. on_event: called with a message where no tasks are held out.
+        """Open all sources. on_event: called where nothing is held out, and where no row has an answer.
 
         Raises:
             UserError: there is no such source, split or file, a row is no prompt, or a warm start has no
@@ -84,6 +85,11 @@ class RunData(NamedTuple):
         held_out = held_out_tasks(config, env) if config.evaluates else None
         if held_out is None and config.evaluates:
             on_event(NOTHING_HELD_OUT)
+        label_key, is_file = config.data.label_key, isinstance(source, FileSource | Mixture)
+        if label_key is not None and source is not None and is_file:
+            first = first_tasks(source, _LABELLED)
+            if first and all(task.answer is None for task in first):
+                on_event(f"Among the first {len(first)} rows {without_answers(label_key)}")
         return cls(source, held_out, config.data.gives_prompts)
 
     @property

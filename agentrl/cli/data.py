@@ -78,7 +78,7 @@ def check_command(
     )
     if grader.reward is not None:
         unfit = misfits_of_rows(grader.reward, grader.reward_kwargs, path, choice.columns, split=split)
-        report = replace(report, unfit=tuple(run_until_signal(unfit)))
+        report = replace(report, unfit=tuple(run_until_signal(unfit)) or report.unfit)
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:

@@ -42,7 +42,7 @@ class DataReport:
     the first of these. unit: of lengths, tokens or characters. lengths: minimum, median, 95th and 99th
     percentile, maximum, mean. turns: prompts by their number of messages. labels, tools: prompts that have
     an answer, tools (count). rendered: some prompts as text. unfit: rows of a sample that a grader cannot
-    grade, and why. Of long texts and messages, the middle is left out.
+    grade, and why; or that no row has a label. Of long texts and messages, the middle is left out.
     """
 
     path: str
@@ -131,7 +131,13 @@ def report_on(
         unit=measure.unit,
         lengths=_summary(lengths),
         rendered=tuple(rendered),
+        unfit=(without_answers(columns.label),) if columns.label and lengths and not labels else (),
     )
+
+
+def without_answers(label_key: str) -> str:
+    """What is said where no row has a label."""
+    return f"no row has an answer in `{label_key}`; name another column with label_key, or leave it out."
 
 
 def _cut(text: str, max_chars: int) -> str:

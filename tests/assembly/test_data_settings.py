@@ -8,10 +8,13 @@ import pytest
 import tomli_w
 
 from agentrl.assembly.config import RunConfig, SftConfig
+from agentrl.assembly.data import RunData
 from agentrl.assembly.load import listed_inactive, load_config
 from agentrl.config import by_section, parse, read_toml, write_toml
+from agentrl.envs import find
 from agentrl.errors import ConfigError
 from tests.assembly.test_every_setting import config_of
+from tests.data.files import write_lines
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,13 @@ def test_a_run_file_for_sft_may_have_epochs_that_rl_does_not_count(tmp_path):
     config = load_config(path, {})
     assert config.rollout.num_rollout == RunConfig().rollout.num_rollout
     assert any("num_epoch" in line and NO_FILE in line for line in listed_inactive(config))
+
+
+@pytest.mark.parametrize("answers", [(None, None), (None, "4")])
+def test_a_run_says_that_no_row_has_an_answer(tmp_path, answers):
+    rows = [{"question": "2 + 2?", "answer": answer} for answer in answers]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    config = config_of({"prompt_data": str(path), "input_key": "question", "label_key": "answer"})
+    said = []
+    RunData.of(config, find("SingleTurn-v0").make(), said.append)
+    assert any("no row has an answer in `answer`" in line for line in said) == (answers == (None, None))

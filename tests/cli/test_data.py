@@ -59,6 +59,14 @@ def test_with_a_tokenizer_lengths_are_tokens_and_prompts_are_rendered(tmp_path, 
     assert (inline["unit"], inline["prompts"]) == ("tokens", 2)
 
 
+def test_a_column_of_answers_without_any_is_a_mistake(tmp_path, capsys):
+    rows = [{"question": "What?", "answer": None}, {"question": "Where?", "answer": None}]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    said = run_check(capsys, str(path), *KEYS, code=2).out
+    assert "no row has an answer in `answer`" in " ".join(said.split())
+    assert json.loads(run_check(capsys, str(path), KEYS[0], "--json").out)["ok"]
+
+
 def test_every_bad_row_is_counted_and_the_first_are_reported(tmp_path, capsys):
     rows = [*ROWS, {"answer": "1"}, *ROWS, *([{"question": 3}] * 30)]
     path = write_lines(tmp_path / "a.jsonl", rows)
