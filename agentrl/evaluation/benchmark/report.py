@@ -284,7 +284,9 @@ def _note(row: Row) -> str:
         return str(row["error"])
     if row["state"] == "waiting":
         return "not played yet"
-    return "" if row["mean"] is not None else "every episode failed"
+    if row["mean"] is not None:
+        return ""
+    return f"every episode failed, the first with {row.get('first_failure') or 'no reason'}"
 
 
 def _details(row: Row) -> Iterator[tuple[str, str]]:

@@ -60,6 +60,8 @@ class CellResult(Section):
     cached_tokens: int
     """Tokens of the prompts that came from a cache (count)."""
     report: dict[str, JSON]
+    first_failure: str | None = None
+    """Of the first episode that failed: stage, kind and detail."""
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class CellResult(Section):
         episodes = evaluation.episodes
         scores = scores_of(episodes, evaluation.verdicts)
         usage = sum(map(usage_of, episodes), Usage())
+        failed = next((episode.failure for episode in episodes if episode.failure is not None), None)
         return cls(
             env=cell[0],
             policy=cell[1],
@@ -84,6 +87,7 @@ class CellResult(Section):
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             report=evaluation.report.as_json(),
+            first_failure=None if failed is None else f"{failed.stage} {failed.kind}: {failed.detail}",
         )
 
     @classmethod
@@ -154,6 +158,7 @@ class CellResult(Section):
             "violations": cast(JSON, violations),
             "invalid_moves": counts.get(INVALID_MOVES, 0),
             "failures": self.report["failures"],
+            "first_failure": self.first_failure,
             "endings": self.report["endings"],
             "by": self.report["by"],
             "parts": self.report["parts"],

@@ -99,6 +99,7 @@ def test_what_cannot_be_built_or_played_is_a_row_with_its_sentence(mixed):
 
 def test_failed_episodes_are_counted_by_kind_and_in_no_mean(mixed):
     row = rows_of(mixed)["Failing", "expert"]
+    assert re.match(r"reset error: RuntimeError: no world \(worlds.py, line \d+\)", row["first_failure"])
     assert (row["planned"], row["scored"], row["failures"]) == (24, 16, {"reset_error": 8})
     assert row["mean"]["value"] == 1.0
 
