@@ -25,7 +25,15 @@ from agentrl.engine.sglang.launch import Launcher, LocalLauncher
 from agentrl.errors import ConfigError
 from agentrl.processes.children import Children
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.gpus import bf16_peak, check_gpus, in_words, own_gpus, present_gpus
+from agentrl.processes.gpus import (
+    NO_GPU,
+    bf16_peak,
+    check_gpus,
+    in_words,
+    own_gpus,
+    present_gpus,
+    variables_of,
+)
 from agentrl.processes.placement import ClusterLayout, LocalGpus, layout_of
 from agentrl.rollout.players.launcher import PlayerLauncher
 from agentrl.rollout.players.local import LocalPlayers
@@ -81,8 +89,10 @@ class LocalPlaces:
 
     @property
     def players(self) -> LocalPlayers:
-        """The GPUs of the players."""
-        return LocalPlayers(len(self.gpus.players), self.gpus.players)
+        """The players, each of which sees no GPUs but its own."""
+        return LocalPlayers(
+            len(self.gpus.players), [variables_of(gpus) or NO_GPU for gpus in self.gpus.players]
+        )
 
     def ranks(self, world_size: int, folder: Path, *, preloaded: str) -> Processes:
         """Start ranks; see `Processes`."""

@@ -11,32 +11,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from agentrl.errors import WorldBrokenError
 from agentrl.processes.child import Child, ProcessFailure
-from agentrl.processes.gpus import NO_GPU, variables_of
 from agentrl.rollout.players import messages
 from agentrl.rollout.players.launcher import PlayerEvents, PlayerPlan
 
 _LONGEST = 0x7FFFFFFF
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayers:
-    """Starts players as child processes, each of which sees no GPUs but its own.
+    """Starts players as child processes. size: players that run at once (count).
 
-    size: players that run at once (count). gpus: of each, in order, as in CUDA_VISIBLE_DEVICES; left out, no
-        player has one.
+    variables: of the environment of each, over those of this process, in order; left out, none.
     """
 
     size: int
-    gpus: Sequence[Sequence[str]] = ()
+    variables: Sequence[Mapping[str, str]] = ()
 
     def start(self, number: int, plan: PlayerPlan, log: Path, events: PlayerEvents) -> LocalPlayer:
         """Start a player; see `PlayerLauncher`."""
-        own = self.gpus[number] if self.gpus else ()
-        return LocalPlayer(number, plan, log, events, variables_of(own) or NO_GPU)
+        variables = self.variables[number] if self.variables else _NONE
+        return LocalPlayer(number, plan, log, events, variables)
 
 
 class LocalPlayer:
@@ -50,7 +50,7 @@ class LocalPlayer:
         plan: PlayerPlan,
         log: Path,
         events: PlayerEvents,
-        variables: Mapping[str, str] = NO_GPU,
+        variables: Mapping[str, str] = _NONE,
     ) -> None:
         self.log = log
         self._child = Child(plan.module, (), log, variables)
