@@ -111,6 +111,14 @@ class MicroBatch:
         return {**empty, **joined_extras(extras_by_member)}
 
 
+def by_sample(rows: Sequence[MicroBatch], values: npt.NDArray[Number]) -> dict[int, npt.NDArray[Number]]:
+    """Values of the predicted tokens of rows (at least one), [..., N of all], by sample that has some."""
+    ends = np.cumsum([len(row.predictor_N) for row in rows])
+    parts = zip(rows, np.split(values, ends[:-1], axis=-1), strict=True)
+    each = (pair for row, part in parts for pair in zip(row.members, row.split(part), strict=True))
+    return {member: own for member, own in each if own.size}
+
+
 EMPTY_ROW = MicroBatch(
     members=(0,),
     positions=(np.zeros(0, np.int64),),

@@ -13,8 +13,10 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.losses import Loss, TokenOutputs, explained_variance
+from agentrl.trainer.batch import MicroBatch, by_sample
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.cast_weights import Cast
 from agentrl.trainer.launch.device_weights import DeviceFacts
@@ -195,17 +197,25 @@ def scored_tokens(sample: Sample, role: ScoreRole) -> BoolArray:
     return sample.loss_mask if role == "values" else np.arange(len(sample)) > 0
 
 
-def reported(outputs: TokenOutputs, *, statistics: bool) -> FloatArray:
-    """What a rank reports of scored tokens: [N], or with `statistics` [3, N], see `Worker.score`."""
+def reported(rows: Sequence[tuple[MicroBatch, TokenOutputs]], *, statistics: bool) -> dict[int, FloatArray]:
+    """What a rank reports of scored rows, by sample: [N], or with `statistics` [3, N], see `Worker.score`.
+
+    It waits for the device once, whatever the number of rows.
+    """
+    if not rows:
+        return {}
+    parts = [_numbers(outputs, statistics=statistics) for _, outputs in rows]
+    numbers: FloatArray = torch.cat(parts, 1).float().cpu().numpy()
+    return by_sample([row for row, _ in rows], numbers if statistics else numbers[0])
+
+
+def _numbers(outputs: TokenOutputs, *, statistics: bool) -> Tensor:
     if outputs.values_N is not None:
-        parts = [outputs.values_N]
-    elif statistics:
-        assert outputs.sum_pi_squared_N is not None, "no gradient is computed while samples are scored"
-        parts = [outputs.logp_N, outputs.entropy_N, outputs.sum_pi_squared_N]
-    else:
-        parts = [outputs.logp_N]
-    rows: FloatArray = torch.stack(parts).float().cpu().numpy()
-    return rows if statistics else rows[0]
+        return outputs.values_N[None]
+    if not statistics:
+        return outputs.logp_N[None]
+    assert outputs.sum_pi_squared_N is not None, "no gradient is computed while samples are scored"
+    return torch.stack([outputs.logp_N, outputs.entropy_N, outputs.sum_pi_squared_N])
 
 
 def is_without_gradient(batch: TrainBatch, grad_norm: float) -> bool:

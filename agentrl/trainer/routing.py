@@ -314,15 +314,20 @@ class PassRouting:
         """What the tokens of all rows went through, on this rank; None = it is not kept."""
         if not self.records:
             return None
-        return RoutedReport(self.layers, [part for routed in self._rows for part in _parts(routed)])
+        rows = [row for row in self._rows if row.taken]
+        if not rows:
+            return RoutedReport(self.layers, [])
+        # All rows are flat, one after the other: the device is waited for once.
+        taken = [torch.stack([row.taken[layer] for layer in sorted(row.taken)], 1) for row in rows]
+        flat: RoutedArray = torch.cat([part.flatten() for part in taken]).cpu().numpy()
+        arrays = np.split(flat, np.cumsum([part.numel() for part in taken])[:-1])
+        each = zip(rows, arrays, taken, strict=True)
+        parts = [part for row, array, like in each for part in _parts(row, array.reshape(like.shape))]
+        return RoutedReport(self.layers, parts)
 
 
-def _parts(routed: RoutedRow) -> Iterator[RoutedPart]:
-    layers = tuple(sorted(routed.taken))
-    if not layers:
-        return
-    taken_tLk: RoutedArray = torch.stack([routed.taken[layer] for layer in layers], 1).cpu().numpy()
-    micro = routed.micro
+def _parts(routed: RoutedRow, taken_tLk: RoutedArray) -> Iterator[RoutedPart]:
+    micro, layers = routed.micro, tuple(sorted(routed.taken))
     places_T = routed.own.inverse(len(micro.input_ids_T))
     starts = np.cumsum([0, *micro.lengths]).tolist()
     for member, start, length in zip(micro.members, starts, micro.lengths, strict=False):

@@ -42,7 +42,7 @@ from agentrl.trainer.plan import Done, RankScores, StepSums, reported, scored_to
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import StateWriter, done_of, is_own
 from agentrl.trainer.summary import FOLDERS, SavedTrainer
-from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
+from agentrl.types import BoolArray, Sample, ScoreRole, TrainBatch
 from agentrl.types.seams import TensorSpec
 
 _log = logging.getLogger(__name__)
@@ -98,10 +98,7 @@ class MegatronWorker(Recorder, DeviceStore):
             replay = self._plan.config.router_replay
             routing = self._passes[role].routing(replay, records=replay == "R2") if role == "old" else None
             outputs_by_row = self._passes[role].forward(rows, routing)
-        scores: dict[int, FloatArray] = {}
-        for row, outputs in outputs_by_row if is_reporting_rank() else []:
-            parts = row.split(reported(outputs, statistics=statistics))
-            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
+        scores = reported(outputs_by_row if is_reporting_rank() else [], statistics=statistics)
         return RankScores(scores, None if routing is None else routing.routed())
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:

@@ -349,15 +349,12 @@ def _scores(
     statistics: bool,
 ) -> dict[int, FloatArray]:
     """What is reported of the tokens that the role scores, by sample."""
-    scores: dict[int, FloatArray] = {}
     forward = value_outputs if role == "values" else token_outputs
     masks = [scored_tokens(sample, role) for sample in samples]
     with torch.no_grad(), network.attending():
-        for row in network.rows(samples, masks, config.max_tokens_per_gpu):
-            outputs = forward(network, row, bf16=config.bf16)
-            parts = row.split(reported(outputs, statistics=statistics))
-            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
-    return scores
+        rows = network.rows(samples, masks, config.max_tokens_per_gpu)
+        outputs_by_row = [(row, forward(network, row, bf16=config.bf16)) for row in rows]
+    return reported(outputs_by_row, statistics=statistics)
 
 
 @contextmanager
