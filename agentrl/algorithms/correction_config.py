@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
-from agentrl.algorithms.gates import Over, Statistic, TokenGate
+from agentrl.algorithms.corrections import Correction, IcePop, Mis, Statistic, Tis
+from agentrl.algorithms.gates import Over, TokenGate
 from agentrl.config import ImportPath, NotNegative, Positive, Variant
 
 

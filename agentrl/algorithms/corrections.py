@@ -41,12 +41,34 @@ class Corrected(NamedTuple):
     clipped_N: npt.NDArray[np.bool_]
 
 
+Statistic = Literal["k1", "k2", "k3"]
+
+
+class TokenFactors(NamedTuple):
+    """The factor of a token by its own ratio: a trainer computes it where its logprobs are.
+
+    low, high: bounds of the ratio; beyond them the factor is the bound, or 0 where it `masks`. gate: a
+    statistic (`agentrl.algorithms.gates`) and its bounds, beyond which the factor is 0; None = there is none.
+    """
+
+    low: float
+    high: float
+    masks: bool = False
+    gate: tuple[Statistic, float, float] | None = None
+
+    def bounded(self, ratio_N: Floats) -> Floats:
+        """The factors before a gate."""
+        if self.masks:
+            return np.where((ratio_N >= self.low) & (ratio_N <= self.high), ratio_N, 0.0)
+        return np.clip(ratio_N, self.low, self.high)
+
+
 class Correction(Protocol):
     """From tokens and their scores to factors."""
 
     @property
-    def by_token(self) -> bool:
-        """Whether the factor of a token depends on this token only, and not on others of its sequence."""
+    def of_tokens(self) -> TokenFactors | None:
+        """The factors, where each depends on its token only; None = on others of its sequence, too."""
 
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""
@@ -57,7 +79,7 @@ class FactorsInStep:
     """A correction as a trainer calls it, for the samples of one micro-batch and their logprobs.
 
     The factors are those that it has for the rollout batch, as long as each sequence is one of these samples
-    or `by_token` is true.
+    or has factors `of_tokens`.
     """
 
     correction: Correction
@@ -87,18 +109,21 @@ class Tis:
         ValueError: the bounds are not 0 <= tis_clip_low < tis_clip.
     """
 
-    by_token: ClassVar[bool] = True
     tis_clip: float = 2.0
     tis_clip_low: float = 0.0
 
     def __post_init__(self) -> None:
         _check_bounds(self.tis_clip_low, self.tis_clip)
 
+    @property
+    def of_tokens(self) -> TokenFactors:
+        """Each ratio, clipped."""
+        return TokenFactors(self.tis_clip_low, self.tis_clip)
+
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""
         ratio_N = _ratio(log_ratios(scores))
-        factor_N = np.clip(ratio_N, self.tis_clip_low, self.tis_clip)
-        return _corrected("tis", tokens, ratio_N, factor_N)
+        return _corrected("tis", tokens, ratio_N, self.of_tokens.bounded(ratio_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +139,21 @@ class IcePop:
         ValueError: the bounds are not 0 <= low < high.
     """
 
-    by_token: ClassVar[bool] = True
     low: float = 0.5
     high: float = 5.0
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
 
+    @property
+    def of_tokens(self) -> TokenFactors:
+        """Each ratio, masked."""
+        return TokenFactors(self.low, self.high, masks=True)
+
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""
         ratio_N = _ratio(log_ratios(scores))
-        factor_N = np.where(_within(ratio_N, self.low, self.high), ratio_N, 0.0)
-        return _corrected("icepop", tokens, ratio_N, factor_N)
+        return _corrected("icepop", tokens, ratio_N, self.of_tokens.bounded(ratio_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +188,15 @@ class Mis:
             raise ValueError(f"veto is a ratio between 0 and 1, such as 1e-4, got {self.veto}")
 
     @property
-    def by_token(self) -> bool:
-        """Whether neither the ratio nor a veto is that of a sequence."""
-        return self.level == "token" and self.veto is None
+    def of_tokens(self) -> TokenFactors | None:
+        """None where the ratio or a veto is that of a sequence."""
+        return self._bounds if self.level == "token" and self.veto is None else None
 
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""
         log_ratio_N = log_ratios(scores)
         ratio_N = _ratio(self._levelled(log_ratio_N, tokens))
-        lowest = self.lower if self.mode == "clip" else 0.0
-        factor_N = np.clip(ratio_N, lowest, self.upper)
-        if self.mode == "mask":
-            factor_N = np.where(_within(ratio_N, self.lower, self.upper), ratio_N, 0.0)
+        factor_N = self._bounds.bounded(ratio_N)
         bounded = _corrected("mis", tokens, ratio_N, factor_N)
         dropped_E = self._dropped(log_ratio_N, tokens)
         factor_N = np.where(dropped_E[tokens.rollout_index_N], 0.0, factor_N)
@@ -182,6 +207,12 @@ class Mis:
             "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.rollout_index_N)), 1),
         }
         return bounded._replace(factors_N=factor_N, metrics=metrics)
+
+    @property
+    def _bounds(self) -> TokenFactors:
+        return TokenFactors(
+            0.0 if self.mode == "truncate" else self.lower, self.upper, masks=self.mode == "mask"
+        )
 
     def _levelled(self, log_ratio_N: Floats, tokens: Tokens) -> Floats:
         if self.level == "token":
@@ -212,7 +243,7 @@ class CustomCorrection:
     """
 
     function: CorrectionFunction
-    by_token: ClassVar[bool] = False
+    of_tokens: ClassVar[None] = None
 
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`.
@@ -292,10 +323,6 @@ def log_ratios(scores: TokenScores) -> Floats:
 def _ratio(log_ratio_N: Floats) -> Floats:
     ratio: Floats = np.exp(np.clip(log_ratio_N, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return ratio
-
-
-def _within(ratio_N: Floats, low: float, high: float) -> npt.NDArray[np.bool_]:
-    return (ratio_N >= low) & (ratio_N <= high)
 
 
 def _corrected(name: str, tokens: Tokens, ratio_N: Floats, factor_N: Floats) -> Corrected:

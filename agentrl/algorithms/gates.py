@@ -12,11 +12,20 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms.corrections import MAX_LOG_RATIO, Corrected, Correction, log_ratios
+from agentrl.algorithms.corrections import (
+    MAX_LOG_RATIO,
+    Corrected,
+    Correction,
+    Statistic,
+    TokenFactors,
+    log_ratios,
+)
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 
-Statistic = Literal["k1", "k2", "k3"]
 Over = Literal["token", "mean", "sum", "max"]
+
+_ONE = TokenFactors(1.0, 1.0)
+"""The factor 1, whatever the ratio."""
 
 
 class Gated(NamedTuple):
@@ -113,10 +122,15 @@ class InStages:
     self_normalized: Literal["token", "sequence"] | None = None
 
     @property
-    def by_token(self) -> bool:
-        """Whether weight, mean and gate are those of tokens."""
-        is_by_token = (self.weight is None or self.weight.by_token) and self.self_normalized is None
-        return is_by_token and (self.gate is None or self.gate.over == "token")
+    def of_tokens(self) -> TokenFactors | None:
+        """None where weight, mean or gate is not that of a token."""
+        weight = _ONE if self.weight is None else self.weight.of_tokens
+        if weight is None or weight.gate is not None or self.self_normalized is not None:
+            return None
+        if self.gate is None:
+            return weight
+        gate = (self.gate.statistic, self.gate.lower, self.gate.upper)
+        return weight._replace(gate=gate) if self.gate.over == "token" else None
 
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""

@@ -125,7 +125,7 @@ class Crediting:
         """The estimator without its correction, where the one step of the batch computes that."""
         correction = self.algorithm.correction
         # The trainer may put the samples of a rollout into different micro-batches.
-        is_whole = correction is None or correction.by_token or not batch.splits_rollouts
+        is_whole = correction is None or correction.of_tokens is not None or not batch.splits_rollouts
         return self.algorithm.uncorrected if self.is_one_step and is_whole else None
 
     def _complete(self, batch: RolloutBatch, scores: Scores) -> Credited:

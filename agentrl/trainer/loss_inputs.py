@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.corrections import MAX_LOG_RATIO, FactorsInStep, TokenFactors
 from agentrl.losses import ROUNDING, ROUNDING_BF16, LossInputs, TokenExtra, TokenOutputs, to_device
-from agentrl.trainer.batch import MicroBatch
+from agentrl.trainer.batch import MicroBatch, by_sample
 from agentrl.types import FactorFunction, FloatArray, Sample, TrainBatch, staleness_of
 
 
@@ -17,7 +18,8 @@ class StepInputs:
     """The inputs of a loss in one optimizer step, row by row.
 
     Where the batch has its proximal logprobs taken `in_step`, they are the current ones, without their
-    gradient, and the factors of its correction multiply the advantages. bf16: of the passes of the trainer.
+    gradient, and the factors of its correction multiply the advantages. Factors of tokens are computed on
+    their device; for those of whole sequences a row is read from it. bf16: of the passes of the trainer.
     """
 
     def __init__(self, batch: TrainBatch, *, bf16: bool = False) -> None:
@@ -37,23 +39,35 @@ class StepInputs:
         inputs = inputs._replace(proximal_logp_N=logp_N)
         if in_step.factors is None:
             return inputs
-        factors_N = to_device(
-            _factors(row, self._batch.samples, in_step.factors, _array(logp_N)), logp_N.device
-        )
+        factors, precise_N = in_step.factors, logp_N.float()
+        of_tokens = factors.correction.of_tokens if isinstance(factors, FactorsInStep) else None
+        if of_tokens is None:
+            array = _factors(row, self._batch.samples, factors, precise_N.cpu().numpy())
+            factors_N = to_device(array, logp_N.device)
+        else:
+            factors_N = token_factors(of_tokens, precise_N.double() - inputs.behaviour_logp_N.double())
         return inputs._replace(advantages_N=inputs.advantages_N * factors_N)
 
     def logprobs(self) -> dict[int, FloatArray]:
         """The current logprobs that were taken as the proximal ones, by sample; none where others are."""
-        by_sample: dict[int, FloatArray] = {}
-        for row, logp_N in self._current:
-            values = row.split(_array(logp_N))
-            by_sample |= {m: part for m, part in zip(row.members, values, strict=True) if part.size}
-        return by_sample
+        if not self._current:
+            return {}
+        logprobs: FloatArray = torch.cat([logp_N for _, logp_N in self._current]).float().cpu().numpy()
+        return by_sample([row for row, _ in self._current], logprobs)
 
 
-def _array(logp_N: Tensor) -> FloatArray:
-    array: FloatArray = logp_N.float().cpu().numpy()
-    return array
+def token_factors(factors: TokenFactors, log_ratio_N: Tensor) -> Tensor:
+    """The factors of tokens, float32 [N]. log_ratio_N: float64, proximal minus behaviour logprobs."""
+    d_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_N = d_N.exp()
+    factor_N = ratio_N.clamp(factors.low, factors.high)
+    if factors.masks:
+        factor_N = torch.where(factor_N == ratio_N, ratio_N, 0.0)
+    if factors.gate is not None:
+        statistic, lower, upper = factors.gate
+        value_N = d_N if statistic == "k1" else 0.5 * d_N**2 if statistic == "k2" else d_N.expm1() - d_N
+        factor_N = torch.where((value_N >= lower) & (value_N <= upper), factor_N, 0.0)
+    return factor_N.float()
 
 
 def _factors(
