@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ModelLoadError
@@ -115,7 +115,7 @@ class TorchNetwork:
     @contextmanager
     def attending(self) -> Iterator[None]:
         """Have the model attend as `states` needs it; its own attention is restored afterwards."""
-        attention = segment_attention(self.model) if self.is_packed else nullcontext()
+        attention = segment_attention(self.model) if self.is_packed else _one_sequence_a_line()
         with self.acting(), attention:
             yield
 
@@ -285,6 +285,17 @@ def _probe_sample(ids: Tensor) -> Sample:
         temperatures=torch.ones(length).numpy(),
         rollout_id=RolloutId("probe"),
     )
+
+
+@contextmanager
+def _one_sequence_a_line() -> Iterator[None]:
+    """Spare transformers its search for several sequences in a line: it reads positions from the device."""
+    search = masking_utils.find_packed_sequence_indices
+    vars(masking_utils).update(find_packed_sequence_indices=lambda _positions: None)
+    try:
+        yield
+    finally:
+        vars(masking_utils).update(find_packed_sequence_indices=search)
 
 
 @contextmanager
