@@ -38,7 +38,10 @@ from tests.trainer.megatron.equality import routed_samples, share_of
 from tests.trainer.megatron.models import CONFIGS, SIZES, checkpoint_of, model_of
 from tests.trainer.megatron.test_losses import LOSSES, batch, head_weight
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.pool import Pool
 from tests.trainer.routes import replayed
+from tests.trainer.sharded import Kind, ranks_of
+from tests.trainer.sharded import Ranks as Shards
 from tests.trainer.test_routing import routed_batch
 from tests.trainer.tiny import MASKS, qwen3, settings
 from tests.trainer.tiny import batch as tiny_batch
@@ -346,6 +349,34 @@ def test_the_torch_trainer_waits_as_often_for_one_row_as_for_several(name):
     assert with_reads[f"item at {__name__}:{PLANTED}"] == several
     assert unplanted(with_reads) == places
     assert all(place.partition(" at ")[2] in ONCE for place in places), places
+
+
+def waits_of_shards(store, rank: int, max_tokens: int, reads: bool):
+    """Runs in a rank: what goes through its networks, and where scoring and learning wait."""
+    kind = Kind("qwen3", has_critic=True, changes={"max_tokens_per_gpu": max_tokens})
+    train_batch, passed = with_values(), []
+
+    def planted(_network, _inputs, output):
+        passed.append(output.last_hidden_state.sum().item() if reads else None)
+
+    with ranks_of(store, rank, Shards(2, 2)) as shards:
+        model = kind.model()
+        worker = kind.worker(model, shards)
+        model.base_model.register_forward_hook(planted)
+        with waits() as places:
+            worker.score(train_batch.samples, "old")
+            worker.update(train_batch)
+    return len(passed), places
+
+
+def test_ranks_that_share_a_network_wait_as_often_for_few_rows_as_for_many():
+    with Pool(2) as pool:
+        few = pool.meet(waits_of_shards, MAX_TOKENS[0], False)
+        many = pool.meet(waits_of_shards, MAX_TOKENS[1], True)
+    for (number, places), (more, with_reads) in zip(few, many, strict=True):
+        assert more > number
+        assert with_reads[f"item at {__name__}:{PLANTED}"] == more
+        assert unplanted(with_reads) == places
 
 
 WAITING = {
