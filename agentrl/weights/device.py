@@ -1,8 +1,8 @@
 """Weights in the memory of a device, which other processes map: how they are laid out, and their checksum.
 
 Nothing of it leaves the device but one number a bucket. XXH3, the hash of `checksum`, is none that a device
-computes; `content_hash` is made of products and sums of integers, which give the same 64 bits on a CPU and on
-a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
+computes; that of `hashes_of` is made of products and sums of integers, which give the same 64 bits on a CPU
+and on a GPU. The loader in an SGLang server has it, too (`inside/agentrl_sglang`).
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def packed(layout: BufferLayout, memory: DeviceMemory, fill: Fill) -> Packed:
         memory.bytes_B[start : start + sum(map(size_of, load))]
         for load, start in zip(layout.loads, layout.starts, strict=True)
     ]
-    hashes, extremes = [], []
+    sums, extremes = [], []
     for load, span_B in zip(layout.loads, spans, strict=True):
         fill(load, span_B)
-        hashes.append(content_hash(span_B))
+        sums.append(row_sums(span_B))
         extremes += [torch.stack(tensor.aminmax()).double() for tensor in _floats(load, span_B)]
     # The device is waited for once.
-    numbers = torch.stack(hashes).tolist() if hashes else []
+    numbers = hashes_of(sums).tolist() if sums else []
     parts = tuple(map(DevicePart, layout.loads, layout.starts, numbers))
     is_finite = not extremes or bool(torch.stack(extremes).isfinite().all())
     named = (
@@ -126,28 +126,41 @@ def device_checksum(parts: Sequence[DevicePart]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=8).digest(), "little")
 
 
-def content_hash(bytes_B: Tensor) -> Tensor:
-    """A signed 64-bit number over the bytes, on their device, for which nothing waits. bytes_B: contiguous.
+def row_sums(bytes_B: Tensor) -> Tensor:
+    """Of some bytes, on their device, what `hashes_of` makes their hash of; nothing waits for it.
 
-    The bytes b[r, k], signed, lie in rows of 16384, with zeros to the end of a block; modulo 2^64:
+    bytes_B: contiguous; all but the end is read where it is.
+    """
+    keys_CK, weight_C = _keys(bytes_B.device)
+    least = _LEAST_ROWS * _ROW_BYTES
+    whole = len(bytes_B) // least * least
+    blocks = [*bytes_B[:whole].split(_BLOCK_BYTES)] if whole else []
+    if whole < len(bytes_B):
+        end_B = bytes_B.new_zeros(least)
+        end_B[: len(bytes_B) - whole].copy_(bytes_B[whole:])
+        blocks.append(end_B)
+    if not blocks:
+        return torch.zeros(0, dtype=torch.int64, device=bytes_B.device)
+    products = [_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK) for block_B in blocks]
+    return (torch.cat(products) * weight_C).sum(1)
+
+
+def hashes_of(sums: Sequence[Tensor]) -> Tensor:
+    """Signed 64-bit numbers over the bytes of some buckets, by the `row_sums` of each.
+
+    The bytes b[r, k] of a bucket, signed, lie in rows of 16384, with zeros to a multiple of 32 rows; modulo
+    2^64:
 
         sum over r of mix(GOLDEN x (r + 1) + sum over c < 16 of weight[c] x sum over k of key[c, k] x b[r, k])
 
     No key or weight is even, so a changed byte changes all 16 sums of its row, and `mix` is a bijection. The
     innermost sums are products of matrices of 8 bits, exact in 32, which read each byte once.
     """
-    keys_CK, weight_C = _keys(bytes_B.device)
-    sums = []
-    for start in range(0, len(bytes_B), _BLOCK_BYTES):
-        block_B = bytes_B[start : start + _BLOCK_BYTES]
-        if len(block_B) < _BLOCK_BYTES:
-            missing = -len(block_B) % (_LEAST_ROWS * _ROW_BYTES)
-            block_B = torch.cat([block_B, block_B.new_zeros(missing)])
-        sums.append(_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK))
-    if not sums:
-        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
-    sums_R = (torch.cat(sums) * weight_C).sum(1)
-    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+    counts = [*map(len, sums)]
+    numbers = torch.arange(1, max(counts, default=0) + 1, device=sums[0].device)
+    places_R = torch.cat([numbers[:count] for count in counts])
+    mixed_R = _mixed(torch.cat([*sums]) + _GOLDEN * places_R)
+    return torch.stack([part_R.sum() for part_R in mixed_R.split(counts)])
 
 
 def _products(rows_RK: Tensor, keys_CK: Tensor) -> Tensor:

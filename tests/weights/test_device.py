@@ -8,11 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.engine.sglang.inside.agentrl_sglang import device as inside
 from agentrl.types.seams import DevicePart, TensorSpec
 from agentrl.weights import cuda, device
-from agentrl.weights.device import allocated, content_hash, device_checksum, layout_of, packed
+from agentrl.weights.device import allocated, device_checksum, layout_of, packed
 from agentrl.weights.shared import HostCopy
 from tests.engine.devices import FileMemory, packed_of
 
@@ -35,7 +36,7 @@ def keys() -> np.ndarray:
 
 
 def by_hand(data: bytes, block_bytes: int) -> int:
-    """The formula of `content_hash`, in numpy's integers of 64 bits and Python's without limits."""
+    """The formula of `hashes_of`, in numpy's integers of 64 bits and Python's without limits."""
     padded = b"".join(
         block + bytes(-len(block) % (LEAST * ROW) if len(block) < block_bytes else 0)
         for block in (data[start : start + block_bytes] for start in range(0, len(data), block_bytes))
@@ -53,6 +54,12 @@ def tensor_of(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
+def hash_of(data: bytes, module=device) -> int:
+    """Beside another bucket, of other bytes, which changes nothing."""
+    sums = [module.row_sums(tensor_of(each)) for each in (b"another" * ROW, data, b"")]
+    return module.hashes_of(sums).tolist()[1]
+
+
 @pytest.mark.parametrize("has_products", [True, False])
 @pytest.mark.parametrize(
     "size", [0, 1, 3, 4, 7, ROW - 1, ROW, ROW + 5, 3 * ROW + 2, LEAST * ROW, 70 * ROW + 1]
@@ -64,7 +71,30 @@ def test_the_hash_is_its_formula_here_and_in_a_server(size, has_products, monkey
     for block_bytes in (64 << 20, LEAST * ROW):
         for module in (device, inside):
             monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
-            assert int(module.content_hash(tensor_of(data))) % BITS == by_hand(data, block_bytes)
+            assert hash_of(data, module) % BITS == by_hand(data, block_bytes)
+
+
+class CopiedBytes(TorchDispatchMode):
+    """How many bytes operators write that read bytes, and have no numbers of their own."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        is_view = func.is_view or func._schema.name in ("aten::new_zeros", "aten::new_empty")
+        if isinstance(result, torch.Tensor) and result.dtype in (torch.uint8, torch.int8) and not is_view:
+            self.count += result.nbytes
+        return result
+
+
+@pytest.mark.parametrize("module", [device, inside])
+@pytest.mark.parametrize("size", [0, 1, LEAST * ROW, 5 * LEAST * ROW, 5 * LEAST * ROW + 77])
+def test_the_hash_copies_only_the_end_of_a_bucket(module, size):
+    data = tensor_of(bytes(size))
+    module._keys(data.device)
+    with CopiedBytes() as copied:
+        module.row_sums(data)
+    assert copied.count == size % (LEAST * ROW)
 
 
 def missing(*_):
@@ -74,14 +104,14 @@ def missing(*_):
 def test_the_hash_tells_apart_what_differs_a_little():
     size = ROW + 40
     data = random.Random(0).randbytes(size)
-    seen, count = {int(content_hash(tensor_of(data)))}, 1
+    seen, count = {hash_of(data)}, 1
 
     def see(*changes: tuple[int, int]) -> None:
         nonlocal count
         changed = bytearray(data)
         for place, bits in changes:
             changed[place] ^= bits
-        seen.add(int(content_hash(tensor_of(bytes(changed)))))
+        seen.add(hash_of(bytes(changed)))
         count += 1
 
     for bit in range(0, 8 * size, 997):
@@ -94,7 +124,7 @@ def test_the_hash_tells_apart_what_differs_a_little():
             see((place, difference), (place + 1, difference))
     first, second = data[:ROW], data[ROW:].ljust(ROW, b"\0")
     for rows in (first + first, second + first, first + second + first):
-        seen.add(int(content_hash(tensor_of(rows))))
+        seen.add(hash_of(rows))
         count += 1
     assert len(seen) == count
 

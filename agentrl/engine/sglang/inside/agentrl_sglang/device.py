@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -36,20 +36,29 @@ def differs(place: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return flag
 
 
-def content_hash(bytes_B: torch.Tensor) -> torch.Tensor:
-    """The sender's hash of some bytes, computed on their device: see `agentrl.weights.device`."""
+def row_sums(bytes_B: torch.Tensor) -> torch.Tensor:
+    """Of some bytes, on their device, what `hashes_of` makes the sender's hash of; nothing waits for it."""
     keys_CK, weight_C = _keys(bytes_B.device)
-    sums = []
-    for start in range(0, len(bytes_B), _BLOCK_BYTES):
-        block_B = bytes_B[start : start + _BLOCK_BYTES]
-        if len(block_B) < _BLOCK_BYTES:
-            missing = -len(block_B) % (_LEAST_ROWS * _ROW_BYTES)
-            block_B = torch.cat([block_B, block_B.new_zeros(missing)])
-        sums.append(_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK))
-    if not sums:
-        return torch.zeros((), dtype=torch.int64, device=bytes_B.device)
-    sums_R = (torch.cat(sums) * weight_C).sum(1)
-    return _mixed(sums_R + _GOLDEN * torch.arange(1, len(sums_R) + 1, device=sums_R.device)).sum()
+    least = _LEAST_ROWS * _ROW_BYTES
+    whole = len(bytes_B) // least * least
+    blocks = [*bytes_B[:whole].split(_BLOCK_BYTES)] if whole else []
+    if whole < len(bytes_B):
+        end_B = bytes_B.new_zeros(least)
+        end_B[: len(bytes_B) - whole].copy_(bytes_B[whole:])
+        blocks.append(end_B)
+    if not blocks:
+        return torch.zeros(0, dtype=torch.int64, device=bytes_B.device)
+    products = [_products(block_B.view(torch.int8).view(-1, _ROW_BYTES), keys_CK) for block_B in blocks]
+    return (torch.cat(products) * weight_C).sum(1)
+
+
+def hashes_of(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sender's hashes of parts, int64 [parts], by their `row_sums`: see `agentrl.weights.device`."""
+    counts = [*map(len, sums)]
+    numbers = torch.arange(1, max(counts, default=0) + 1, device=sums[0].device)
+    places_R = torch.cat([numbers[:count] for count in counts])
+    mixed_R = _mixed(torch.cat([*sums]) + _GOLDEN * places_R)
+    return torch.stack([part_R.sum() for part_R in mixed_R.split(counts)])
 
 
 def _products(rows_RK: torch.Tensor, keys_CK: torch.Tensor) -> torch.Tensor:

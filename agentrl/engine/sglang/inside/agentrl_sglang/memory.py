@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .copies import CopyRecorder, recorded, remember
-from .device import content_hash, differs, mapped_card
+from .device import differs, hashes_of, mapped_card, row_sums
 from .drafts import Share
 from .locations import Locations, Model
 from .tensors import SentTensor, open_file, parse_tensor, size_of
@@ -50,21 +50,50 @@ def load_device(
     copies = recorded(model, layout)
     if copies is None:
         return _load_first(model, memory, [_parse_part(*fields) for fields in parts], layout, share)
-    flags: list[_Flag] = []
+    checks = _Checks()
     with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
         for number, (start, end, expected, _) in enumerate(parts):
-            part_B = _bytes_of(bytes_B[start:end], expected, flags, is_near=is_near)
-            groups = copies.by_part.get(number, ())
-            flags += [_Flag("the model holds other weights", group.repeat(part_B)) for group in groups]
-        _check(flags)
+            part_B = checks.read(bytes_B[start:end], expected, is_near=is_near)
+            for group in copies.by_part.get(number, ()):
+                checks.add("the model holds other weights", group.repeat(part_B))
+        checks.done()
     return copies.unread
 
 
-class _Flag(NamedTuple):
-    """What is wrong where a truth value on the device is true."""
+class _Checks:
+    """What is compared on the device, which is waited for once."""
 
-    what: str
-    is_wrong: torch.Tensor
+    def __init__(self) -> None:
+        self._sums: list[torch.Tensor] = []
+        self._expected: list[int] = []
+        self._names: list[str] = []
+        self._flags: list[torch.Tensor] = []
+
+    def read(self, part_B: torch.Tensor, expected: int, *, is_near: bool) -> torch.Tensor:
+        """The bytes of a part: where they are, or a copy if that is another card. expected: their hash."""
+        if not is_near:
+            part_B = part_B.clone()
+        self._sums.append(row_sums(part_B))
+        self._expected.append(expected)
+        return part_B
+
+    def add(self, what: str, is_wrong: torch.Tensor) -> None:
+        """Something is wrong where a truth value on the device is true."""
+        self._names.append(what)
+        self._flags.append(is_wrong)
+
+    def done(self) -> None:
+        """Wait for all of it, while the memory is mapped. Raises ValueError: something is wrong."""
+        numbers = [hashes_of(self._sums)] if self._sums else []
+        if self._flags:
+            numbers.append(torch.stack(self._flags).long())
+        found = torch.cat(numbers).tolist() if numbers else []
+        count = len(self._expected)
+        if found[:count] != self._expected:
+            raise ValueError("the memory holds other bytes than was sent")
+        wrong = next((what for what, flag in zip(self._names, found[count:], strict=True) if flag), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} than was sent")
 
 
 def _load_first(
@@ -80,11 +109,11 @@ def _load_first(
     if whole:
         locations.check(sent)
     unread: dict[str, tuple[str, int] | None] = {}
-    flags: list[_Flag] = []
+    checks = _Checks()
     with _mapped_memory(memory, _device_of(model)) as (bytes_B, is_near):
         recording = CopyRecorder()
         with recording:
-            model.load_weights(_received(bytes_B, parts, flags, recording, is_near=is_near))
+            model.load_weights(_received(bytes_B, parts, checks, recording, is_near=is_near))
         # Only now: loading one tensor may have changed another.
         for part in parts if whole else ():
             pairs = zip(part.tensors, _tensors_in(bytes_B[part.start : part.end], part), strict=True)
@@ -93,18 +122,10 @@ def _load_first(
                 if place is None:
                     unread[name] = None
                 else:
-                    flags.append(_Flag(f"the model holds another {name}", differs(place, data)))
-        _check(flags)
+                    checks.add(f"the model holds another {name}", differs(place, data))
+        checks.done()
     remember(model, layout, recording, unread)
     return unread
-
-
-def _check(flags: Sequence[_Flag]) -> None:
-    """Wait for the device once, while the memory is mapped."""
-    found = torch.stack([flag.is_wrong for flag in flags]).tolist() if flags else []
-    wrong = next((flag.what for flag, is_wrong in zip(flags, found, strict=True) if is_wrong), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong} than was sent")
 
 
 def _device_of(model: Model) -> torch.device:
@@ -114,26 +135,18 @@ def _device_of(model: Model) -> torch.device:
 def _received(
     bytes_B: torch.Tensor,
     parts: Sequence[Part],
-    flags: list[_Flag],
+    checks: _Checks,
     recording: CopyRecorder,
     *,
     is_near: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors; flags: gets whether a part has other bytes than its hash is of."""
+    """All tensors; checks: gets the bytes of each part, which have a hash."""
     for part in parts:
         with recording.paused():
-            part_B = bytes_B[part.start : part.end]
-            part_B = _bytes_of(part_B, part.content_hash, flags, is_near=is_near)
+            bytes_of_part = bytes_B[part.start : part.end]
+            part_B = checks.read(bytes_of_part, part.content_hash, is_near=is_near)
         recording.begin(part_B)
         yield from _tensors_in(part_B, part)
-
-
-def _bytes_of(part_B: torch.Tensor, expected: int, flags: list[_Flag], *, is_near: bool) -> torch.Tensor:
-    """The bytes of a part: where they are, or a copy if that is another card. expected: their hash."""
-    if not is_near:
-        part_B = part_B.clone()
-    flags.append(_Flag("the memory holds other bytes", content_hash(part_B) != expected))
-    return part_B
 
 
 def _check_part(part: Part, num_bytes: int) -> None:
