@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.files.names import MAIN, rank_file, shard_file
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
-from agentrl.trainer.megatron.model.rules import Run
+from agentrl.trainer.megatron.model.rules import Run, unshard
 from agentrl.trainer.megatron.model.shape import Shape, shape_of, tensor_shapes_of
 from agentrl.trainer.summary import FOLDERS, RankLayout, SavedTrainer
 from agentrl.types import ScoreRole
@@ -197,7 +197,7 @@ class _RankFiles:
                 shard = self._shard(placed, rank, kind)
                 shapes = [self._shapes[name] for name in placed.hf]
                 tensors = tensors or [torch.empty(*shape, dtype=shard.dtype) for shape in shapes]
-                placed.rule.unshard(shard, Run(rank, ranks), tensors, self._shape.dims(ranks))
+                unshard(placed.rule, shard, Run(rank, ranks), tensors, self._shape.dims(ranks))
         return tensors
 
     def _shard(self, placed: Placed, rank: int, kind: str) -> Tensor:

@@ -48,10 +48,11 @@ class DeviceMemory(Protocol):
 
 
 class BufferLayout(NamedTuple):
-    """Buckets in one piece of memory: the tensors of each, where each begins, and the size of all."""
+    """Buckets in one piece of memory: the tensors of each, where each begins and ends, the size of all."""
 
     loads: Sequence[tuple[TensorSpec, ...]]
     starts: Sequence[int]
+    ends: Sequence[int]
     num_bytes: int
 
 
@@ -81,28 +82,26 @@ def allocated(device: torch.device, num_bytes: int) -> DeviceMemory | None:
 
 def layout_of(loads: Sequence[tuple[TensorSpec, ...]]) -> BufferLayout | None:
     """Where buckets go; None = a tensor would not be aligned to its dtype."""
-    starts, end = [], 0
+    starts, ends, end = [], [], 0
     for load in loads:
         starts.append(end)
         for spec in load:
             if end % torch_dtype(spec.dtype).itemsize:
                 return None
             end += size_of(spec)
+        ends.append(end)
         end = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return BufferLayout(loads, starts, end)
+    return BufferLayout(loads, starts, ends, end)
 
 
 def packed(layout: BufferLayout, memory: DeviceMemory, fill: Fill) -> Packed:
     """Fill the memory, look for numbers that are not finite, and compute the checksums, all on the device."""
-    spans = [
-        memory.bytes_B[start : start + sum(map(size_of, load))]
-        for load, start in zip(layout.loads, layout.starts, strict=True)
-    ]
+    spans = [memory.bytes_B[start:end] for start, end in zip(layout.starts, layout.ends, strict=True)]
     sums, extremes = [], []
     for load, span_B in zip(layout.loads, spans, strict=True):
         fill(load, span_B)
         sums.append(row_sums(span_B))
-        extremes += [torch.stack(tensor.aminmax()).double() for tensor in _floats(load, span_B)]
+        extremes += [extreme for tensor in _floats(load, span_B) for extreme in tensor.aminmax()]
     # The device is waited for once.
     numbers = hashes_of(sums).tolist() if sums else []
     parts = tuple(map(DevicePart, layout.loads, layout.starts, numbers))
@@ -190,7 +189,7 @@ def _keys(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _floats(load: Sequence[TensorSpec], span_B: Tensor) -> Iterator[Tensor]:
     """The floating-point numbers of a bucket: in one view, where all have one type."""
-    dtypes = {torch_dtype(spec.dtype) for spec in load}
+    dtypes = {*map(torch_dtype, {spec.dtype for spec in load})}
     pairs = views_in(load, span_B) if len(dtypes) > 1 else [("", span_B.view(dtype)) for dtype in dtypes]
     for _, tensor in pairs:
         if tensor.is_floating_point() and tensor.numel():

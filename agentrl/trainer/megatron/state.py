@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from agentrl.trainer.elsewhere import MOMENTS, MOMENTUM
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network, Piece
-from agentrl.trainer.megatron.model.rules import Dims, KeyHeads, Qkv, Rule, Run, Same
+from agentrl.trainer.megatron.model.rules import Dims, KeyHeads, Qkv, Rule, Run, Same, unshard
 from agentrl.trainer.offload import CpuAdamW
 
 
@@ -198,7 +198,7 @@ def _matrices(network: Network, piece: Piece, shard: Tensor) -> list[Tensor]:
     dims = network.shape.dims(ranks)
     matrices = [shard.new_empty(shape) for shape in _shapes(rule, shard, ranks, dims)]
     for number, part in enumerate(shards):
-        rule.unshard(part, Run(number, ranks), matrices, dims)
+        unshard(rule, part, Run(number, ranks), matrices, dims)
     return matrices
 
 

@@ -19,7 +19,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.rows import padded
-from agentrl.trainer.megatron.model.rules import Run
+from agentrl.trainer.megatron.model.rules import Run, unshard
 from agentrl.trainer.megatron.model.shape import Shape, shape_of, tensor_shapes_of
 from agentrl.trainer.routing import NO_LOSSES, RoutedReport, RouterLosses, RouterReplay
 from agentrl.types import KEPT_IDS, ROUTED_EXPERTS, Extra, RolloutId, Sample
@@ -253,7 +253,7 @@ def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Pa
         for rank in range(ranks):
             having = [part for part in parts if _has(part, placed, rank, layout, shape)]
             shard = _agreed(having, placed.megatron)
-            placed.rule.unshard(shard, Run(rank, ranks), tensors, shape.dims(ranks))
+            unshard(placed.rule, shard, Run(rank, ranks), tensors, shape.dims(ranks))
     return gradients
 
 

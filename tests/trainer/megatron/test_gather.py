@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.types.seams import Bucket
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import manifest_of, size_of, unpack
+from agentrl.weights.device import views_in
 from agentrl.weights.shared import BufferPool, SharedBuffer
-from tests.trainer.megatron.models import checkpoint_of, model_of
+from tests.engine.devices import of_device
+from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
 
 PAIRS = {
     "TP2": {"tensor_model_parallel_size": 2},
@@ -61,6 +65,63 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
             arrived, right = collected(gathered(loads, ours), keeps, buffers)
             results.append((rank > 0 or (right and same(arrived, tensors_by_name)), mapped_buffers()))
     return sorted(ours.far), results
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators of its block."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def publish_again(layout, rank, kind):
+    """Inside a rank: the operators of the first and of the second publish; the tensors that came wrong."""
+    from agentrl.trainer.megatron import gather
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.shape import shape_of
+    from agentrl.trainer.offload import NetworkMemory
+
+    model = model_of(kind).to(torch.bfloat16)
+    network, checkpoint = Network(shape_of(model.config), layout, bf16=True), checkpoint_of(model)
+    named = [(name, checkpoint[name]) for name in network.shape.by_tensor()]
+    loads = gather.BucketLoads(network, manifest_of(named), 1 << 20)
+    memory, wrong = NetworkMemory(lambda: (parameter for _, parameter in network.pieces())), []
+
+    def publish(factor):
+        """factor: powers of two change no bit of what is compared but those of the exponent."""
+        network.load(lambda name: checkpoint[name] * factor)
+        if factor == 4:
+            memory.offload()
+            memory.onload()
+        elif factor == 8:
+            replace(network)
+        with mock.patch.object(gather, "allocated", of_device), Operators() as operators:
+            packed = gather.packed_on_device(loads, nullcontext)
+        arrived = dict(
+            pair
+            for part in packed.weights.parts
+            for pair in views_in(part.tensors, packed.memory.bytes_B[part.start :])
+        )
+        wrong.extend(
+            (factor, name) for name, tensor in named if not torch.equal(arrived[name], tensor * factor)
+        )
+        return operators.calls
+
+    calls = [publish(factor) for factor in (1, 2, 4, 8, 16)]
+    return [call.total() for call in calls], calls[1], wrong, len(loads.loads)
+
+
+def replace(network):
+    """Every other parameter gets memory of its own, and what it had before holds other numbers."""
+    for _, parameter in list(network.pieces())[::2]:
+        before = parameter.data
+        parameter.data = before.clone()
+        before.fill_(torch.nan)
 
 
 def collected(stream, keeps, buffers):
@@ -136,6 +197,19 @@ def test_where_nobody_maps_anything_the_first_rank_sends_nothing_to_itself(pair,
     for far, results in pair.run(gather, layout_of(PAIRS[layout], 2), kind_for(layout), NOWHERE):
         assert far == [1]
         assert [right for right, _ in results] == [True, True]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_later_versions_are_the_copies_of_the_first_from_where_the_parameters_are_now(single, kind):
+    ((totals, second, wrong, buckets),) = single.run(publish_again, layout_of({}, 1), kind)
+    assert not wrong
+    first, later, offloaded, replaced, last = totals
+    assert later < first / 2
+    assert (offloaded, last) == (later, later)
+    assert replaced > 2 * later, "other memory is noticed"
+    # Runs, what lies otherwise on one side, and what stays in fp32.
+    assert buckets <= second["aten::_foreach_copy_"] <= 4 * buckets
+    assert second["aten::copy_"] <= buckets, "the end of each bucket, for its hash"
 
 
 def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from agentrl.trainer.megatron.model.families import FAMILIES
-from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Stacked, Swapped, Vocabulary
+from agentrl.trainer.megatron.model.rules import (
+    Dims,
+    GateUp,
+    Qkv,
+    Run,
+    Same,
+    Stacked,
+    Swapped,
+    Vocabulary,
+    unshard,
+)
 from agentrl.trainer.megatron.model.shape import shape_of
 from tests.trainer.megatron.models import CONFIGS, checkpoint_of, model_of
 
@@ -34,7 +44,7 @@ def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
             tensors.setdefault(name, torch.full_like(tensor, torch.nan))
         for number, shard in enumerate(shards):
             assert shard.dtype == dtype
-            placed.rule.unshard(shard, Run(number, ranks), [tensors[name] for name in placed.hf], dims)
+            unshard(placed.rule, shard, Run(number, ranks), [tensors[name] for name in placed.hf], dims)
     assert tensors.keys() == state.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
@@ -77,7 +87,7 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
         tensor = torch.zeros(3, 2)
         padded = Dims(1, 1, padded_vocab=rows)
         for number, shard in enumerate(rule.cut(rule.join([numbered(3, 2)], padded), ranks)):
-            rule.unshard(shard, Run(number, ranks), [tensor], padded)
+            unshard(rule, shard, Run(number, ranks), [tensor], padded)
         assert torch.equal(tensor, numbered(3, 2))
 
 
@@ -87,7 +97,7 @@ def test_halves_of_columns_change_places():
     assert joined.tolist() == [[2, 3, 0, 1], [6, 7, 4, 5]]
     assert all(shard is joined for shard in rule.cut(joined, 2))
     tensor = torch.zeros(2, 4)
-    rule.unshard(joined, Run(0, 2), [tensor], dims)
+    unshard(rule, joined, Run(0, 2), [tensor], dims)
     assert torch.equal(tensor, numbered(2, 4))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.errors import ModelLoadError
 from agentrl.trainer.megatron.files.checkpoint import CheckpointReader, config_of
 from agentrl.trainer.megatron.model.families import Placed
-from agentrl.trainer.megatron.model.rules import Run
+from agentrl.trainer.megatron.model.rules import Run, unshard
 from agentrl.trainer.megatron.model.shape import Shape, num_ahead, shape_of, tensor_shapes_of
 from agentrl.types.seams import TensorSpec
 from agentrl.weights.codec import bytes_of
@@ -92,7 +92,7 @@ class MegatronTensors:
             shapes = [self._shapes[name] for name in placed.hf]
             tensors = tensors or [torch.empty(shape, dtype=parameter.dtype) for shape in shapes]
             try:
-                placed.rule.unshard(parameter, Run(0, 1), tensors, self._shape.dims(1))
+                unshard(placed.rule, parameter, Run(0, 1), tensors, self._shape.dims(1))
             except (RuntimeError, ValueError) as error:
                 raise ModelLoadError(
                     f"{self.opened.folder} holds {placed.megatron} as {list(parameter.shape)}, which is not "

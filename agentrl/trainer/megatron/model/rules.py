@@ -1,14 +1,14 @@
 """One parameter of Megatron: joined from tensors of a Hugging Face checkpoint, and cut over tensor ranks.
 
     checkpoint's tensors  --join-->  unsharded parameter  --cut-->  one shard a rank
-    checkpoint's tensors  <------------------unshard-------------   one shard a rank
+    checkpoint's tensors  <------------------places--------------   one shard a rank
 
 All three move values and round none, so the round trip gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -50,6 +50,13 @@ class Dims(NamedTuple):
     delta: DeltaSizes | None = None
 
 
+class Place(NamedTuple):
+    """A view of a tensor of a checkpoint, and the view of a shard that lies there."""
+
+    tensor: Tensor
+    piece: Tensor
+
+
 class Run(NamedTuple):
     """One of the equal runs that a dimension is cut into: that of tensor rank `number` of `ranks`."""
 
@@ -86,8 +93,8 @@ class Rule(Protocol):
     def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """One shard for each tensor rank."""
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
-        """Write a shard to its positions in the tensors `hf`."""
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
+        """Where the tensors `hf` have a shard: all its pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +124,10 @@ class Same:
         """Equal runs of rows (0) or columns (1)."""
         return [unsharded] * ranks if self.along is None else _equal(unsharded, ranks, self.along)
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
         """Its run of the tensor, or all of it."""
         (tensor,) = tensors
-        (tensor if self.along is None else run.of(tensor, self.along)).copy_(shard)
+        yield Place(tensor if self.along is None else run.of(tensor, self.along), shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +143,10 @@ class Vocabulary(Same):
         missing = dims.padded_vocab - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
         """Its rows, without the added ones."""
         target = tensors[0][run.number * len(shard) :][: len(shard)]
-        target.copy_(shard[: len(target)])
+        yield Place(target, shard[: len(target)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,9 @@ class Swapped(Same):
         left, right = parts[0].chunk(2, 1)
         return torch.cat([right, left], 1)
 
-    def unshard(self, shard: Tensor, _run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def places(self, shard: Tensor, _run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
         """Back in the checkpoint's order."""
-        tensors[0].copy_(self.join([shard], dims))
+        yield from map(Place, tensors[0].chunk(2, 1), shard.chunk(2, 1)[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +192,9 @@ class Qkv:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
         return _equal(unsharded, ranks, 0)
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
         """Queries, keys and values of its groups; each rank has whole groups."""
-        _ungroup(shard, run, tensors, dims.query_groups)
+        return _ungrouped(shard, run, tensors, dims.query_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +229,10 @@ class KeyHeads:
         """Equal runs of rows: whole heads, where the ranks divide their number."""
         return _equal(unsharded, ranks, 0)
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
         """All parts of its key heads."""
         delta = _delta(dims)
-        _ungroup(shard, run, self._parts(tensors, delta), delta.key_heads)
+        return _ungrouped(shard, run, self._parts(tensors, delta), delta.key_heads)
 
     def rows(self, dims: Dims) -> list[int]:
         """Of each tensor (count)."""
@@ -269,11 +276,11 @@ class GateUp:
         gate, up = (_equal(half, ranks, 0) for half in unsharded.chunk(2))
         return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
         """Its run of the gate and its run of the other layer."""
         halves = tensors if len(tensors) > 1 else tensors[0].chunk(2)
         for half, piece in zip(halves, shard.chunk(2), strict=True):
-            run.of(half).copy_(piece)
+            yield Place(run.of(half), piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,15 +322,21 @@ class Stacked:
         """As the inner rule."""
         return self.inner.cut(unsharded, ranks)
 
-    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
         """To the expert's place."""
-        self.inner.unshard(shard, run, self._own(tensors), dims)
+        return self.inner.places(shard, run, self._own(tensors), dims)
 
     def _own(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Views of the expert's part, as the inner rule takes them."""
         (tensor,) = (tensor[self.expert] for tensor in tensors)
         own = tensor.T if tensor.ndim == 2 else tensor
         return [own[::2], own[1::2]] if isinstance(self.inner, GateUp) else [own]
+
+
+def unshard(rule: Rule, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims) -> None:
+    """Write a shard to its places in the tensors of a rule."""
+    for tensor, piece in rule.places(shard, run, tensors, dims):
+        tensor.copy_(piece)
 
 
 def _delta(dims: Dims) -> DeltaSizes:
@@ -336,12 +349,12 @@ def _grouped(parts: Sequence[Tensor], groups: int) -> Tensor:
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
 
 
-def _ungroup(shard: Tensor, run: Run, parts: Sequence[Tensor], groups: int) -> None:
-    """Write a run of what `_grouped` makes to its rows of the parts."""
+def _ungrouped(shard: Tensor, run: Run, parts: Sequence[Tensor], groups: int) -> Iterator[Place]:
+    """The rows of the parts that a run of what `_grouped` makes has."""
     views = [part.unflatten(0, (groups, -1)) for part in parts]
     pieces = shard.unflatten(0, (groups // run.ranks, -1)).split([view.shape[1] for view in views], 1)
     for view, piece in zip(views, pieces, strict=True):
-        run.of(view).copy_(piece)
+        yield Place(run.of(view), piece)
 
 
 def _equal(tensor: Tensor, ranks: int, along: int) -> list[Tensor]:
