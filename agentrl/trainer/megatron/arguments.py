@@ -38,6 +38,7 @@ OPEN: Mapping[Target, Mapping[str, type]] = {
     },
     Target.REPLICAS: {
         "overlap_grad_reduce": bool,
+        "overlap_param_gather": bool,
         "bucket_size": int,
         "pad_buckets_for_high_nccl_busbw": bool,
         "reduce_scatter_with_fp32_accumulation": bool,

@@ -26,6 +26,10 @@ MakeModel: TypeAlias = Callable[..., GPTModel]
 """Takes the arguments of GPTModel by their names."""
 
 
+Stages: TypeAlias = Callable[[], Sequence[nn.Module]]
+"""The stages of a network, whose weights may be read then. It is called where a function is."""
+
+
 class Hooks:
     """Those that a layout names; what it does not name does nothing."""
 
@@ -34,27 +38,29 @@ class Hooks:
 
     def init(self) -> None:
         """The process groups are there, no network yet."""
-        self._call(self._layout.custom_megatron_init_path, self._layout)
+        path = self._layout.custom_megatron_init_path
+        if path is not None:
+            _called(path, self._layout)
 
-    def before_score(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+    def before_score(self, role: ScoreRole, stages: Stages) -> None:
         """The network of a role scores samples next."""
         self._call(self._layout.custom_megatron_before_log_prob_hook_path, role, stages)
 
-    def before_step(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+    def before_step(self, role: ScoreRole, stages: Stages) -> None:
         """The network of a role learns next."""
         self._call(self._layout.custom_megatron_before_train_step_hook_path, role, stages)
 
-    def after_step(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+    def after_step(self, role: ScoreRole, stages: Stages) -> None:
         """The network of a role has learned."""
         self._call(self._layout.custom_megatron_after_train_step_hook_path, role, stages)
 
-    def before_save(self, role: ScoreRole, stages: Sequence[nn.Module]) -> None:
+    def before_save(self, role: ScoreRole, stages: Stages) -> None:
         """The state of a role's network is saved next."""
         self._call(self._layout.custom_megatron_before_save_hook_path, role, stages)
 
-    def _call(self, path: str | None, *arguments: object) -> None:
+    def _call(self, path: str | None, role: ScoreRole, stages: Stages) -> None:
         if path is not None:
-            _called(path, *arguments)
+            _called(path, role, stages())
 
 
 def make_model(layout: MegatronConfig, **arguments: object) -> GPTModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
@@ -62,6 +65,11 @@ class Passes:
         # While the last row goes back through the first layers, gradients of the last ones are summed.
         several = layout.data_parallel_size * layout.context_parallel_size > 1
         fields = {"overlap_grad_reduce": several, **chosen(layout, Target.REPLICAS)}
+        # While a row goes through the first layers, weights of the next ones arrive. A CPU gains nothing;
+        # layers of a provider may read weights before their module is called.
+        arrive = layout.shares_the_optimizer and layout.custom_model_provider_path is None
+        arrive = arrive and bool(fields["overlap_grad_reduce"]) and compute_device().type != "cpu"
+        fields = {"overlap_param_gather": arrive, **fields}
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=layout.shares_the_optimizer, **fields
         )
@@ -69,6 +77,9 @@ class Passes:
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
         ]
+        for stage in self.stages:
+            if stage.use_forward_hook:
+                _arrive_by_layer(stage)
         config.finalize_model_grads_func = _sum_gradients
         if ddp.overlap_grad_reduce:
             silent = [stage.no_sync for stage in self.stages]
@@ -92,6 +103,8 @@ class Passes:
         """
         for stage in self.stages:
             stage.zero_grad_buffer()
+        if ahead is not None:
+            self.gather()
         with nullcontext() if ahead is None else self.network.fetched_embedding():
             return self._run(rows, self._step(loss, routing, ahead), forward_only=False)
 
@@ -107,7 +120,26 @@ class Passes:
             return LossOutput(outputs.logp_N.sum(), {})
 
         self._run(rows, self._step(collect, routing), forward_only=True)
+        # Also of layers that only learn: nothing is under way where the memory may be freed.
+        self.gather()
         return outputs_by_row
+
+    def gather(self) -> None:
+        """Have all weights of the last step; every rank calls it before they are read outside of a pass.
+
+        A pass gathers them by itself, layer by layer, see `overlap_param_gather`.
+        """
+        groups = self._groups()
+        for group in groups:
+            if not group.param_gather_dispatched:
+                group.start_param_sync()
+        for group in groups:
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
+
+    def readable_stages(self) -> Sequence[nn.Module]:
+        """The stages for whoever reads their weights; every rank calls it."""
+        self.gather()
+        return self.network.stages
 
     def routing(
         self,
@@ -156,6 +188,12 @@ class Passes:
             forward_only=forward_only,
         )
         return metrics
+
+    def _groups(self) -> list[_ParamAndGradBucketGroup]:
+        """The groups of parameters that passes gather, those of a stage in the order of its layers."""
+        gathering = [stage for stage in self.stages if self.learns and stage.use_forward_hook]
+        of_stages = [(stage.bucket_groups, stage.expert_parallel_bucket_groups) for stage in gathering]
+        return [group for both in of_stages for groups in both for group in reversed(groups)]
 
     def _in_step(self, rows: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         """As many rows as the other replicas have that this one exchanges tokens with, in every pass."""
@@ -217,6 +255,22 @@ class Passes:
             return states, row_loss
 
         return step
+
+
+def _arrive_by_layer(stage: DistributedDataParallel) -> None:
+    """Have all weights of a layer when it is called: it may read some of modules that it does not call.
+
+    Megatron waits for those of a module where that is called.
+    """
+    group_of = stage.param_to_bucket_group
+    for layer in (module for module in stage.modules() if isinstance(module, TransformerLayer)):
+        groups = dict.fromkeys(group_of[p] for p in layer.parameters() if p in group_of)
+        layer.register_forward_pre_hook(partial(_arrive, [*groups]))
+
+
+def _arrive(groups: Sequence[_ParamAndGradBucketGroup], *_: object) -> None:
+    for group in groups:
+        group.finish_param_sync()
 
 
 def _of_context(own: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """
         rows = self._rows(samples, [scored_tokens(sample, role) for sample in samples])
         with self._memory[role].onloaded():
-            self._hooks.before_score(role, self._passes[role].network.stages)
+            self._hooks.before_score(role, self._passes[role].readable_stages)
             # Of all networks the routers of the policy alone are seen, and R2 keeps what they took.
             replay = self._plan.config.router_replay
             routing = self._passes[role].routing(replay, records=replay == "R2") if role == "old" else None
@@ -110,9 +110,9 @@ class MegatronWorker(Recorder, DeviceStore):
         for role, learner in self._learners.items():
             if role == "values" or not is_warmup:
                 with self._memory[role].onloaded():
-                    self._hooks.before_step(role, learner.passes.network.stages)
+                    self._hooks.before_step(role, learner.passes.readable_stages)
                     done[role] = learner.learn(rows, batch)
-                    self._hooks.after_step(role, learner.passes.network.stages)
+                    self._hooks.after_step(role, learner.passes.readable_stages)
         is_left_out = "old" in done and done["old"].is_left_out
         self._step += not (batch.critic_only or is_left_out)
         return done
@@ -120,7 +120,7 @@ class MegatronWorker(Recorder, DeviceStore):
     @torch.no_grad()
     def move_reference(self, share: float) -> None:
         """Move this rank's shards of the reference: share x policy + (1 - share) x reference."""
-        with self._memory["old"].parameters_onloaded(), self._memory["ref"].onloaded():
+        with self._readable_policy(), self._memory["ref"].onloaded():
             networks = (self._passes[role].network for role in ("ref", "old"))
             for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=False):
                 own.lerp_(policys.to(own.dtype), share)
@@ -131,7 +131,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
-        with self._memory["old"].parameters_onloaded():
+        with self._readable_policy():
             stream = gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks)
             return (yield from stream if cast is None else cast_buckets(stream, cast, compute_device()))
 
@@ -143,7 +143,7 @@ class MegatronWorker(Recorder, DeviceStore):
         None = the device has no memory that other processes can map, or too little.
         """
         loads = self._loads_of(manifest, bucket_bytes)
-        packed = packed_on_device(loads, self._memory["old"].parameters_onloaded)
+        packed = packed_on_device(loads, self._readable_policy)
         if packed is not None and cast is not None:
             packed = cast_on_device(packed, cast, compute_device())
         return None if packed is None else keep(packed)
@@ -177,7 +177,8 @@ class MegatronWorker(Recorder, DeviceStore):
         files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
-                self._hooks.before_save(role, learner.passes.network.stages)
+                learner.passes.gather()
+                self._hooks.before_save(role, learner.passes.readable_stages)
                 files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
         if self._plan.moves_reference:
             with self._memory["ref"].onloaded():
@@ -213,6 +214,13 @@ class MegatronWorker(Recorder, DeviceStore):
                     saving.read_shards(folder / FOLDERS["ref"], network)
                 else:
                     network.load(saved_elsewhere(folder, "ref", saved, config).value)
+
+    @contextmanager
+    def _readable_policy(self) -> Iterator[None]:
+        """Have the policy's weights for the block, those of the last step; all ranks must call it."""
+        with self._memory["old"].parameters_onloaded():
+            self._passes["old"].gather()
+            yield
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -56,6 +56,7 @@ CHOSEN = {
     "deterministic_mode": ({}, True),
     "config_logger_dir": ({}, "configs"),
     "overlap_grad_reduce": ({}, False),
+    "overlap_param_gather": (SHARED, True),
     "bucket_size": ({}, 1000),
     "pad_buckets_for_high_nccl_busbw": (SHARED, True),
     "reduce_scatter_with_fp32_accumulation": (SHARED, True),
