@@ -18,7 +18,7 @@ from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.local_ranks import LocalRanks, from_first
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.model.rules import Place, Run
+from agentrl.trainer.megatron.model.rules import Run, ShardPlace
 from agentrl.types.seams import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import grouped, size_of, torch_dtype
@@ -51,7 +51,7 @@ class _Copies:
     is what is copied.
     """
 
-    def __init__(self, places: Sequence[Place], bytes_B: Tensor, *, are_runs: bool) -> None:
+    def __init__(self, places: Sequence[ShardPlace], bytes_B: Tensor, *, are_runs: bool) -> None:
         self._dtype = places[0].tensor.dtype
         first = bytes_B.storage_offset() // self._dtype.itemsize
         places = sorted(places, key=lambda place: place.tensor.storage_offset())
@@ -113,18 +113,17 @@ class _Load:
         if not far:
             return
         for share, views in self._views(bytes_B):
-            for number, rank in enumerate(share.owners):
-                if rank in far:
-                    shape = self._shape_of(share.placed, views)
-                    shard = torch.empty(shape, dtype=views[0].dtype, device=compute_device())
-                    dist.recv(shard, rank)
-                    for tensor, piece in self._places(shard, number, share.placed, views):
-                        tensor.copy_(piece)
+            for number, rank in ((n, rank) for n, rank in enumerate(share.owners) if rank in far):
+                shape = self._shape_of(share.placed, views)
+                shard = torch.empty(shape, dtype=views[0].dtype, device=compute_device())
+                dist.recv(shard, rank)
+                for tensor, piece in self._places(shard, number, share.placed, views):
+                    tensor.copy_(piece)
 
     def _found(self, bytes_B: Tensor) -> list[_Copies]:
         """This rank's copies, in as few groups as can be."""
         rank, self._shards = dist.get_rank(), []
-        groups: dict[tuple[torch.dtype, torch.dtype, bool], list[Place]] = {}
+        groups: dict[tuple[torch.dtype, torch.dtype, bool], list[ShardPlace]] = {}
         for share, views in self._views(bytes_B):
             if rank in share.owners and share.parameter is not None:
                 shard = share.parameter.detach()
@@ -142,7 +141,9 @@ class _Load:
             views = [next(flat).view(torch_dtype(spec.dtype)).view(spec.shape) for spec in entry.tensors]
             yield from ((share, views) for share in entry.shares)
 
-    def _places(self, shard: Tensor, number: int, placed: Placed, views: list[Tensor]) -> Iterator[Place]:
+    def _places(
+        self, shard: Tensor, number: int, placed: Placed, views: list[Tensor]
+    ) -> Iterator[ShardPlace]:
         ranks = self._network.layout.sharding_ranks(placed.expert)
         return placed.rule.places(shard, Run(number, ranks), views, self._network.shape.dims(ranks))
 

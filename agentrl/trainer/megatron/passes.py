@@ -22,6 +22,7 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.attention import Ends
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.arguments import Target, chosen
+from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.ahead import AheadLoss
 from agentrl.trainer.megatron.model.layers import PackedRow, Rotation
@@ -61,18 +62,7 @@ class Passes:
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
-        layout = self.network.layout
-        # While the last row goes back through the first layers, gradients of the last ones are summed.
-        several = layout.data_parallel_size * layout.context_parallel_size > 1
-        fields = {"overlap_grad_reduce": several, **chosen(layout, Target.REPLICAS)}
-        # While a row goes through the first layers, weights of the next ones arrive. A CPU gains nothing;
-        # layers of a provider may read weights before their module is called.
-        arrive = layout.shares_the_optimizer and layout.custom_model_provider_path is None
-        arrive = arrive and bool(fields["overlap_grad_reduce"]) and compute_device().type != "cpu"
-        fields = {"overlap_param_gather": arrive, **fields}
-        ddp = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=layout.shares_the_optimizer, **fields
-        )
+        ddp = _replicas_of(self.network.layout)
         self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
@@ -129,7 +119,7 @@ class Passes:
 
         A pass gathers them by itself, layer by layer, see `overlap_param_gather`.
         """
-        groups = self._groups()
+        groups = gathered_groups(self.stages) if self.learns else []
         for group in groups:
             if not group.param_gather_dispatched:
                 group.start_param_sync()
@@ -188,12 +178,6 @@ class Passes:
             forward_only=forward_only,
         )
         return metrics
-
-    def _groups(self) -> list[_ParamAndGradBucketGroup]:
-        """The groups of parameters that passes gather, those of a stage in the order of its layers."""
-        gathering = [stage for stage in self.stages if self.learns and stage.use_forward_hook]
-        of_stages = [(stage.bucket_groups, stage.expert_parallel_bucket_groups) for stage in gathering]
-        return [group for both in of_stages for groups in both for group in reversed(groups)]
 
     def _in_step(self, rows: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         """As many rows as the other replicas have that this one exchanges tokens with, in every pass."""
@@ -255,6 +239,30 @@ class Passes:
             return states, row_loss
 
         return step
+
+
+def _replicas_of(layout: MegatronConfig) -> DistributedDataParallelConfig:
+    # While the last row goes back through the first layers, gradients of the last ones are summed.
+    several = layout.data_parallel_size * layout.context_parallel_size > 1
+    fields = {"overlap_grad_reduce": several, **chosen(layout, Target.REPLICAS)}
+    # While a row goes through the first layers, weights of the next ones arrive. A CPU gains nothing; layers
+    # of a provider may read weights before their module is called.
+    arrive = layout.shares_the_optimizer and layout.custom_model_provider_path is None
+    arrive = arrive and bool(fields["overlap_grad_reduce"]) and compute_device().type != "cpu"
+    fields = {"overlap_param_gather": arrive, **fields}
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=layout.shares_the_optimizer, **fields
+    )
+
+
+def gathered_groups(stages: Sequence[DistributedDataParallel]) -> list[_ParamAndGradBucketGroup]:
+    """The groups of parameters that passes gather, those of a stage in the order of its layers."""
+    of_stages = [
+        (stage.bucket_groups, stage.expert_parallel_bucket_groups)
+        for stage in stages
+        if stage.use_forward_hook
+    ]
+    return [group for both in of_stages for groups in both for group in reversed(groups)]
 
 
 def _arrive_by_layer(stage: DistributedDataParallel) -> None:

@@ -120,7 +120,7 @@ class MegatronWorker(Recorder, DeviceStore):
     @torch.no_grad()
     def move_reference(self, share: float) -> None:
         """Move this rank's shards of the reference: share x policy + (1 - share) x reference."""
-        with self._readable_policy(), self._memory["ref"].onloaded():
+        with _readable(self._memory["old"], self._passes["old"]), self._memory["ref"].onloaded():
             networks = (self._passes[role].network for role in ("ref", "old"))
             for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=False):
                 own.lerp_(policys.to(own.dtype), share)
@@ -131,7 +131,7 @@ class MegatronWorker(Recorder, DeviceStore):
         """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
-        with self._readable_policy():
+        with _readable(self._memory["old"], self._passes["old"]):
             stream = gathered(self._loads_of(manifest, bucket_bytes), self._local_ranks)
             return (yield from stream if cast is None else cast_buckets(stream, cast, compute_device()))
 
@@ -143,7 +143,7 @@ class MegatronWorker(Recorder, DeviceStore):
         None = the device has no memory that other processes can map, or too little.
         """
         loads = self._loads_of(manifest, bucket_bytes)
-        packed = packed_on_device(loads, self._readable_policy)
+        packed = packed_on_device(loads, partial(_readable, self._memory["old"], self._passes["old"]))
         if packed is not None and cast is not None:
             packed = cast_on_device(packed, cast, compute_device())
         return None if packed is None else keep(packed)
@@ -177,7 +177,6 @@ class MegatronWorker(Recorder, DeviceStore):
         files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
-                learner.passes.gather()
                 self._hooks.before_save(role, learner.passes.readable_stages)
                 files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
         if self._plan.moves_reference:
@@ -215,13 +214,6 @@ class MegatronWorker(Recorder, DeviceStore):
                 else:
                     network.load(saved_elsewhere(folder, "ref", saved, config).value)
 
-    @contextmanager
-    def _readable_policy(self) -> Iterator[None]:
-        """Have the policy's weights for the block, those of the last step; all ranks must call it."""
-        with self._memory["old"].parameters_onloaded():
-            self._passes["old"].gather()
-            yield
-
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._plan.config.bf16 else torch.float32
@@ -253,6 +245,14 @@ class MegatronWorker(Recorder, DeviceStore):
         own_masks = shares_of(masks, layout.data_parallel_size, width)[replica]
         rows = micro_batches(samples, own_masks, self._plan.config.max_tokens_per_gpu)
         return padded(rows, layout.row_count_multiple)
+
+
+@contextmanager
+def _readable(memory: NetworkMemory, passes: Passes) -> Iterator[None]:
+    """Have a network's weights for the block, those of the last step; every rank must enter it."""
+    with memory.parameters_onloaded():
+        passes.gather()
+        yield
 
 
 @contextmanager

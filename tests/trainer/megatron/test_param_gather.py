@@ -95,6 +95,7 @@ READERS = (streamed, on_device, saved, scored, moved, offloaded)
 def trained(layout, rank, model, folder, changes, readers):
     """Runs in a rank: what each of them reads first after an update; the share of weights that were not
     gathered by then; what a function of the user has read."""
+    from agentrl.trainer.megatron.passes import gathered_groups
     from agentrl.trainer.megatron.worker import MegatronWorker
 
     seen_by_hooks.clear()
@@ -106,7 +107,7 @@ def trained(layout, rank, model, folder, changes, readers):
     read, waiting = [], []
     for number, reader in enumerate(readers):
         steps = worker.update(batch(number))["old"]
-        groups = worker._passes["old"]._groups()
+        groups = gathered_groups(worker._passes["old"].stages)
         waiting.append([not group.param_gather_dispatched for group in groups])
         read.append((steps.step["grad_norm"], reader(worker, folder)))
     return read, waiting, list(seen_by_hooks)

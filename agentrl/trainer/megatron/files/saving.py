@@ -58,7 +58,8 @@ class FileCopy(NamedTuple):
 
 @torch.no_grad()
 def copies(folder: Path, learner: MegatronLearner, copy: Callable[[Tensor], Tensor]) -> list[FileCopy]:
-    """Copies of what this rank's files hold, except those that another replica writes."""
+    """Copies of what this rank's files hold, but those that another replica writes; every rank calls it."""
+    learner.passes.gather()
     network = learner.passes.network
     files = shard_copies(folder, network, copy)
     shares = network.layout.shares_the_optimizer

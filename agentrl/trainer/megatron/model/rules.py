@@ -50,7 +50,7 @@ class Dims(NamedTuple):
     delta: DeltaSizes | None = None
 
 
-class Place(NamedTuple):
+class ShardPlace(NamedTuple):
     """A view of a tensor of a checkpoint, and the view of a shard that lies there."""
 
     tensor: Tensor
@@ -93,7 +93,9 @@ class Rule(Protocol):
     def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """One shard for each tensor rank."""
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Where the tensors `hf` have a shard: all its pieces."""
 
 
@@ -124,10 +126,12 @@ class Same:
         """Equal runs of rows (0) or columns (1)."""
         return [unsharded] * ranks if self.along is None else _equal(unsharded, ranks, self.along)
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Its run of the tensor, or all of it."""
         (tensor,) = tensors
-        yield Place(tensor if self.along is None else run.of(tensor, self.along), shard)
+        yield ShardPlace(tensor if self.along is None else run.of(tensor, self.along), shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +147,12 @@ class Vocabulary(Same):
         missing = dims.padded_vocab - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Its rows, without the added ones."""
         target = tensors[0][run.number * len(shard) :][: len(shard)]
-        yield Place(target, shard[: len(target)])
+        yield ShardPlace(target, shard[: len(target)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +164,11 @@ class Swapped(Same):
         left, right = parts[0].chunk(2, 1)
         return torch.cat([right, left], 1)
 
-    def places(self, shard: Tensor, _run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, _run: Run, tensors: Sequence[Tensor], _dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Back in the checkpoint's order."""
-        yield from map(Place, tensors[0].chunk(2, 1), shard.chunk(2, 1)[::-1])
+        yield from map(ShardPlace, tensors[0].chunk(2, 1), shard.chunk(2, 1)[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,9 @@ class Qkv:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
         return _equal(unsharded, ranks, 0)
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Queries, keys and values of its groups; each rank has whole groups."""
         return _ungrouped(shard, run, tensors, dims.query_groups)
 
@@ -229,7 +239,9 @@ class KeyHeads:
         """Equal runs of rows: whole heads, where the ranks divide their number."""
         return _equal(unsharded, ranks, 0)
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """All parts of its key heads."""
         delta = _delta(dims)
         return _ungrouped(shard, run, self._parts(tensors, delta), delta.key_heads)
@@ -276,11 +288,13 @@ class GateUp:
         gate, up = (_equal(half, ranks, 0) for half in unsharded.chunk(2))
         return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """Its run of the gate and its run of the other layer."""
         halves = tensors if len(tensors) > 1 else tensors[0].chunk(2)
         for half, piece in zip(halves, shard.chunk(2), strict=True):
-            yield Place(run.of(half), piece)
+            yield ShardPlace(run.of(half), piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +336,9 @@ class Stacked:
         """As the inner rule."""
         return self.inner.cut(unsharded, ranks)
 
-    def places(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> Iterator[Place]:
+    def places(
+        self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /
+    ) -> Iterator[ShardPlace]:
         """To the expert's place."""
         return self.inner.places(shard, run, self._own(tensors), dims)
 
@@ -349,12 +365,12 @@ def _grouped(parts: Sequence[Tensor], groups: int) -> Tensor:
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
 
 
-def _ungrouped(shard: Tensor, run: Run, parts: Sequence[Tensor], groups: int) -> Iterator[Place]:
+def _ungrouped(shard: Tensor, run: Run, parts: Sequence[Tensor], groups: int) -> Iterator[ShardPlace]:
     """The rows of the parts that a run of what `_grouped` makes has."""
     views = [part.unflatten(0, (groups, -1)) for part in parts]
     pieces = shard.unflatten(0, (groups // run.ranks, -1)).split([view.shape[1] for view in views], 1)
     for view, piece in zip(views, pieces, strict=True):
-        yield Place(run.of(view), piece)
+        yield ShardPlace(run.of(view), piece)
 
 
 def _equal(tensor: Tensor, ranks: int, along: int) -> list[Tensor]:
