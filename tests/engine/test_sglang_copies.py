@@ -204,3 +204,20 @@ def test_a_version_that_was_refused_teaches_nothing(tmp_path):
     assert "other bytes than was sent" in call(tmp_path, good, **request)["error"]
     sent(tmp_path, good, 3)
     assert (good.calls, same(state_of(good), loaded(3))) == (1, True)
+
+
+@pytest.mark.parametrize(("dtype", "reads"), [(torch.float32, 0), (torch.bfloat16, 1)])
+def test_sources_that_lie_end_to_end_are_compared_where_they_are(dtype, reads):
+    model, sizes = torch.nn.ModuleList(torch.nn.Linear(n, n, dtype=dtype) for n in (2, 3, 4)), (4, 9, 16)
+    starts = [5, 9, 18]
+    targets = [layer.weight.data for layer in model]
+    sources = [copies._Copy(t, torch.float32, at, t.stride()) for t, at in zip(targets, starts, strict=True)]
+    group, numbers = copies._Group(sources[::-1]), torch.randn(40)
+    joined = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = torch.cat
+        patch.setattr(torch, "cat", lambda tensors: joined.append(1) or plain(tensors))
+        assert not group.repeat(numbers.view(torch.uint8))
+    assert len(joined) == 1 + reads
+    for target, at, size in zip(targets, starts, sizes, strict=True):
+        assert torch.equal(target.view(-1), numbers[at : at + size].to(dtype))

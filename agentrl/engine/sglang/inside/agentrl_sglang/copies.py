@@ -50,11 +50,17 @@ class _Group:
         self._dtype = copies[0].dtype
         # What is not contiguous is copied to compare it.
         self._flat = [bits(t).view(-1) if t.is_contiguous() else None for t in self._targets]
+        self._run = _run_of(copies)
 
     def repeat(self, part_B: torch.Tensor) -> torch.Tensor:
         """Copy the bytes of a later version. Returns whether the model has other bits now, on the device."""
         size = self._dtype.itemsize
         numbers = part_B[: len(part_B) // size * size].view(self._dtype)
+        if self._run is not None:
+            start, sizes, targets = self._run
+            run = numbers[start : start + sum(sizes)]
+            torch._foreach_copy_(targets, run.split(sizes))
+            return (torch.cat([bits(target) for target in targets]) != bits(run)).any()
         first = numbers.storage_offset()
         sources = [
             numbers.as_strided(copy.target.shape, copy.stride, first + copy.start) for copy in self._copies
@@ -66,6 +72,29 @@ class _Group:
         held = [bits(target).reshape(-1) if flat is None else flat for flat, target in pairs]
         sent = [bits(source.to(self._targets[0].dtype)).reshape(-1) for source in sources]
         return (torch.cat(held) != torch.cat(sent)).any()
+
+
+def _run_of(copies: Sequence[_Copy]) -> tuple[int, list[int], list[torch.Tensor]] | None:
+    """Several sources that lie end to end: where they begin, their sizes (numbers), and the targets, flat.
+
+    None = they do not, one side is converted or lies otherwise, or there is one.
+    """
+    copies = sorted(copies, key=lambda copy: copy.start)
+    sizes = [copy.target.numel() for copy in copies]
+    ends = [copy.start + size for copy, size in zip(copies, sizes, strict=True)]
+    is_run = all(
+        copy.target.is_contiguous()
+        and copy.target.stride() == copy.stride
+        and copy.target.dtype == copy.dtype
+        for copy in copies
+    )
+    if (
+        len(copies) < 2
+        or not is_run
+        or any(a != copy.start for a, copy in zip(ends, copies[1:], strict=False))
+    ):
+        return None
+    return copies[0].start, sizes, [copy.target.view(-1) for copy in copies]
 
 
 class _Copies(NamedTuple):

@@ -6,6 +6,7 @@ SGLang calls the loader for it first, and then for the policy, with the same req
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from .locations import Model
 from .tensors import SentTensor
@@ -25,12 +26,17 @@ class Share:
 
     def __init__(self, model: Model, ahead: Iterable[object]) -> None:
         self.ahead = tuple(str(begin) for begin in ahead)
-        names = {name for name, _ in model.named_parameters()}
-        self._block = next((block for block in _BESIDE if any(n.startswith(block) for n in names)), None)
+        self._model = model
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is one of them."""
         return name.startswith(self.ahead) == (self._block is not None)
+
+    @cached_property
+    def _block(self) -> str | None:
+        """What the names of a draft's layer begin with, in this model; a later version asks for none."""
+        names = [name for name, _ in self._model.named_parameters()]
+        return next((block for block in _BESIDE if any(name.startswith(block) for name in names)), None)
 
     def of(self, tensors: Iterable[SentTensor]) -> list[SentTensor]:
         """Those of some tensors, renamed."""
