@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from agentrl.losses import fused, gpu, tokens
-from agentrl.trainer.megatron.model import feed_forward, layers
+from agentrl.trainer.megatron.model import delta, feed_forward, layers
 from agentrl.trainer.megatron.model.shape import Gating
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -41,11 +41,22 @@ CASES = {
             layers.Norms(numbers(4), numbers(4), 1e-6),
             4,
             False,
+            False,
         ),
     ),
     "heads, pairs": (
         layers._heads_of,
-        lambda n: (numbers(n, 2, 16), numbers(n, 2, 2).detach(), None, 4, True),
+        lambda n: (numbers(n, 2, 16), numbers(n, 2, 2).detach(), None, 4, True, False),
+    ),
+    "heads, gates": (
+        layers._heads_of,
+        lambda n: (numbers(n, 2, 24), numbers(n, 2, 2).detach(), None, 4, True, True),
+    ),
+    "gates of heads": (layers._gated, lambda n: (numbers(n, 1, 16), numbers(n, 2, 24), 4)),
+    "gated norm": (delta._gated_norm, lambda n: (numbers(n, 2, 8), numbers(n, 2, 8), numbers(4), 1e-6)),
+    "heads of the delta rule": (
+        delta._heads_of,
+        lambda n: (numbers(n, 2, 16), numbers(n, 2, 4), numbers(2, 2), numbers(2, 2), 4),
     ),
     "gated": (feed_forward.gated, lambda n: (numbers(n, 1, 12), Gating())),
 }
