@@ -152,9 +152,9 @@ class Sender:
         self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
     ) -> None:
         """Send the request once, and append its reply to the draft."""
-        draft = pending.draft
+        draft, rest = pending.draft, pending.draft.rest
         ids = [*prompt_ids, *draft.ids]
-        capacity.check(len(ids), draft.rest.max_new_tokens)
+        capacity.check(len(ids), rest.max_new_tokens)
         pending.mark_sent()
         may_run = True
         tell = None if pending.watch is None else pending.tell
@@ -162,8 +162,8 @@ class Sender:
         if asked.salt is None:
             asked = asked._replace(salt=str(self.version))
         try:
-            body = wire.generate_body(pending.rid, ids, draft.rest, asked)
-            bounds = wire.bounds_of(draft.rest, len(ids))
+            body = wire.generate_body(pending.rid, ids, rest, asked)
+            bounds = wire.bounds_of(rest, len(ids))
             async with pending.in_flight(self._connection.url):
                 reply = await self._connection.generate(body, session, bounds, tell)
             may_run = False
