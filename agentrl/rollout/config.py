@@ -395,8 +395,8 @@ class EvalSection(EvalSampling):
     eval_split: str = "test"
     """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
     eval_episodes: Annotated[Count, Changes.COURSE] = 256
-    """Prompts in each evaluation, or at most of each named set (count): each is played once greedily, and
-    n_samples_per_eval_prompt times sampled."""
+    """Prompts in each evaluation, of data at most the rows of each set (count): each is played once greedily,
+    and n_samples_per_eval_prompt times sampled."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
     skip_eval_before_train: bool = False
