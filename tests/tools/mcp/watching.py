@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from agentrl import Limits, Task, ToolEnv
@@ -82,6 +82,8 @@ def servers() -> set[int]:
 def _below(process: Path) -> set[int]:
     pids: set[int] = set()
     for path in process.glob("task/*/children"):
-        for pid in map(int, path.read_text().split()):
-            pids |= {pid, *_below(Path(f"/proc/{pid}"))}
+        # The thread may have ended since.
+        with suppress(OSError):
+            for pid in map(int, path.read_text().split()):
+                pids |= {pid, *_below(Path(f"/proc/{pid}"))}
     return pids
